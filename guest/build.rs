@@ -1,4 +1,4 @@
-//! Builds the runtimes' libraries with their own Makefile, which guest owners use as well.
+//! Builds the runtimes' libraries with their Makefile, which guest owners use as well.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +8,7 @@ fn main() {
     let status = Command::new("make")
         .args(["--directory", "runtime", "--jobs", "2"])
         .arg(format!("O={}", built.display()))
-        // The flags of the outer make, which runs cargo, do not apply here.
+        // A make that runs cargo passes its own flags, which do not apply here.
         .env_remove("MAKEFLAGS")
         .env_remove("MAKELEVEL")
         .status()

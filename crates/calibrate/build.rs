@@ -1,9 +1,8 @@
-//! Builds the single program of the guests that measure a kernel's footprint, with the C compiler that also links
-//! everything.
+//! Builds the only program in the guests that measure a kernel's footprint. Uses the C compiler that also links everything.
 
 use std::process::Command;
 
-/// Empty for other processors than x86-64.
+/// Builds the program, or an empty file if the target is not x86-64.
 fn main() {
     const SOURCE: &str = "src/footprint/init.c";
     println!("cargo:rerun-if-changed={SOURCE}");

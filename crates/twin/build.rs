@@ -1,6 +1,7 @@
-//! Lists the workloads that come with the twin: every file below `data/workloads`, under its name without `.toml`.
+//! Lists the workloads that come with the twin. They are the files below `data/workloads`, each named by its path without
+//! `.toml`.
 //!
-//! The result is `OUT_DIR/workloads.rs`, a slice of (name, path in the repository, text) in order of names.
+//! The result is `OUT_DIR/workloads.rs`: a slice of (name, path in the repository, text), sorted by name.
 
 #![allow(clippy::disallowed_methods)] // what cargo says to a build script is in the environment
 #![allow(clippy::print_stdout)] // and cargo reads what it prints
@@ -28,9 +29,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Adds the profiles of a folder and those below it, by name.
+/// Adds the profiles in a folder and in its subfolders, keyed by name.
 fn list(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<(), Box<dyn Error>> {
-    // A file that comes or goes changes its folder.
+    // Adding or removing a file changes the modification time of its folder.
     println!("cargo::rerun-if-changed={}", folder.display());
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();

@@ -1,9 +1,9 @@
-//! Measures the cost of following on allocation benchmarks: objects per second of processor time with the preload, compared
-//! with none.
+//! Measures what following the topology costs in allocation benchmarks: objects per second of processor time, with the preload
+//! and without.
 //!
-//! Both alternate, since the machine's speed drifts; the results are the ratio of the best runs, and of adjacent ones. For
-//! the JVM, the baseline is a stock guest with as many virtual nodes: dividing eden by nodes is a cost of UseNUMA, not of
-//! following. Part of a name selects benchmarks: `cargo bench -p homenode-guest -- jemalloc`.
+//! Runs with and without it alternate, since the machine's speed drifts. The results are the ratio of the best runs, and the
+//! ratios of adjacent runs. For the JVM, the baseline is a stock guest with as many virtual nodes: dividing eden by nodes is a
+//! cost of UseNUMA, not of following. Part of a name selects benchmarks: `cargo bench -p homenode-guest -- jemalloc`.
 
 #![allow(clippy::print_stdout, reason = "printing is what this program is for")]
 
@@ -38,7 +38,7 @@ fn objects_per_second(command: &mut Command, page: &Page, libraries: &[PathBuf])
 }
 
 fn compare(name: &str, mut command: impl FnMut() -> Command, without: &[PathBuf], with: &[PathBuf]) {
-    // `cargo bench` adds its own options.
+    // Options come from `cargo bench` itself, so only other arguments select benchmarks.
     let mut wanted = std::env::args()
         .skip(1)
         .filter(|argument| !argument.starts_with('-'));
@@ -55,7 +55,7 @@ fn compare(name: &str, mut command: impl FnMut() -> Command, without: &[PathBuf]
         .collect();
     pairs.sort_by(|a, b| a.0.total_cmp(&b.0));
     let percent = |ratio: f64| 100.0 * (ratio - 1.0);
-    // The best run of each had the machine to itself.
+    // The best runs are compared, as they had the machine to themselves.
     let best = |value: &dyn Fn(&(f64, f64)) -> f64| pairs.iter().map(value).fold(0.0, f64::max);
     let (with, without) = (best(&|pair| pair.0 * pair.1), best(&|pair| pair.1));
     println!(

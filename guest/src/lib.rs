@@ -1,5 +1,5 @@
-//! Locates the libraries of `guest/runtime`, which are built with this crate. Its tests run them on this machine, without a
-//! guest.
+//! Locates the libraries of `guest/runtime`, which are built with this crate. The crate's tests run the libraries on this
+//! machine, without a guest.
 
 use std::path::{Path, PathBuf};
 

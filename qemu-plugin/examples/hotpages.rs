@@ -1,6 +1,6 @@
-//! Baseline for the plugin's page observer: the design of QEMU's own `contrib/plugins/hotpages.c`.
+//! Baseline for the plugin's page observer: a plugin designed like QEMU's `contrib/plugins/hotpages.c`.
 //!
-//! Each access has a callback that looks up its address in the machine, and counts it in a hash map of pages under a lock.
+//! On each access a callback looks up the access's address in the machine, and counts it in a hash map of pages, under a lock.
 //! Built only for the testbed's case `page-log-speed`: `cargo build -p homenode-qemu-plugin --example hotpages`.
 
 #![allow(unsafe_code)] // a C interface; each use says why it is sound
@@ -21,7 +21,7 @@ use qemu::{Id, Info, MemInfo, Tb};
 #[allow(non_upper_case_globals)]
 pub static qemu_plugin_version: c_int = 1;
 
-/// GLib's direct hash, spread over a table's upper bits as this map needs it.
+/// GLib's direct hash, but multiplied: Rust's hash map needs a hash whose upper bits differ.
 #[derive(Default)]
 struct Direct(u64);
 

@@ -1,4 +1,4 @@
 //! The plugin's only kind of error.
 
-/// What is wrong with the arguments, or kept the plugin from beginning: printed once, by QEMU's entry point.
+/// Why the arguments are wrong or the plugin could not start. QEMU's entry point prints it, once.
 pub type Complaint = Box<dyn std::error::Error>;

@@ -1,22 +1,22 @@
 //! A QEMU plugin that passes emulated memory accesses to `homenode-meter`.
 //!
-//! `homenode profile` starts QEMU with it; by hand:
+//! `homenode profile` starts QEMU with this plugin. To load it by hand:
 //!
 //! ```text
 //! qemu-x86_64 -plugin libhomenode_plugin.so,log=FILE,private-bytes=262144,line-bytes=64,rate-min=0.01 PROGRAM
 //! ```
 //!
-//! This also works for `qemu-system-x86_64`; lines are then those of physical addresses, and device registers are ignored.
-//! One file supports QEMU 7.2 and all later versions with plugins: it only calls functions that exist in all of them (module
-//! `qemu`), and the one number in which they differ is determined when the file is loaded (`choose_version`).
+//! This also works for `qemu-system-x86_64`: cache lines are then lines of physical memory, and device registers are ignored.
+//! The same file supports QEMU 7.2 and all later versions with plugins. It calls only functions that all of them have (module
+//! `qemu`). They differ in one number, which is chosen when the file is loaded (`choose_version`).
 //!
-//! With `pmu=FILE` instead of `log=FILE` it is a PMU for the emulated machine (module `pmu`), with `pages=FILE` it logs the
-//! pages that the machine uses, like PML and PRL (module `pages`).
+//! With `pmu=FILE` instead of `log=FILE` the plugin is a PMU for the emulated machine (module `pmu`). With `pages=FILE` it
+//! logs the pages that the machine uses, like PML and PRL (module `pages`).
 //!
 //! # State
 //!
-//! QEMU runs each vCPU in a thread of its own (or all in one) and passes its number to every callback. A vCPU's state is
-//! indexed by that number and used only by its thread, so an access takes no lock.
+//! QEMU runs each vCPU in a thread of its own, or all vCPUs in one thread, and passes the vCPU's number to every callback. A
+//! vCPU's state is indexed by that number and used only by its thread, so an access takes no lock.
 
 #![allow(unsafe_code)] // a C interface; each use says why it is sound
 #![allow(clippy::print_stderr)] // QEMU's users read complaints there
@@ -43,12 +43,13 @@ use crate::options::{Options, What};
 use crate::per_vcpu::PerVcpu;
 use crate::qemu::{Id, Info, MemInfo, Tb};
 
-/// Version of the interface: QEMU checks it before any call.
+/// Version of the plugin interface. QEMU checks it before it calls the plugin.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static mut qemu_plugin_version: c_int = 1;
 
-/// QEMU up to 8.2 accepts only version 1, from 9.0 on at least 2. A function introduced with 2 reveals which.
+/// QEMU up to 8.2 accepts only version 1, QEMU from 9.0 on only 2 or later. A function introduced with version 2 reveals which
+/// one QEMU accepts.
 extern "C" fn choose_version() {
     // SAFETY: the name ends with a zero; the loader runs this once, before any code can read the number.
     unsafe {
@@ -58,21 +59,21 @@ extern "C" fn choose_version() {
     }
 }
 
-/// The loader calls the functions in this section after it has loaded the file.
+/// The loader calls the functions in this section once it has loaded the file.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static ON_LOAD: extern "C" fn() = choose_version;
 
 static VCPUS: PerVcpu<Vcpu> = PerVcpu::new();
 static RUN: OnceLock<Run> = OnceLock::new();
-/// Whether accesses are counted: with `begin=announced`, only after the program's announcement.
+/// Whether accesses are counted. With `begin=announced` counting starts only when the program announces it.
 static COUNTING: AtomicBool = AtomicBool::new(true);
 
 /// What is measured, and the output file.
 struct Run {
     profile: Profile,
     log: PathBuf,
-    /// Id of the started process; processes that it forks have a copy of all this.
+    /// Id of the process in which QEMU started. Processes that the program forks have a copy of this struct.
     process: u32,
     forks: AtomicU64,
     execs: AtomicU64,
@@ -81,7 +82,7 @@ struct Run {
 /// QEMU's entry point: returns 0 if the plugin can work.
 ///
 /// # Safety
-/// QEMU calls it once, with `argc` strings.
+/// QEMU calls this function once, with `argc` strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qemu_plugin_install(
     id: Id,
@@ -182,7 +183,7 @@ fn translated(tb: *mut Tb, begins: qemu::ExecCallback, accesses: qemu::MemCallba
                 accesses,
                 qemu::NO_REGS,
                 qemu::MEM_RW,
-                // Number of instructions that follow in the block.
+                // The number of instructions that follow this one in the block.
                 ptr::without_provenance_mut(instructions - 1 - at),
             );
         }
@@ -217,7 +218,7 @@ fn access(at: c_uint, info: MemInfo, address: u64, left: *mut c_void) {
     };
     let (wanted, left) = (wanted(info), left.addr() as u64);
     vcpu.access(&run.profile, address, wanted, left);
-    // An access that extends into the next line uses that too; no access is larger than 64 bytes.
+    // An access that extends into the next line uses that line too. No access is larger than 64 bytes.
     if address % 64 > 32 {
         // SAFETY: only decodes the number.
         let bytes = 1 << unsafe { qemu::qemu_plugin_mem_size_shift(info) };
@@ -236,14 +237,14 @@ fn wanted(info: MemInfo) -> Use {
     }
 }
 
-/// Number of reads checked by the kernel, all of which found memory; [`ELSEWHERE`] once one did not.
+/// Number of reads that the kernel checked. All of them found memory; after a read that did not, this is [`ELSEWHERE`].
 static CHECKED: AtomicU64 = AtomicU64::new(0);
-/// After this many checked reads the program's memory is assumed to be in this process at its own addresses.
+/// After this many checked reads the program's memory is assumed to be at its own addresses in this process.
 const CHECKS: u64 = 256;
 const ELSEWHERE: u64 = u64::MAX;
 
-/// Returns the 64 bytes at an address that the emulated program has just used. Its memory is in this process, at its own
-/// addresses unless QEMU had to move it: the first reads go through the kernel, which reports unmapped memory.
+/// Returns the 64 bytes at an address that the emulated program has just used. The program's memory is part of this process,
+/// at the same addresses unless QEMU had to move it. So the first reads go through the kernel, which reports unmapped memory.
 fn program_memory(address: u64) -> Option<[u64; 8]> {
     match CHECKED.load(Ordering::Relaxed) {
         ELSEWHERE => None,
@@ -257,14 +258,14 @@ fn program_memory(address: u64) -> Option<[u64; 8]> {
             let found = checked_memory(address);
             let count =
                 |count| (count != ELSEWHERE).then_some(if found.is_some() { count + 1 } else { ELSEWHERE });
-            // Fails only if another thread has already found it elsewhere.
+            // Fails only if another thread has already stored [`ELSEWHERE`].
             let _ = CHECKED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
             found
         }
     }
 }
 
-/// Like `program_memory`, checked by the kernel.
+/// Like [`program_memory`], but reads through the kernel, which checks the address.
 fn checked_memory(address: u64) -> Option<[u64; 8]> {
     let mut words = [0_u64; 8];
     let bytes = size_of_val(&words);
@@ -283,18 +284,18 @@ fn checked_memory(address: u64) -> Option<[u64; 8]> {
         .then_some(words)
 }
 
-/// A machine's memory is not read: QEMU does not reveal where a physical address is in this process.
+/// Returns `None`: QEMU does not reveal where a machine's physical memory is in this process.
 fn machine_memory(_: u64) -> Option<[u64; 8]> {
     None
 }
 
-/// A number that no system call has: a program calls it when its set-up is done, and counting restarts.
+/// Not the number of any system call. A program calls it when its set-up is done, and counting starts over.
 const BEGIN: i64 = 0x686f_6d65;
 
 /// x86-64's numbers of `fork` and `vfork`; QEMU has no `clone3`.
 const FORKS: [i64; 2] = [57, 58];
 const CLONE: i64 = 56;
-/// A clone with this flag is a thread.
+/// With this flag, a clone is a thread.
 const CLONE_VM: u64 = 0x100;
 /// `execve` and `execveat`.
 const EXECS: [i64; 2] = [59, 322];
@@ -334,7 +335,7 @@ extern "C" fn ended(_: Id, _: *mut c_void) {
     let Some(run) = RUN.get().filter(|run| run.process == std::process::id()) else {
         return;
     };
-    // QEMU has stopped all vCPUs, so their state is this thread's.
+    // QEMU has stopped all vCPUs, so this thread owns their state.
     let written = catch_unwind(AssertUnwindSafe(|| {
         VCPUS.all().for_each(|vcpu| run.profile.hand_on(vcpu));
         let mut log = run.profile.log(VCPUS.all().map(|vcpu| &*vcpu));

@@ -15,17 +15,17 @@ use crate::pages::PagesOptions;
 
 /// The parsed options.
 pub struct Options {
-    /// The private caches, and the sampling.
+    /// Sizes of the private caches, and how accesses are sampled.
     pub config: Config,
-    /// The task.
+    /// What the plugin does.
     pub what: What,
-    /// Whether a profile begins only at the program's announcement.
+    /// Whether a profile begins only when the program announces it.
     pub announced: bool,
 }
 
 /// The task of the plugin.
 pub enum What {
-    /// Write a profile to this file at the end.
+    /// Write a profile to this file when the program ends.
     Profile(PathBuf),
     /// Count for the emulated machine.
     Pmu(PmuOptions),
@@ -33,28 +33,28 @@ pub enum What {
     Pages(PagesOptions),
 }
 
-/// What a PMU models in addition to private caches.
+/// What a PMU models besides private caches.
 #[derive(Default)]
 pub struct PmuOptions {
-    /// File of the counts.
+    /// File that the counts are written to.
     pub file: PathBuf,
-    /// CPUs of the machine.
+    /// Number of the machine's CPUs.
     pub cpus: u64,
-    /// Its nodes.
+    /// Number of the machine's nodes.
     pub nodes: u64,
-    /// Its LLCs, with CPUs assigned in blocks; by default one per node.
+    /// Number of its LLCs, to which CPUs are assigned in blocks; by default one LLC per node.
     llcs: Option<u64>,
-    /// Frames of 4 KiB from address 0 on that can be tagged.
+    /// Number of 4 KiB frames that can be tagged, from address 0 on.
     pub frames: u64,
     /// Size of an LLC.
     pub llc_bytes: u64,
-    /// Its ways.
+    /// Number of ways of an LLC.
     pub llc_ways: u64,
-    /// Memory of each node; nodes are consecutive from address 0 on.
+    /// Memory of each node. The nodes' addresses follow each other from address 0 on.
     pub node_bytes: u64,
 }
 
-/// The options so far.
+/// The options parsed so far.
 struct Said {
     config: Config,
     log: PathBuf,
@@ -73,7 +73,7 @@ impl Options {
     /// Parses `argc` strings of the form `key=value`.
     ///
     /// # Safety
-    /// There are as many strings, each ending with a zero.
+    /// There are `argc` strings, and each ends with a zero.
     pub unsafe fn of(argc: c_int, argv: *const *const c_char) -> Result<Options, Complaint> {
         let mut said = Said {
             config: Config {

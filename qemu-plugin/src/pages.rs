@@ -1,24 +1,24 @@
-//! The plugin as a page observer: writes what `homenode-meter`'s `page_model` models of a machine's accesses, window by
-//! window.
+//! The plugin as a page observer. Window by window, it writes what the `page_model` of `homenode-meter` makes of a machine's
+//! accesses.
 //!
 //! ```text
 //! qemu-system-x86_64 -plugin libhomenode_plugin.so,pages=FILE,frames=262144,core=i7_pml,logs=walks,window-ms=1000 \
 //!     -object memory-backend-memfd,id=m,size=1G,share=on -machine pc,memory-backend=m -m 1G ...
 //! ```
 //!
-//! With `control=FIFO` each line written there closes the window and names the next; with `begin=announced` nothing is
-//! instrumented before the first such line, so that a guest boots as fast as without the plugin. The file grows by whole
-//! records, which `homenode wss --log FILE --follow` can read meanwhile; with `keep-mib=SIZE` it takes little more than
-//! that, since older records are dropped. On `/dev/shm` that is a feed through shared memory.
+//! With `control=FIFO`, each line written to the FIFO closes the window and names the next one. With `begin=announced`,
+//! nothing is instrumented before the first such line, so a guest boots as fast as without the plugin. The file grows by whole
+//! records, and `homenode wss --log FILE --follow` can read it meanwhile. With `keep-mib=SIZE` older records are dropped, so
+//! the file takes little more space than that; on `/dev/shm` it is a feed through shared memory.
 //!
 //! # What the interface reports, and how the rest is derived
 //!
 //! - *Address spaces.* Version 1 of the interface does not report changed translations, but it provides each instruction's
-//!   bytes when its block is translated: instructions that change translations ([`change`]) get a callback of their own.
-//! - *Instructions.* A block's pages are counted by an addition that QEMU compiles into it. Their guest frames follow from
-//!   QEMU's mapping of the guest's memory, if that is one memfd; otherwise fetches are not seen, and the log says so.
-//! - *Frames* are those of QEMU 7.2: offsets in guest memory, equal to the guest-physical address up to the hole below 4
-//!   GiB.
+//!   bytes when its block is translated. Instructions that change translations ([`change`]) get a callback of their own.
+//! - *Instructions.* A block's pages are counted by an addition that QEMU compiles into the block. Their guest frames follow
+//!   from QEMU's mapping of the guest's memory, if that is one memfd; otherwise fetches are not seen, and the log says so.
+//! - *Frames* are numbered as in QEMU 7.2: by offset in guest memory, which equals the guest-physical address up to the hole
+//!   below 4 GiB.
 
 use std::collections::VecDeque;
 use std::ffi::{c_uint, c_void};
@@ -41,39 +41,39 @@ use crate::complaint::Complaint;
 use crate::per_vcpu::PerVcpu;
 use crate::qemu::{self, Id, Insn, MemInfo, Tb};
 
-/// Options of a page log, besides the model's.
+/// Options of a page log, in addition to the model's.
 pub struct PagesOptions {
     /// File of the log.
     pub file: PathBuf,
     /// What to model.
     pub config: Config,
-    /// Length of a window; `None`: windows close only on orders.
+    /// Length of a window; `None` if only orders close windows.
     pub window: Option<Duration>,
-    /// A FIFO with orders.
+    /// FIFO from which orders are read.
     pub control: Option<PathBuf>,
-    /// Whether to wait for the first order.
+    /// Whether observation waits for the first order.
     pub announced: bool,
-    /// Size of the kept part of the log; `None`: all.
+    /// How much of the log is kept; `None` for all of it.
     pub keep_bytes: Option<u64>,
 }
 
 static CPUS: PerVcpu<Cpu> = PerVcpu::new();
 static RUN: OnceLock<Run> = OnceLock::new();
-/// Direction by QEMU's description of an access, as looked up once: 0 is unknown.
+/// Whether an access reads or writes, indexed by QEMU's description of it. 0 means not looked up yet.
 static KINDS: [AtomicU8; 1 << 18] = [const { AtomicU8::new(0) }; 1 << 18];
 const READS: u8 = 1;
 const WRITES: u8 = 2;
-/// Longest time for an active vCPU to notice a new window.
+/// How long a running vCPU may take to notice a new window.
 const NOTICE: Duration = Duration::from_millis(10);
 
 struct Run {
     machine: Machine,
     options: PagesOptions,
     vcpus: u32,
-    /// Whether observation is requested; and whether it has begun.
+    /// Whether observation is requested, and whether it has begun.
     wanted: AtomicBool,
     begun: AtomicBool,
-    /// Number of executions of code in each frame, by lower and upper half.
+    /// How many times code in each frame was executed, separately for the lower and upper half of addresses.
     fetches: OnceLock<Option<Fetches>>,
     log: Mutex<Option<Log>>,
 }
@@ -87,14 +87,14 @@ struct Log {
     label: String,
     /// Counts of fetches at the end of the last window.
     fetched: Vec<u64>,
-    /// The header in the file.
+    /// The header, as it is in the file.
     header: Option<Header>,
     length: u64,
-    /// Locations of records that may have to be dropped.
+    /// Locations of the records that are kept. The oldest may have to be dropped.
     records: VecDeque<Kept>,
 }
 
-/// QEMU's mapping of the guest's memory, and counts of code executed there.
+/// QEMU's mapping of the guest's memory, and how many times code in it was executed.
 struct Fetches {
     memory: std::ops::Range<usize>,
     counts: Vec<AtomicU64>,
@@ -103,7 +103,7 @@ struct Fetches {
 /// Creates the model and the file.
 ///
 /// # Errors
-/// A message.
+/// The file or the FIFO cannot be opened, or the plugin is loaded twice.
 pub fn begin(options: PagesOptions, vcpus: u32) -> Result<(), Complaint> {
     let complain = |error: io::Error| format!("{}: {error}", options.file.display());
     let file = File::create(&options.file).map_err(complain)?;
@@ -128,7 +128,7 @@ pub fn begin(options: PagesOptions, vcpus: u32) -> Result<(), Complaint> {
         options,
     };
     RUN.set(run).map_err(|_| "loaded twice; once is enough")?;
-    // Signals are for QEMU's own threads.
+    // Signals are for QEMU's threads, so the new thread starts with all of them blocked.
     // SAFETY: a set of signals may be all zeros.
     let mut all = unsafe { std::mem::zeroed::<libc::sigset_t>() };
     let mut before = all;
@@ -155,7 +155,7 @@ fn open_control(path: &Path) -> Result<File, Complaint> {
             return Err(complain(error));
         }
     }
-    // Opened for writing too, so that it does not end when a sender of orders closes it.
+    // Opened for writing too: otherwise reading would end when a program that sends orders closes the FIFO.
     let opened = OpenOptions::new()
         .read(true)
         .write(true)
@@ -164,7 +164,7 @@ fn open_control(path: &Path) -> Result<File, Complaint> {
     opened.map_err(complain)
 }
 
-/// Runs the thread that closes windows, by the clock and by orders.
+/// Runs the thread that closes windows, when their time is over and on orders.
 fn keep_windows(mut control: Option<File>) {
     let Some(run) = RUN.get() else {
         return;
@@ -189,7 +189,7 @@ fn keep_windows(mut control: Option<File>) {
     }
 }
 
-/// Returns the next line of the control file; `None` on timeout.
+/// Returns the control file's next line; `None` if none arrives within the limit.
 fn next_order(control: Option<&mut File>, orders: &mut Vec<u8>, limit: Option<Duration>) -> Option<String> {
     let Some(control) = control else {
         thread::sleep(limit.unwrap_or(Duration::from_secs(3600)));
@@ -250,7 +250,7 @@ impl Run {
         }
     }
 
-    /// Closes the window; the next has this label, or keeps the current one.
+    /// Closes the window. The next window gets this label, or keeps the current one.
     fn close(&self, label: Option<String>) -> io::Result<()> {
         let Ok(mut log) = self.log.lock() else {
             return Ok(());
@@ -271,7 +271,7 @@ impl Run {
         Ok(())
     }
 
-    /// Writes the previous window.
+    /// Writes the window that has just closed.
     fn write(&self, log: &mut Log, end_ns: u64) -> io::Result<()> {
         if let Some(fetches) = self.fetches() {
             log.fetched.resize(fetches.counts.len(), 0);
@@ -307,7 +307,7 @@ impl Run {
 }
 
 impl Log {
-    /// Writes a record, and drops those too far behind it. The latest record is always kept.
+    /// Writes a record, and drops records so old that the log exceeds `keep_bytes`. The latest record is always kept.
     fn append(&mut self, record: &[u8], number: u64, keep_bytes: Option<u64>) -> io::Result<()> {
         self.file.write_all(record)?;
         let at = self.length;
@@ -331,7 +331,7 @@ impl Log {
 
 const PAGE_BYTES: u64 = 4096;
 
-/// Returns the whole pages of a part of a file to the system. The first page stays: it has the header.
+/// Releases the whole pages in this part of the file to the system. Keeps the first page, which has the header.
 fn give_up(file: &File, from: u64, to: u64) -> io::Result<()> {
     let begin = (from / PAGE_BYTES * PAGE_BYTES).max(PAGE_BYTES);
     let end = to / PAGE_BYTES * PAGE_BYTES;
@@ -348,7 +348,7 @@ fn give_up(file: &File, from: u64, to: u64) -> io::Result<()> {
 }
 
 impl Fetches {
-    /// Finds guest memory: the only memfd of this size.
+    /// Finds the guest's memory: the only mapped memfd of at least this size.
     fn of(frames: u64) -> Option<Fetches> {
         let maps = fs::read_to_string("/proc/self/maps").ok()?;
         let mut found = maps.lines().filter_map(|line| {
@@ -363,7 +363,7 @@ impl Fetches {
         Some(Fetches { memory, counts })
     }
 
-    /// Returns the count for a location in QEMU's memory that holds an instruction of the guest.
+    /// Returns the count for the frame at `place`, where QEMU's memory holds an instruction of the guest.
     fn count(&self, place: *mut c_void, address: u64) -> Option<&AtomicU64> {
         let offset = place
             .addr()
@@ -379,7 +379,7 @@ pub extern "C" fn vcpu_begins(_: Id, at: c_uint) {
     }
 }
 
-/// Called when a block is translated, or a vCPU wakes, before observation is requested.
+/// Called before observation is requested, when a block is translated or a vCPU wakes.
 pub extern "C" fn translated_before(id: Id, _: *mut Tb) {
     begin_if_wanted(id);
 }
@@ -409,7 +409,7 @@ extern "C" fn wanted(id: Id) {
     }
 }
 
-/// An instruction's effect on translations.
+/// What an instruction changes of the address translations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     Pages,
@@ -417,7 +417,8 @@ enum Change {
     All,
 }
 
-/// Decodes an instruction's bytes: INVLPG, INVPCID, writes of CR0, CR3 and CR4, LMSW, RSM and virtual-machine instructions.
+/// Finds out from its bytes whether an instruction changes translations: INVLPG, INVPCID, writes of CR0, CR3 and CR4, LMSW,
+/// RSM and virtual-machine instructions.
 fn change(bytes: &[u8]) -> Option<Change> {
     let prefix = |byte: &u8| matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x40..=0x4f | 0x64..=0x67 | 0xf0 | 0xf2 | 0xf3);
     let begin = bytes.iter().position(|byte| !prefix(byte))?;
@@ -440,7 +441,7 @@ fn change(bytes: &[u8]) -> Option<Change> {
     }
 }
 
-/// Returns an instruction's bytes.
+/// Returns the bytes of an instruction.
 fn bytes_of(insn: *const Insn, room: &mut [u8; 16]) -> &[u8] {
     // SAFETY: the instruction is alive while its block is translated. Until QEMU 9.0 the function returns a pointer to the
     // bytes and ignores further arguments; from 9.1 on it copies them and returns their number: no pointer is that small.
@@ -454,7 +455,7 @@ fn bytes_of(insn: *const Insn, room: &mut [u8; 16]) -> &[u8] {
     }
 }
 
-/// `qemu_plugin_register_vcpu_tb_exec_inline`, which was removed in version 2 of the interface.
+/// Type of `qemu_plugin_register_vcpu_tb_exec_inline`, which version 2 of the interface no longer has.
 type RegisterInline = unsafe extern "C" fn(*mut Tb, c_uint, *mut c_void, u64);
 const ADD_U64: c_uint = 0;
 
@@ -535,7 +536,7 @@ extern "C" fn accesses(at: c_uint, info: MemInfo, address: u64, _: *mut c_void) 
     };
     let access = direction(info);
     cpu.access(&run.machine, address, access, || frame(info, address));
-    // No access is larger than 64 bytes; one that ends in the next page uses that too.
+    // No access is larger than 64 bytes. An access that ends in the next page uses that page too.
     if address & 0xfff > 0x1000 - 64 {
         // SAFETY: only decodes the number.
         let last = address + (1 << unsafe { qemu::qemu_plugin_mem_size_shift(info) }) - 1;
@@ -549,7 +550,7 @@ fn frame(info: MemInfo, address: u64) -> Option<u64> {
     qemu::machine_address(info, address).map(|address| address >> 12)
 }
 
-/// Whether an access is a store: looked up once for each description.
+/// Returns whether an access reads or writes. Asks QEMU only once for each description.
 #[inline(always)]
 fn direction(info: MemInfo) -> Access {
     match KINDS.get(info as usize).map(|kind| kind.load(Ordering::Relaxed)) {

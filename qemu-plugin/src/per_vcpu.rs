@@ -1,13 +1,13 @@
-//! State of each vCPU, indexed by its number and used only by its thread.
+//! The state of each vCPU, indexed by the vCPU's number and used only by its thread.
 
 use std::ffi::c_uint;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Maximum number of vCPUs: more than any program has threads; others are ignored, with a message.
+/// Maximum number of vCPUs. It exceeds any program's number of threads; further vCPUs are ignored.
 const VCPUS_MAX: usize = 4096;
 
-/// A state for each vCPU that has begun, kept as long as the process lives.
+/// A state for each vCPU that has begun, kept for as long as the process lives.
 pub struct PerVcpu<T: 'static>([AtomicPtr<T>; VCPUS_MAX]);
 
 impl<T> PerVcpu<T> {
@@ -16,7 +16,7 @@ impl<T> PerVcpu<T> {
         PerVcpu([const { AtomicPtr::new(ptr::null_mut()) }; VCPUS_MAX])
     }
 
-    /// Begins a vCPU. The number of one that has ended may be reused; its successor continues with its state.
+    /// Begins a vCPU. QEMU may reuse the number of a vCPU that has ended; the new vCPU continues with the old one's state.
     pub fn begin(&self, at: c_uint, state: impl FnOnce() -> Option<T>) {
         let Some(slot) = self.0.get(at as usize) else {
             return;
@@ -28,7 +28,7 @@ impl<T> PerVcpu<T> {
         }
     }
 
-    /// Returns the state of a vCPU, for the thread that runs it; `None` if it has none.
+    /// Returns the state of a vCPU, to be called only by its thread; `None` if the vCPU has no state.
     #[inline]
     #[allow(clippy::mut_from_ref, reason = "a vCPU's state is used by its thread alone")]
     pub fn get(&'static self, at: c_uint) -> Option<&'static mut T> {
@@ -37,7 +37,7 @@ impl<T> PerVcpu<T> {
         unsafe { pointer.as_mut() }
     }
 
-    /// Returns the states of all vCPUs; only once QEMU has stopped every vCPU.
+    /// Returns the states of all vCPUs. Call it only once QEMU has stopped every vCPU.
     pub fn all(&'static self) -> impl Iterator<Item = &'static mut T> {
         (0..VCPUS_MAX as c_uint).filter_map(|at| self.get(at))
     }

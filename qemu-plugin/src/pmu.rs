@@ -1,18 +1,18 @@
-//! The plugin as a PMU: models the last-level caches of the emulated machine and counts into a file that the machine maps.
+//! The plugin as a PMU: models the last-level caches of the emulated machine, and counts into a file that the machine maps.
 //!
-//! The machine has the file as a device's memory:
+//! The machine maps the file as a device's memory:
 //!
 //! ```text
 //! qemu-system-x86_64 -plugin libhomenode_plugin.so,pmu=FILE,cpus=4,nodes=4,node-mib=1024,frames=2097152,llc-bytes=8388608 \
 //!     -object memory-backend-file,id=pmu,share=on,mem-path=FILE,size=SIZE -device ivshmem-plain,memdev=pmu ...
 //! ```
 //!
-//! The plugin creates the file, with the next sufficient power of two as its size, before QEMU opens it; CPUs are assigned
-//! to LLCs in blocks. A machine has one LLC per node, or N with `llcs=N`.
+//! The plugin creates the file before QEMU opens it; its size is the smallest sufficient power of two. A machine has one LLC
+//! per node, or N LLCs with `llcs=N`. CPUs are assigned to LLCs in blocks.
 //!
-//! Until software in the machine requests counts nothing is instrumented, and the machine runs as fast as without the
-//! plugin: booting an instrumented one takes minutes. On a request QEMU discards its translations and translates everything
-//! again; and once more when the request ends.
+//! Until software in the machine requests counts, nothing is instrumented, and the machine runs as fast as without the plugin:
+//! an instrumented machine takes minutes to boot. When counts are requested, QEMU discards its translations and translates
+//! everything again, and does so once more when the request ends.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::fs::OpenOptions;
@@ -46,17 +46,17 @@ struct Run {
     cpus: u64,
     llcs: u64,
     node_bytes: u64,
-    /// Whether QEMU counts the start of a node's memory twice in an address.
+    /// Whether QEMU adds the start of a node's memory to an address twice.
     is_doubled: bool,
 }
 
-/// The interface version of QEMU 7.2, which counts the start of a node's memory twice in an address.
+/// The interface version of QEMU 7.2, which adds the start of a node's memory to an address twice.
 const DOUBLED: c_int = 1;
 
 /// Creates the file and the empty caches.
 ///
 /// # Errors
-/// A message.
+/// The file cannot be created or mapped, or the plugin is loaded twice.
 pub fn begin(options: &PmuOptions, config: Config, version: c_int) -> Result<(), Complaint> {
     let layout = Layout {
         cpus: options.cpus,
@@ -83,7 +83,7 @@ pub fn begin(options: &PmuOptions, config: Config, version: c_int) -> Result<(),
     RUN.set(run).map_err(|_| "loaded twice; once is enough".into())
 }
 
-/// Maps the file, for as long as the process lives.
+/// Creates the file and maps it for as long as the process lives.
 fn map(path: &Path, layout: Layout) -> io::Result<Page<'static>> {
     let file = OpenOptions::new()
         .read(true)
@@ -119,7 +119,7 @@ fn map(path: &Path, layout: Layout) -> io::Result<Page<'static>> {
 }
 
 pub extern "C" fn vcpu_begins(_: Id, at: c_uint) {
-    // CPUs beyond the page have no state.
+    // CPUs that the page has no room for get no state.
     let number = u64::from(at);
     let Some(run) = RUN.get().filter(|run| number < run.cpus) else {
         return;
@@ -131,7 +131,7 @@ pub extern "C" fn vcpu_begins(_: Id, at: c_uint) {
     });
 }
 
-/// Called when a block is translated before counts are requested.
+/// Called when a block is translated while no counts are requested.
 pub extern "C" fn translated_before(id: Id, _: *mut Tb) {
     let Some(run) = RUN.get() else {
         return;

@@ -1,4 +1,4 @@
-//! Declares the used part of QEMU's plugin interface, as no Debian package has its header.
+//! Declares the part of QEMU's plugin interface that is used here, as no Debian package contains its header.
 //!
 //! All of it is identical in version 1 of the interface (QEMU 4.2 to 8.2) and in versions 2 to 4 (QEMU 9.0 to 10.0), except
 //! `qemu_plugin_insn_data`, which in version 1 takes one argument and returns a pointer.
@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// The id of a loaded plugin.
 pub type Id = u64;
-/// Description of an access, for QEMU's own functions.
+/// Description of an access, which only QEMU's functions can decode.
 pub type MemInfo = u32;
 
 /// A translation block.
@@ -29,24 +29,25 @@ pub struct Info {
     pub target_name: *const c_char,
     /// Minimum version of the interface that this QEMU supports.
     pub version_min: c_int,
-    /// Its own version of the interface.
+    /// The version of the interface that this QEMU has.
     pub version_cur: c_int,
-    /// Whether it emulates a machine, instead of a program.
+    /// Whether QEMU emulates a machine, rather than running a program.
     pub system_emulation: bool,
-    /// vCPUs at the start; only for a machine.
+    /// Number of vCPUs at the start; only for a machine.
     pub smp_vcpus: c_int,
-    /// Maximum vCPUs; only for a machine.
+    /// Maximum number of vCPUs; only for a machine.
     pub max_vcpus: c_int,
 }
 
 /// `QEMU_PLUGIN_CB_NO_REGS`: a callback does not access registers.
 pub const NO_REGS: c_uint = 0;
-/// `QEMU_PLUGIN_MEM_RW`. QEMU 7.2 confuses reads and writes for callbacks that request only one of them, so none does.
+/// `QEMU_PLUGIN_MEM_RW`. QEMU 7.2 confuses reads and writes for callbacks that request only one of them, so every callback
+/// requests both.
 pub const MEM_RW: c_uint = 3;
 
-/// Called on an access, with the vCPU, a description, the address, and the data passed at registration.
+/// Called on an access, with the vCPU's number, a description, the address, and the data passed at registration.
 pub type MemCallback = extern "C" fn(c_uint, MemInfo, u64, *mut c_void);
-/// Called when a block or instruction begins.
+/// Called when a block or an instruction begins, with the vCPU's number and the data passed at registration.
 pub type ExecCallback = extern "C" fn(c_uint, *mut c_void);
 
 #[allow(missing_docs)] // QEMU's names, documented there

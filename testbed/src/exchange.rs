@@ -1,6 +1,6 @@
 //! The protocol between the two sides: files in a directory that both see.
 //!
-//! The outside writes jobs (`jobs/000001.json`); the inside appends events to `events.jsonl` and rewrites `heartbeat`. Files
+//! The outside writes jobs (`jobs/000001.json`). The inside appends events to `events.jsonl` and rewrites `heartbeat`. Files
 //! need nothing in the emulated host except its shared directory, and the last events can still be read after that host has
 //! died.
 
@@ -11,22 +11,23 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-/// Directory with what libvirt has learnt about QEMU: next to the programs on the way in, in the exchange on the way out.
+/// Directory with what libvirt has learnt about QEMU. On the way in it is next to the programs, on the way out in the
+/// exchange.
 pub const CAPABILITIES_DIR: &str = "capabilities";
 
-/// One thing for the inside to do.
+/// A job for the inside.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Job {
     /// Run this case.
     Case(String),
-    /// Run a shell command and send its output: for work by hand.
+    /// Run a shell command and send its output, for work by hand.
     Shell(String),
     /// Stop the emulated host.
     Finish,
 }
 
-/// What the inside reports, in order.
+/// What the inside reports, in the order in which it happens.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
@@ -44,7 +45,7 @@ pub enum Event {
     },
     /// The host could not be prepared; nothing can be run on it.
     Unusable {
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A job has begun.
@@ -65,9 +66,9 @@ pub enum Event {
         job: u64,
         /// Seconds in the emulated host.
         seconds: f64,
-        /// Absent when it passed.
+        /// The error; absent if the job passed.
         error: Option<String>,
-        /// Whether the emulation failed, not the case: a guest vanished.
+        /// Whether the emulation failed rather than the case: a guest vanished.
         infrastructure: bool,
     },
 }
@@ -79,7 +80,7 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// An exchange in this directory, which exists.
+    /// Returns the exchange in this directory, which must exist.
     #[must_use]
     pub fn at(root: &Path) -> Self {
         Self {
@@ -138,7 +139,7 @@ impl Exchange {
         }
     }
 
-    /// The first unused job number.
+    /// Returns the first unused job number.
     #[must_use]
     pub fn next_job_number(&self) -> u64 {
         (1..).find(|number| !self.job_path(*number).exists()).unwrap_or(1)
@@ -155,12 +156,12 @@ impl Exchange {
             .append(true)
             .open(&path)
             .with_context(|| format!("cannot open {}", path.display()))?;
-        // One write: the reader sees whole lines, or an incomplete last line that it leaves for later.
+        // Written at once: the reader sees whole lines, or an incomplete last line that it leaves for later.
         file.write_all(format!("{}\n", serde_json::to_string(event)?).as_bytes())?;
         Ok(())
     }
 
-    /// Writes a heartbeat: the inside is alive.
+    /// Writes a heartbeat, which shows that the inside is alive.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -169,7 +170,7 @@ impl Exchange {
         fs::write(&path, format!("{count}\n")).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// The last heartbeat, if there was one.
+    /// Returns the last heartbeat, if there is one.
     #[must_use]
     pub fn last_beat(&self) -> Option<u64> {
         fs::read_to_string(self.root.join("heartbeat"))
@@ -180,7 +181,7 @@ impl Exchange {
     }
 }
 
-/// Writes a file so that a reader sees all of it or nothing.
+/// Writes a file in a way that lets a reader see all of it or nothing.
 fn write_whole(path: &Path, text: &str) -> anyhow::Result<()> {
     let partial = path.with_extension("partial");
     fs::write(&partial, text).with_context(|| format!("cannot write {}", partial.display()))?;
@@ -195,7 +196,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// A reader that has seen nothing yet.
+    /// Creates a reader that starts with the first event.
     #[must_use]
     pub fn of(exchange: &Exchange) -> Self {
         Self {
@@ -204,10 +205,10 @@ impl Events {
         }
     }
 
-    /// The events since the last call.
+    /// Returns the events since the last call.
     ///
     /// # Errors
-    /// When a whole line is no event.
+    /// When a whole line is not an event.
     pub fn read(&mut self) -> anyhow::Result<Vec<Event>> {
         let Ok(mut file) = fs::File::open(&self.path) else {
             return Ok(Vec::new());

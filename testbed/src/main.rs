@@ -31,7 +31,7 @@ struct Cli {
 
 #[derive(Debug, Args)]
 struct RunArguments {
-    /// Cases or groups; all without any
+    /// Cases or groups [default: all but those run by name only]
     #[arg(value_name = "GROUP|CASE")]
     names: Vec<String>,
     /// List the cases and exit
@@ -43,7 +43,7 @@ struct RunArguments {
     /// Show what cases print while they run
     #[arg(long, short)]
     verbose: bool,
-    /// Boot the newer kernel of 'scripts/testbed-setup.sh --damon'
+    /// Boot the newer kernel that 'scripts/testbed-setup.sh --damon' installs
     #[arg(long)]
     newer: bool,
     #[command(flatten)]
@@ -63,16 +63,16 @@ enum Command {
     Run(RunArguments),
     /// Boot a host and keep it, to work in it by hand
     Up {
-        /// With two nodes of two CPUs and a modelled PMU
+        /// Boot two nodes of two CPUs and a modelled PMU
         #[arg(long)]
         counted: bool,
-        /// With a kernel that has DAMON (scripts/testbed-setup.sh --damon)
+        /// Boot a kernel that has DAMON (scripts/testbed-setup.sh --damon)
         #[arg(long, conflicts_with = "counted")]
         damon: bool,
-        /// Under Xen (scripts/xen-setup.sh): commands and cases run in its dom0
+        /// Boot under Xen (scripts/xen-setup.sh): commands and cases run in its dom0
         #[arg(long, conflicts_with = "damon")]
         xen: bool,
-        /// With systemd as dom0's first process
+        /// Use systemd as dom0's first process
         #[arg(long, requires = "xen", conflicts_with = "counted")]
         systemd: bool,
         #[command(flatten)]
@@ -83,14 +83,14 @@ enum Command {
         /// The command
         command: String,
     },
-    /// Run one case, as this program has it, in the host that 'up' keeps
+    /// Run one case of this program in the host that 'up' keeps
     Case {
         /// Its name
         name: String,
         #[command(flatten)]
         common: CommonArguments,
     },
-    /// Internal: the process that ends everything the testbed started
+    /// Internal: the process that ends everything that the testbed started
     #[command(hide = true)]
     Guard,
     /// Internal: the inside's main loop
@@ -106,7 +106,7 @@ enum Command {
         exchange: PathBuf,
         /// Its name
         name: String,
-        /// Destroy its guests afterwards; the main loop does that by itself
+        /// Destroy the case's guests afterwards, which the main loop does by itself
         #[arg(long)]
         clean: bool,
     },
@@ -167,7 +167,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// One case; a guest that vanished has an exit status of its own.
+/// Runs one case; a guest that vanished has an exit status of its own.
 fn inside_case(exchange: &Path, name: &str) -> anyhow::Result<ExitCode> {
     match inside::run_case(exchange, name) {
         Ok(()) => Ok(ExitCode::SUCCESS),
@@ -179,7 +179,7 @@ fn inside_case(exchange: &Path, name: &str) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The workspace that this program was built in, and what to test.
+/// Returns the options: the workspace that this program was built in, and what to test.
 fn options(common: &CommonArguments, verbose: bool) -> Options {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()

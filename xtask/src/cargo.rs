@@ -1,4 +1,4 @@
-//! Runs cargo as a child process, and reads its metadata of the workspace.
+//! Runs cargo as a child process, and reads the workspace's metadata from it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ pub fn root() -> &'static Path {
     crate_dir.parent().unwrap_or(crate_dir)
 }
 
-/// Returns a command of the cargo that runs us, to run in the workspace.
+/// Returns a command that runs, in the workspace, the cargo that started this program.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).args(arguments);
-    // Cargo's variables for this program must not reach the cargo it starts: build scripts that depend on them, such as
-    // ring's, would run again, and everything that needs them would be rebuilt.
+    // Cargo's variables for this program must not reach the cargo that it starts. Build scripts that depend on them, such as
+    // ring's, would run again, and their dependents would be rebuilt.
     let of_this = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_"];
     for (name, _) in std::env::vars_os() {
         if of_this
@@ -33,7 +33,7 @@ pub fn cargo(arguments: &[&str]) -> Command {
     command
 }
 
-/// The output of `cargo metadata`.
+/// The part of `cargo metadata`'s output that is read here.
 #[derive(Debug, Deserialize)]
 pub struct Metadata {
     /// The members of the workspace.
@@ -53,7 +53,7 @@ pub struct Package {
     pub manifest_path: PathBuf,
     /// Dependencies of all kinds.
     pub dependencies: Vec<Dependency>,
-    /// Its own features, and those that each enables.
+    /// The package's own features, and the features that each of them enables.
     #[serde(default)]
     pub features: BTreeMap<String, Vec<String>>,
 }
@@ -65,12 +65,12 @@ pub struct Dependency {
     pub name: String,
     /// The kind; `None` for a normal dependency.
     pub kind: Option<DependencyKind>,
-    /// The features that are asked of it.
+    /// The features that the package requests of this dependency.
     #[serde(default)]
     pub features: Vec<String>,
 }
 
-/// Kinds of dependencies outside of the code that ships.
+/// The kinds of dependency that do not become part of the shipped code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DependencyKind {
@@ -85,7 +85,7 @@ pub fn metadata() -> anyhow::Result<Metadata> {
     told(&mut cargo(&["metadata", "--format-version=1", "--no-deps"]))
 }
 
-/// Runs `cargo metadata` and reads what it prints.
+/// Runs `cargo metadata` and parses its output.
 fn told<T: serde::de::DeserializeOwned>(command: &mut Command) -> anyhow::Result<T> {
     let output = command.output().context("cannot start cargo")?;
     ensure!(
@@ -96,18 +96,18 @@ fn told<T: serde::de::DeserializeOwned>(command: &mut Command) -> anyhow::Result
     serde_json::from_slice(&output.stdout).context("cannot read what cargo metadata says")
 }
 
-/// A package that the workspace is built with.
+/// A package that the workspace is built with, and its licence.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Licensed {
     /// Its name.
     pub name: String,
-    /// Its licence, in SPDX's terms; `None` if it says none.
+    /// Its licence, as an SPDX expression; `None` if its manifest states none.
     pub license: Option<String>,
     /// Where it comes from; `None` for a member of the workspace.
     pub source: Option<String>,
 }
 
-/// Asks cargo about all packages from elsewhere that the workspace is built with on Linux.
+/// Returns all packages from outside the workspace that it is built with on Linux.
 pub fn packages() -> anyhow::Result<Vec<Licensed>> {
     #[derive(Deserialize)]
     struct Found {
@@ -119,7 +119,7 @@ pub fn packages() -> anyhow::Result<Vec<Licensed>> {
     Ok(found.packages.into_iter().filter(is_foreign).collect())
 }
 
-/// Runs a command; its success counts as one check.
+/// Runs a command, and counts it as one check: passed if the command succeeds.
 pub fn succeeds(command: &mut Command) -> anyhow::Result<Tally> {
     let status = command
         .status()
@@ -130,17 +130,17 @@ pub fn succeeds(command: &mut Command) -> anyhow::Result<Tally> {
 /// Which programs to build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Build {
-    /// As shipped. Builds the whole workspace: a single package has other features, and would be rebuilt with everything it
-    /// needs.
+    /// The programs with their shipped features. This builds the whole workspace, because a package built alone gets other
+    /// features, and its dependencies would be rebuilt.
     Programs,
-    /// With the features that tests request, to reuse an earlier build of the tests: two minutes.
+    /// The programs with the features that the tests request. Reuses an earlier build of the tests, which saves two minutes.
     BesideTests,
 }
 
 /// Builds the programs.
 ///
 /// # Errors
-/// They do not build.
+/// A program does not build.
 pub fn build(what: Build) -> anyhow::Result<()> {
     let mut command = cargo(&["build", "--workspace"]);
     if what == Build::BesideTests {

@@ -1,7 +1,8 @@
-//! Fuzzes each target of `fuzz/` for some time, built with the pinned nightly and a pinned cargo-fuzz.
+//! Fuzzes each target of `fuzz/` for a limited time. The targets are built with the pinned nightly and a pinned cargo-fuzz.
 //!
-//! Found inputs stay in the target directory and are used again; the committed ones in `fuzz/corpus/TARGET` are only read.
-//! No sanitizer is used: the code has hardly any `unsafe`, and the memory limit should apply to the parsers only.
+//! The inputs that fuzzing finds stay in the target directory, and later runs start from them. The committed inputs in
+//! `fuzz/corpus/TARGET` are only read. No sanitizer is used: the code has hardly any `unsafe`, and the memory limit should
+//! apply to the parsers only.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +37,7 @@ pub struct FuzzArgs {
     targets: Vec<String>,
 }
 
-/// Runs targets one after the other; each is one check.
+/// Runs the targets one after the other. Each target counts as one check.
 pub fn run(args: &FuzzArgs) -> anyhow::Result<Tally> {
     let all = targets()?;
     if let Some(unknown) = args.targets.iter().find(|name| !all.contains(name)) {
@@ -81,7 +82,7 @@ fn targets() -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Installs cargo-fuzz if missing, and returns its path.
+/// Installs cargo-fuzz if it is missing, and returns its path.
 fn install(place: &Path) -> anyhow::Result<PathBuf> {
     let tools = place.join("tools");
     let program = tools.join("bin/cargo-fuzz");
@@ -122,10 +123,10 @@ fn build(place: &Path, tools: &Path, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Maximum runs of a target that failed only because the machine was busy.
+/// How many times a target is run if it fails only because the machine is busy.
 const TRIES: u32 = 3;
 
-/// Runs one target; found inputs stay in the target directory.
+/// Runs one target. The inputs that it finds stay in the target directory.
 fn fuzz(place: &Path, name: &str, limit: &str) -> anyhow::Result<Tally> {
     let found = place.join("corpus").join(name);
     let broken = place.join("artifacts").join(name);
@@ -161,7 +162,7 @@ fn fuzz(place: &Path, name: &str, limit: &str) -> anyhow::Result<Tally> {
     Ok(Tally::FAILED)
 }
 
-/// Returns the command of a target with its limits.
+/// Returns a command that runs a target with the limits on memory and time.
 fn limited(program: &Path) -> Command {
     let mut command = Command::new(program);
     command
@@ -170,7 +171,7 @@ fn limited(program: &Path) -> Command {
     command
 }
 
-/// Whether an input that timed out is fast enough on its own: the limit is wall time, not processor time.
+/// Whether an input that timed out ends in time when it runs alone. The limit is wall time, so a busy machine can exceed it.
 fn is_fast_alone(program: &Path, input: &Path) -> bool {
     let is_of_time = input
         .file_name()
@@ -187,7 +188,7 @@ fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     entries.map(|entry| Ok(entry?.path())).collect()
 }
 
-/// Returns the path of a target's program: cargo-fuzz puts it below the folder of the host's triple.
+/// Returns the path of a target's program, which cargo-fuzz puts into a folder named after the host's triple.
 fn program(place: &Path, name: &str) -> anyhow::Result<PathBuf> {
     let mut folders = fs::read_dir(place).with_context(|| format!("cannot list {}", place.display()))?;
     let program = folders.find_map(|folder| {

@@ -1,9 +1,9 @@
 //! `cargo xtask`: the checks for developers and CI.
 //!
-//! `cargo xtask check` is what `make test` runs: formatting, clippy, house rules, tests, documentation and Miri. It
-//! continues after a failure, so that one run shows everything to repair, and ends with a line `N passed, N failed`. Each
-//! step is also a command of its own. `cargo xtask ci` runs all of them except the long cases whose files did not change,
-//! each within its budget; `cargo xtask ci --all` skips none.
+//! `cargo xtask check` is what `make test` runs: formatting, clippy, house rules, tests, documentation and Miri. It continues
+//! after a failure, so that one run shows all failures, and ends with a line `N passed, N failed`. Each step is also a
+//! separate command. `cargo xtask ci` runs all steps, each within its time budget, but skips the long cases whose files have
+//! not changed since they passed. `cargo xtask ci --all` skips none.
 
 #![allow(
     clippy::print_stdout,
@@ -43,7 +43,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the next seven, which take minutes
+    /// Run the next seven steps, which take minutes
     Check,
     /// Check that the code is formatted ('cargo fmt' repairs it)
     Fmt,
@@ -85,13 +85,14 @@ enum Command {
     Site,
     /// Build and run the testbed: real guests on an emulated 4-node host
     Testbed {
-        /// Cases or groups [default: all]
+        /// Cases or groups [default: all but those run by name only]
         #[arg(value_name = "GROUP|CASE")]
         names: Vec<String>,
     },
     /// Run the testbed's short cases on an emulated Xen host
     Xen,
-    /// Run everything that CI runs: the check and all suites; of testbed, Xen and reproduction only the changed cases
+    /// Run everything that CI runs: the check and all suites; of the testbed, Xen and reproduction only the cases whose files
+    /// changed
     Ci {
         /// Also run the long cases that already passed with the current files
         #[arg(long)]
@@ -99,7 +100,7 @@ enum Command {
     },
 }
 
-/// CI's time: no long case is begun that would not end within it.
+/// Time limit of CI: a long case that would end later is not started.
 const CI_TIME: Duration = Duration::from_secs(45 * 60);
 
 fn main() -> ExitCode {
@@ -134,7 +135,7 @@ fn main() -> ExitCode {
     end(&[run(&step)])
 }
 
-/// Prints the result of each step, and its time with its budget.
+/// Prints each step's result, and its time next to its budget.
 fn end(all: &[Done]) -> ExitCode {
     println!();
     for done in all {
@@ -156,7 +157,7 @@ fn minutes(time: Duration) -> String {
     format!("{:.1}", time.as_secs_f64() / 60.0)
 }
 
-/// A finished step.
+/// A finished step, with what it counted and how long it took.
 struct Done {
     name: &'static str,
     tally: Tally,
@@ -165,7 +166,7 @@ struct Done {
 }
 
 impl Done {
-    /// A step that took more than twice its budget has failed, whatever it counted.
+    /// Whether the step took more than twice its budget. It has then failed, whatever it counted.
     fn is_over(&self) -> bool {
         self.budget.is_some_and(|budget| self.time > 2 * budget)
     }
@@ -194,7 +195,7 @@ impl std::fmt::Display for Done {
     }
 }
 
-/// Runs a step; one that cannot start is one failure. Its requirements are installed before its time begins.
+/// Runs a step, and counts one failure if it cannot start. Its requirements are installed before its time is measured.
 fn run(step: &Step) -> Done {
     println!("\n== {}: {}", step.name(), step.about());
     let mut begin = Instant::now();

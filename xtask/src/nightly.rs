@@ -1,13 +1,13 @@
-//! The pinned nightly toolchain, for tools that stable lacks, such as Miri. Nothing that ships is built with it.
+//! The pinned nightly toolchain, for tools that stable lacks, such as Miri. No shipped program is built with it.
 
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-/// Its version. Updated by hand, together with a run of the checks that use it.
+/// The version of the toolchain. It is updated by hand, together with a run of the checks that use it.
 const TOOLCHAIN: &str = "nightly-2026-10-15";
 
-/// Installs it with these components if missing.
+/// Installs the toolchain with these components if it is missing.
 pub fn install(components: &[&str]) -> anyhow::Result<()> {
     let mut command = Command::new("rustup");
     command.args([
@@ -31,11 +31,11 @@ pub fn install(components: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns a command of its cargo.
+/// Returns a command that runs the toolchain's cargo.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", TOOLCHAIN, "cargo"]).args(arguments);
-    // The outer cargo's variables do not apply to this one.
+    // The variables of the cargo that runs this program do not apply to the toolchain's cargo.
     for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "RUSTFLAGS"] {
         command.env_remove(variable);
     }

@@ -1,10 +1,10 @@
 //! The record of which long cases passed with which files: `data/passed.toml`, which is committed.
 //!
-//! The cases of testbed, Xen and reproduction together take longer than CI allows. A case that passes is recorded with a
-//! digest of the files it tests ([`TESTED`]). CI runs the cases whose files have changed since, and [`ALWAYS`]; `make all`
-//! runs every case. CI begins only cases that, by their last duration, will end within its time, and lists those it skipped:
-//! run them by name, and commit the record. The record holds digests of content, so it survives rebases, and a reverted
-//! change needs no second run.
+//! The cases of the testbed, Xen and reproduction together take longer than CI allows. When a case passes, the record gets a
+//! digest of the files that it tests ([`TESTED`]). CI runs the cases whose files have changed since, and [`ALWAYS`]; `make
+//! all` runs every case. CI starts a case only if, by its last duration, it will end in time, and lists the cases that it
+//! skipped: run them by name, and commit the record. The record holds digests of content, so it survives rebases, and a
+//! reverted change needs no second run.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -24,10 +24,11 @@ const HEAD: &str = "\
 # Written by `cargo xtask testbed`, `xen` and `reproduction`; CI runs the cases whose files have changed since.
 ";
 
-/// Cases that CI always runs: each emulated host boots, and on the one with KVM the agent honours its contract.
+/// Cases that CI always runs. They show that each emulated host boots, and that the agent fulfils its contract on the KVM
+/// host.
 pub const ALWAYS: [&str; 5] = ["boot", "libvirt", "conformance", "bring-home", "xen-boots"];
 
-/// Sources of an agent on a live host.
+/// Sources that make up an agent on a live host.
 const AGENT: [&str; 23] = [
     "crates/agent",
     "crates/api",
@@ -53,7 +54,7 @@ const AGENT: [&str; 23] = [
     "Cargo.toml",
     "Cargo.lock",
 ];
-/// Sources of counting accesses in the emulator.
+/// Sources of the emulator's plugin, which counts memory accesses.
 const PLUGIN: [&str; 5] = [
     "crates/formats",
     "crates/meter",
@@ -61,7 +62,7 @@ const PLUGIN: [&str; 5] = [
     "crates/units",
     "qemu-plugin",
 ];
-/// Sources that a claim's number depends on.
+/// Sources that the numbers of the claims depend on.
 const TWIN: [&str; 14] = [
     "crates/control",
     "crates/formats",
@@ -78,7 +79,7 @@ const TWIN: [&str; 14] = [
     "docs/REPRODUCTION-DETAILS.md",
     "Cargo.lock",
 ];
-/// Files that no long case tests.
+/// Files that are left out of the digests, as no long case tests them.
 const LEFT_OUT: [&str; 6] = [
     ":(exclude,glob)crates/*/tests/**",
     ":(exclude,glob)crates/*/benches/**",
@@ -88,7 +89,7 @@ const LEFT_OUT: [&str; 6] = [
     ":(exclude)data/passed.toml",
 ];
 
-/// The files tested by the cases of a group, by the group's name.
+/// The files that the cases of each group test, with the group's name.
 const TESTED: [(&str, &[&[&str]]); 15] = [
     ("agent", &[&AGENT]),
     ("bounds", &[&AGENT]),
@@ -131,23 +132,23 @@ const TESTED: [(&str, &[&[&str]]); 15] = [
 ];
 const XEN: &[&str] = &["crates/xen", "scripts/xen-setup.sh"];
 
-/// Whether a long step repeats cases that already passed.
+/// Whether a long step repeats cases that have already passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rerun {
     /// All cases.
     All,
-    /// Only cases that have not yet passed with the current files: see [`TESTED`]. Cases that would not end in time are not
-    /// begun: CI is killed after 90 minutes, without any output.
+    /// Only cases that have not yet passed with the current files: see [`TESTED`]. A case that would not end in time is not
+    /// started, because CI is killed after 90 minutes, without any output.
     Changed {
-        /// Deadline for the end.
+        /// The time by which all cases must have ended.
         until: Instant,
     },
 }
 
-/// A case that passed.
+/// The record's entry for a case that passed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Passed {
-    /// Digest of the files it tests.
+    /// Digest of the files that the case tests.
     files: String,
     date: String,
     seconds: u64,
@@ -164,7 +165,7 @@ impl Record {
     /// Reads the committed record.
     ///
     /// # Errors
-    /// It does not parse.
+    /// The record does not parse.
     pub fn read() -> anyhow::Result<Self> {
         let text = fs::read_to_string(root().join(RECORD)).unwrap_or_default();
         let passed = toml::from_str(&text).with_context(|| format!("{RECORD} does not read"))?;
@@ -174,7 +175,7 @@ impl Record {
         })
     }
 
-    /// Returns when a case of a group passed with the current files, if it did.
+    /// Returns the date on which a case passed with the current files; `None` if it has not.
     ///
     /// # Errors
     /// git cannot list the files.
@@ -193,7 +194,7 @@ impl Record {
         known.map_or(UNKNOWN, |passed| Duration::from_secs(passed.seconds))
     }
 
-    /// Takes the digest of a group's files before its cases run, as later changes are not tested.
+    /// Computes the digest of a group's files before its cases run, because changes made during the run are not tested.
     ///
     /// # Errors
     /// git cannot list the files.
@@ -201,7 +202,7 @@ impl Record {
         self.digest(group).map(drop)
     }
 
-    /// Adds a case that passed, with the files at its start.
+    /// Adds a case that passed, with the digest of the files from before its run.
     ///
     /// # Errors
     /// git cannot list the files.
@@ -236,7 +237,7 @@ impl Record {
     }
 }
 
-/// Formats one line per case.
+/// Formats the record, one line per case.
 fn text(passed: &BTreeMap<String, Passed>) -> String {
     let mut text = HEAD.to_owned();
     for (case, Passed { files, date, seconds }) in passed {
@@ -249,13 +250,13 @@ fn text(passed: &BTreeMap<String, Passed>) -> String {
     text
 }
 
-/// Returns the files of a group, for people.
+/// Returns the paths that a group's cases test, as text for messages.
 pub fn paths_of(group: &str) -> String {
     let tested = TESTED.iter().find(|(name, _)| *name == group);
     tested.map_or_else(String::new, |(_, paths)| paths.concat().join(" "))
 }
 
-/// Returns a digest of the files below these paths: names and contents of the files that git tracks or would track.
+/// Returns a digest of the names and contents of the files below these paths that git tracks or would track.
 fn digest_of(paths: &[&str]) -> anyhow::Result<String> {
     let listed = Command::new("git")
         .current_dir(root())
@@ -298,7 +299,7 @@ fn hash(arguments: &[&str], input: &str) -> anyhow::Result<String> {
         .context("cannot start git")?;
     let mut into = child.stdin.take().context("git takes no input")?;
     let input = input.to_owned();
-    // In a thread, as git answers while it reads.
+    // git writes its answers while it still reads, so a separate thread writes its input.
     let writer = std::thread::spawn(move || into.write_all(input.as_bytes()));
     let output = child.wait_with_output()?;
     writer.join().ok().context("the writer panicked")??;

@@ -9,16 +9,16 @@ use anyhow::{Context as _, ensure};
 use crate::cargo::{Build, build, metadata, root, succeeds};
 use crate::tally::{Tally, counts};
 
-/// Runs the package's tests on the library built together with the other tests, which needs no build of its own. `make
-/// wheel` builds the published wheel, and runs the same tests on it.
+/// Runs the package's tests with the library that the other tests have already built. `make wheel` builds the published wheel,
+/// and runs the same tests on it.
 pub fn package() -> anyhow::Result<Tally> {
     let (target, python) = environment()?;
     let site = installed(&target)?;
     pytest(&python, &target.join("debug/homenode"), Some(&site))
 }
 
-/// Returns a function that creates Python commands, with the package and all requirements of tests and notebooks, and the
-/// programs in PATH.
+/// Returns a function that creates Python commands. They find the package and all requirements of tests and notebooks, and
+/// have the programs in PATH.
 ///
 /// # Errors
 /// A build or an installation fails.
@@ -35,14 +35,14 @@ pub fn with_package() -> anyhow::Result<impl Fn() -> Command> {
     })
 }
 
-/// Installs the package with a library not built for speed, and returns the path.
+/// Installs the package with the unoptimised library, and returns the path.
 fn installed(target: &Path) -> anyhow::Result<PathBuf> {
     let site = target.join("python/site");
     install(&target.join("debug/lib_native.so"), &site.join("homenode"))?;
     Ok(site)
 }
 
-/// Builds the programs; returns the target directory, and a Python with all requirements of the tests.
+/// Builds the programs; returns the target directory and the path of a Python that has all requirements of the tests.
 fn environment() -> anyhow::Result<(PathBuf, PathBuf)> {
     build(Build::BesideTests)?;
     let target = metadata()?.target_directory;
@@ -55,7 +55,7 @@ fn environment() -> anyhow::Result<(PathBuf, PathBuf)> {
     Ok((target, python))
 }
 
-/// Copies the package's files and the library to where Python finds them.
+/// Copies the package's Python files and the library into the folder from which Python imports them.
 fn install(library: &Path, package: &Path) -> anyhow::Result<()> {
     if package.exists() {
         fs::remove_dir_all(package).with_context(|| format!("cannot remove {}", package.display()))?;
@@ -73,7 +73,7 @@ fn install(library: &Path, package: &Path) -> anyhow::Result<()> {
     copy(library, "_native.abi3.so").map(drop)
 }
 
-/// Runs the tests, and counts them from pytest's report.
+/// Runs the tests, and counts them using pytest's report.
 fn pytest(python: &Path, command: &Path, site: Option<&Path>) -> anyhow::Result<Tally> {
     let report = std::env::temp_dir().join(format!("homenode-pytest-{}.xml", std::process::id()));
     let mut tests = Command::new(python);
@@ -82,7 +82,7 @@ fn pytest(python: &Path, command: &Path, site: Option<&Path>) -> anyhow::Result<
         .arg(root().join("python/tests"))
         .arg(format!("--junitxml={}", report.display()))
         .env("HOMENODE", command)
-        // No compiled files next to the sources.
+        // Keeps Python from writing compiled files next to the sources.
         .env("PYTHONDONTWRITEBYTECODE", "1");
     if let Some(site) = site {
         tests.env("PYTHONPATH", site);
@@ -101,7 +101,7 @@ fn pytest(python: &Path, command: &Path, site: Option<&Path>) -> anyhow::Result<
     })
 }
 
-/// Returns the first counts of a report: those of all tests.
+/// Returns the first counts in a report, which are those of all tests.
 fn counted(report: &str) -> Option<Tally> {
     let count = |name: &str| -> Option<u64> {
         let (_, rest) = report.split_once(&format!(" {name}=\""))?;
@@ -116,7 +116,7 @@ fn counted(report: &str) -> Option<Tally> {
     })
 }
 
-/// Builds the wheel, runs the same tests on it, and then the tutorial in a new environment, as a reader would have it.
+/// Builds the wheel, and runs the same tests on it. Then runs the tutorial in a new environment, as a reader would.
 pub fn wheel() -> anyhow::Result<Tally> {
     let (target, python) = environment()?;
     let wheels = target.join("wheels");
@@ -158,7 +158,7 @@ fn tutorial(target: &Path, wheels: &Path) -> anyhow::Result<Tally> {
         pip.args(["-m", "pip", "install", "--quiet"]).args(args);
         pip
     };
-    // Without an index, which may have another package of the same name.
+    // `--no-index`, because the index may have another package of the same name.
     let own = succeeds(pip(&["--no-index", "homenode", "--find-links"]).arg(wheels))?;
     let others = succeeds(&mut pip(&["matplotlib"]))?;
     ensure!(

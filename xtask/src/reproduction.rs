@@ -1,6 +1,6 @@
-//! Regenerates the documents of published claims, and keeps the log of every run of the claims.
+//! Regenerates the documents of published claims, and keeps a log of every run of the claims.
 //!
-//! The log keeps people honest: changing a constant after a run to get closer to a claim makes the claim's values
+//! The log shows when a constant was changed to get closer to a claim. A constant changed after a run makes the claim's values
 //! `chosen-after-a-run`, and the log shows what changed between two entries.
 
 use std::collections::BTreeMap;
@@ -17,16 +17,16 @@ use crate::cargo::{Build, build, metadata};
 use crate::passed::{self, Record, Rerun};
 use crate::tally::Tally;
 
-/// Generated and committed files; the log and the bands are in the same folder.
+/// Files that are generated and committed. The log and the bands are in the same folder.
 const MADE: [&str; 4] = [
     "REPRODUCTION.md",
     "REPRODUCTION-DETAILS.md",
     "scoreboard-by-paper.svg",
     "scoreboard-by-attribution.svg",
 ];
-/// Where runs of the twin are cached until the document is complete.
+/// Folder in which runs of the twin are cached until the document is complete.
 const KEPT: &str = "runs";
-/// Duration on two cores.
+/// How long this step takes on two cores.
 const TAKES: Duration = Duration::from_secs(7 * 60);
 const LOG: &str = "data/reproduction/log.toml";
 const LOG_HEAD: &str = "\
@@ -55,22 +55,22 @@ struct Entry {
     date: String,
     commit: String,
     changed: String,
-    /// Changes in how numbers are judged; written by hand.
+    /// What changed in how numbers are judged; written by hand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     measure: Option<String>,
     #[serde(flatten)]
     numbers: Numbers,
-    /// Numbers that counted in the headline, and all other numbers stated in the claims.
+    /// Our numbers that counted in the headline; `beside` has our other numbers for values that the claims state.
     #[serde(default)]
     counted: Values,
     #[serde(default)]
     beside: Values,
 }
 
-/// Our numbers by claim and value.
+/// Our numbers, by claim and by the value's name.
 type Values = BTreeMap<String, BTreeMap<String, f64>>;
 
-/// Results of the claims.
+/// Our results for the claims.
 struct Made {
     numbers: Numbers,
     counted: Values,
@@ -86,14 +86,15 @@ struct Numbers {
     within_3x: u64,
     sign_right: u64,
     held: u64,
-    /// Absent if more than half differ in sign.
+    /// Absent if more than half of the values differ from the claims in sign.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     median_abs_ln: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     median_ratio: Option<f64>,
 }
 
-/// Regenerates the documents, without cached runs, and compares them and the last entry of the log; or writes both.
+/// Regenerates the documents without cached runs, and compares the committed documents and the log's last entry with them.
+/// With `--log`, writes documents and log instead.
 pub fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally> {
     const NAME: &str = "reproduction";
     let mut record = Record::read()?;
@@ -112,7 +113,7 @@ pub fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally> {
     let begin = Instant::now();
     let metadata = metadata()?;
     let root: &Path = metadata.workspace_root.as_ref();
-    // Before the run: later commits did not run.
+    // Taken before the run, because commits made during the run are not part of it.
     let commit = args.log.is_some().then(|| committed(root)).transpose()?;
     build(Build::BesideTests)?;
     let made = Path::new(&metadata.target_directory).join("reproduction");
@@ -146,12 +147,12 @@ pub fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally> {
             beside: beside.clone(),
         });
         fs::write(root.join(LOG), format!("{LOG_HEAD}\n{}", toml::to_string(&log)?))?;
-        // Once more, as the document includes the run itself; its runs of the twin are cached.
+        // The document includes the log's entry of this run, so it is made a second time, from the cached runs of the twin.
         make(&program, &made, &root.join(LOG))?;
         for name in MADE {
             fs::copy(made.join(name), root.join("docs").join(name))?;
         }
-        // The written files count among the tested ones.
+        // The files just written are among the tested ones, so their digest is computed again.
         record = Record::read()?;
         record.begin(NAME)?;
     }
@@ -174,7 +175,7 @@ pub fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally> {
     Ok(Tally::of(same))
 }
 
-/// Whether the committed documents and figures are those in this directory; prints those that are not.
+/// Returns true if the committed documents and figures equal the files in this directory; prints those that differ.
 fn are_committed(root: &Path, made: &Path) -> anyhow::Result<bool> {
     let mut same = true;
     for name in MADE {
@@ -188,7 +189,7 @@ fn are_committed(root: &Path, made: &Path) -> anyhow::Result<bool> {
     Ok(same)
 }
 
-/// Writes documents and figures into a directory, at the lowest priority, so that other work on the machine goes first.
+/// Writes documents and figures into a directory. Runs at the lowest priority, so that other work on the machine goes first.
 fn make(program: &Path, directory: &Path, log: &Path) -> anyhow::Result<Made> {
     let run = Command::new("nice")
         .args(["-n", "19"])
@@ -230,7 +231,7 @@ fn make(program: &Path, directory: &Path, log: &Path) -> anyhow::Result<Made> {
     })
 }
 
-/// Returns our numbers that count in the headline, and the others, among those stated in the papers' claims.
+/// Returns our numbers for the values that the papers' claims state: those that count in the headline, and the others.
 fn values(claims: &[Value]) -> (Values, Values) {
     let (mut counted, mut beside) = (Values::new(), Values::new());
     let stated = claims.iter().filter(|claim| {
@@ -254,7 +255,7 @@ fn values(claims: &[Value]) -> (Values, Values) {
     (counted, beside)
 }
 
-/// Returns the commit that runs, and checks that its crates and data are unchanged.
+/// Returns the current commit, and checks that crates and data have no uncommitted changes.
 fn committed(root: &Path) -> anyhow::Result<String> {
     let git = |args: &[&str]| output(Command::new("git").current_dir(root).args(args));
     let changed = git(&["status", "--porcelain", "--", "crates", "data", "Cargo.lock"])?;

@@ -1,4 +1,4 @@
-//! The steps of a check: each runs one thing and counts passed checks.
+//! The steps of a check: each runs one tool or suite, and counts the checks that passed.
 
 use std::io::{BufRead as _, BufReader, IsTerminal as _, stdout};
 use std::process::Command;
@@ -19,10 +19,10 @@ use crate::testbed;
 /// Options of `decisions`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct DecisionsArgs {
-    /// Number of seeds of each case, from 1 on
+    /// Number of seeds of each case, counted from 1
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
-    /// One machine's sweep and no lone VMs: for a quick look, not to commit
+    /// Sweep one machine only, without lone VMs: for a quick look, not to commit
     #[arg(long)]
     quick: bool,
     /// Run held-out cases first, drawn from the last commit that touched the policies, and add the result to the list
@@ -47,39 +47,39 @@ pub enum Step {
     Miri,
     /// The regenerated schemas in `data/schema`.
     Schema,
-    /// The twin against the access-level reference.
+    /// Comparison of the twin with the access-level reference.
     Validate,
     /// The documents of published claims.
     Reproduction(ReproductionArgs, Rerun),
     /// The scoreboard of decisions.
     Decisions(DecisionsArgs),
-    /// All parsers of untrusted input, under fuzzing.
+    /// Fuzzing of all parsers of untrusted input.
     Fuzz(FuzzArgs),
     /// The Python package.
     Python,
-    /// The Python package as published.
+    /// The Python package, built as it is published.
     Wheel,
-    /// HTTP, queried by external programs.
+    /// The HTTP interface, queried by external programs.
     Http,
-    /// The page, in a browser.
+    /// The agent's page, in a browser.
     Page,
     /// Fleet schedulers that query agents.
     Integrations,
     /// Sweeps, on external engines.
     Sweeps,
-    /// The notebooks, the documentation as a site, and the commands in it.
+    /// The notebooks, the documentation's site, and the commands in it.
     Site,
-    /// The testbed, with the cases or groups to run; by default the default ones.
+    /// The testbed's cases or groups with these names; without names the default ones.
     Testbed(Vec<String>, Rerun),
     /// The testbed's cases on an emulated Xen host.
     Xen(Rerun),
 }
 
-/// Requirements of an emulated host, and of a Xen one in addition.
+/// Scripts that install the requirements of an emulated host, and in addition those of a Xen host.
 const XEN_SETUP: [&str; 2] = ["scripts/testbed-setup.sh", "scripts/xen-setup.sh"];
 
 impl Step {
-    /// The steps of `cargo xtask check`: fast and often failing ones first.
+    /// The steps of `cargo xtask check`. Those that are fast or often fail come first.
     pub const CHECK: [Self; 7] = [
         Self::Fmt,
         Self::Rules,
@@ -106,7 +106,7 @@ impl Step {
         steps
     }
 
-    /// Returns its name on the command line, and a short description.
+    /// Returns the step's name on the command line, and a short description.
     fn words(&self) -> (&'static str, &'static str) {
         match self {
             Self::Fmt => ("fmt", "is everything formatted? ('cargo fmt' repairs it)"),
@@ -168,7 +168,7 @@ impl Step {
         }
     }
 
-    /// Returns its name on the command line.
+    /// Returns the step's name on the command line.
     pub fn name(&self) -> &'static str {
         self.words().0
     }
@@ -178,8 +178,8 @@ impl Step {
         self.words().1
     }
 
-    /// Returns its time budget on two cores, including its share of building: more than twice that is a failure. `None` if a
-    /// person chooses its duration.
+    /// Returns the step's time budget on two cores, including its share of building. A step that takes more than twice its
+    /// budget fails. `None` if the user chooses how long it takes.
     pub fn budget(&self) -> Option<Duration> {
         let minutes = match self {
             Self::Schema | Self::Validate | Self::Decisions(_) | Self::Fuzz(_) => return None,
@@ -196,7 +196,7 @@ impl Step {
         Some(Duration::from_secs(60 * minutes))
     }
 
-    /// Returns the scripts that install its requirements.
+    /// Returns the scripts that install the step's requirements.
     fn setup(&self) -> &'static [&'static str] {
         match self {
             Self::Python | Self::Wheel => &["scripts/python-setup.sh"],
@@ -212,10 +212,10 @@ impl Step {
         }
     }
 
-    /// Installs missing requirements. That is not part of its time.
+    /// Installs missing requirements, which does not count as the step's time.
     ///
     /// # Errors
-    /// An installation failed; the script printed why.
+    /// An installation failed; the script has printed why.
     pub fn set_up(&self) -> anyhow::Result<()> {
         for script in self.setup() {
             let done = succeeds(&mut Command::new(root().join(script)))?;
@@ -234,7 +234,7 @@ impl Step {
             Self::Clippy => clippy(),
             Self::Rules => rules::run(),
             Self::Test => {
-                // Builds the requirements of later steps as well, so that they are built once.
+                // Also builds what later steps require, so that it is built only once.
                 build(Build::BesideTests)?;
                 test(&["--workspace"])
             }
@@ -273,14 +273,14 @@ impl Step {
     }
 }
 
-/// Checks the formatting of the workspace, and of the fuzz targets, which form another one.
+/// Checks the formatting of the workspace, and of the fuzz targets, which form a workspace of their own.
 fn fmt() -> anyhow::Result<Tally> {
     let workspace = succeeds(&mut cargo(&["fmt", "--all", "--", "--check"]))?;
     let targets = ["fmt", "--manifest-path", "fuzz/Cargo.toml", "--", "--check"];
     Ok(workspace + succeeds(&mut cargo(&targets))?)
 }
 
-/// Runs clippy on both: otherwise broken fuzz targets would only show when fuzzing.
+/// Runs clippy on the workspace and on the fuzz targets: a broken target would otherwise be noticed only by fuzzing.
 fn clippy() -> anyhow::Result<Tally> {
     let denied = ["--", "--deny", "warnings"];
     let workspace = succeeds(cargo(&["clippy", "--workspace", "--all-targets"]).args(denied))?;
@@ -289,9 +289,10 @@ fn clippy() -> anyhow::Result<Tally> {
     Ok(workspace + succeeds(targets.args(denied).env("CARGO_TARGET_DIR", target))?)
 }
 
-/// Shows the output of `cargo test` while it runs, and counts the tests in it.
+/// Runs `cargo test`, shows its output while it runs, and counts the tests in it.
 fn test(which: &[&str]) -> anyhow::Result<Tally> {
-    // One pipe for both: cargo names the test program on standard error before its result appears on standard output.
+    // One pipe for both: cargo names a test program on standard error, and then the program prints its result to standard
+    // output.
     let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
     let mut command = cargo(&["test", "--no-fail-fast"]);
     command.args(which);
@@ -312,13 +313,13 @@ fn test(which: &[&str]) -> anyhow::Result<Tally> {
     Ok(output.end(child.wait()?.success()))
 }
 
-/// Runs the tests of these modules, which need external programs. The whole workspace is named: a single package has other
-/// features, and would be rebuilt with everything it needs.
+/// Runs the tests of these modules, which need external programs. It names the whole workspace, because a package built alone
+/// gets other features, and its dependencies would be rebuilt.
 fn peers(modules: &[&str]) -> anyhow::Result<Tally> {
     test(&[&["--workspace", "--test", "peers", "--"], modules].concat())
 }
 
-/// Tests for Miri: package, tests, and a part of their names. They share memory between threads.
+/// The tests for Miri, all of which share memory between threads: package, cargo's options, and a part of the tests' names.
 const SHARED_MEMORY: [(&str, &[&str], &str); 2] = [
     (
         "homenode-formats",
@@ -332,7 +333,7 @@ const SHARED_MEMORY: [(&str, &[&str], &str); 2] = [
     ),
 ];
 
-/// Runs tests on Miri, each in several orders of its threads, with the pinned nightly, which is installed if missing.
+/// Runs tests on Miri, each in several orders of its threads. Installs the pinned nightly if it is missing.
 fn miri() -> anyhow::Result<Tally> {
     let target = metadata()?.target_directory.join("miri");
     nightly::install(&["miri", "rust-src"])?;
@@ -350,7 +351,7 @@ fn miri() -> anyhow::Result<Tally> {
     Ok(all)
 }
 
-/// Runs the scoreboard's own program, built for speed.
+/// Runs the scoreboard's program, in a release build.
 fn decisions(args: &DecisionsArgs) -> anyhow::Result<Tally> {
     let built = succeeds(&mut cargo(&[
         "build",
@@ -378,7 +379,7 @@ fn decisions(args: &DecisionsArgs) -> anyhow::Result<Tally> {
     Ok(tally + succeeds(&mut document)?)
 }
 
-/// Runs the tests in `deploy/shims/tests`, which count by themselves.
+/// Runs the tests in `deploy/shims/tests`, which print their own counts.
 fn integrations() -> anyhow::Result<Tally> {
     build(Build::BesideTests)?;
     let metadata = metadata()?;
@@ -398,7 +399,7 @@ fn integrations() -> anyhow::Result<Tally> {
     counts(&mut tests)
 }
 
-/// Runs the notebooks, builds the site, checks its links, and runs its tutorial.
+/// Runs the notebooks, builds the site and checks its links, and runs the tutorial on it.
 fn site() -> anyhow::Result<Tally> {
     let python_with_package = python::with_package()?;
     let metadata = metadata()?;
@@ -421,7 +422,7 @@ fn site() -> anyhow::Result<Tally> {
             .arg(metadata.target_directory.join("site"))
             .env("HOMENODE", &program)
             .env("PYTHONDONTWRITEBYTECODE", "1")
-            // Its theme advertises its successor at each build.
+            // The site's theme advertises its successor in each build.
             .env("NO_MKDOCS_2_WARNING", "1"),
     )?;
     let mut commands = python_with_package();

@@ -1,4 +1,4 @@
-//! Counts passed and failed checks, from the output of `cargo test` and other tests.
+//! Counts passed and failed checks, using the output of `cargo test` and other tests.
 
 use std::fmt;
 use std::io::{BufRead as _, BufReader};
@@ -8,14 +8,14 @@ use std::process::Command;
 
 use anyhow::Context as _;
 
-/// Checks that passed and failed.
+/// Numbers of checks, by result.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Passed.
     pub passed: u64,
-    /// Failed, or did not get as far as running.
+    /// Failed, or could not be run.
     pub failed: u64,
-    /// Not run to the end, because the emulated host died each time, through no fault of the tested code.
+    /// Skipped, or not finished because the emulated host died each time, which is no fault of the tested code.
     pub skipped: u64,
 }
 
@@ -40,7 +40,7 @@ impl Tally {
         skipped: 1,
     };
 
-    /// Parses another program's count: `3 passed, 1 failed`.
+    /// Parses the count that another program prints: `3 passed, 1 failed`.
     pub fn read(line: &str) -> Option<Self> {
         let (passed, failed) = line.strip_suffix(" failed")?.split_once(" passed, ")?;
         Some(Self {
@@ -50,7 +50,7 @@ impl Tally {
         })
     }
 
-    /// Counts one check.
+    /// Counts one check that passed or failed.
     pub fn of(passed: bool) -> Self {
         if passed { Self::PASSED } else { Self::FAILED }
     }
@@ -84,10 +84,10 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Parses the output of `cargo test`, line by line, standard output and error combined.
+/// Parses the output of `cargo test`, line by line, with standard output and standard error combined.
 ///
-/// Each test program ends with a line `test result: ok. 3 passed; 0 failed; …`. A program with its own `main` need not print
-/// one: it then counts as one test, which failed if cargo reports so.
+/// Each test program ends with a line `test result: ok. 3 passed; 0 failed; …`. A program with its own `main` may print no
+/// such line: it counts as one test, which failed if cargo says so.
 #[derive(Debug, Default)]
 pub struct TestOutput {
     counted: Tally,
@@ -102,7 +102,7 @@ impl TestOutput {
             self.counted = self.counted + tally;
             self.awaits_result = false;
         } else if line.contains("error: ") && line.contains("failed, to rerun pass") {
-            // Printed for every failed program: only the silent ones are not counted yet.
+            // cargo prints this line for every program that failed. Programs that printed a result are already counted.
             self.counted.failed += u64::from(self.awaits_result);
             self.awaits_result = false;
         } else if is_program_start(line) {
@@ -111,7 +111,7 @@ impl TestOutput {
         }
     }
 
-    /// Returns the total. A failure without a failed test (code that does not compile) counts as one.
+    /// Returns the total. If cargo failed but no test did (the code does not compile), that counts as one failure.
     pub fn end(mut self, cargo_succeeded: bool) -> Tally {
         if cargo_succeeded {
             self.end_program();
@@ -135,8 +135,8 @@ impl TestOutput {
     }
 }
 
-/// Recognises `     Running tests/x.rs (target/debug/deps/x-0123)` or `   Doc-tests homenode_units`, with colours or
-/// without.
+/// Recognises the line before a test program's output: `     Running tests/x.rs (target/debug/deps/x-0123)` or `   Doc-tests
+/// homenode_units`, with or without colours.
 fn is_program_start(line: &str) -> bool {
     (line.contains("Running ") && line.contains("/deps/")) || line.contains("Doc-tests ")
 }
@@ -152,13 +152,13 @@ fn test_result(line: &str) -> Option<Tally> {
     })
 }
 
-/// Runs tests in Python, which print their count in the last line.
+/// Runs tests written in Python, which print their counts in the last line.
 ///
 /// # Errors
-/// They cannot be started.
+/// The tests cannot be started.
 pub fn counts(tests: &mut Command) -> anyhow::Result<Tally> {
     let mut child = tests
-        // No compiled files next to the sources.
+        // Keeps Python from writing compiled files next to the sources.
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .stdout(std::process::Stdio::piped())
         .spawn()

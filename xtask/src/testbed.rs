@@ -11,7 +11,7 @@ use crate::cargo::{Build, build, metadata, succeeds};
 use crate::passed::{self, Record, Rerun};
 use crate::tally::Tally;
 
-/// The part of the testbed's `--json` output that is used here.
+/// The part of the testbed's `--json` output that is read here.
 #[derive(Debug, Deserialize)]
 struct Report {
     cases: Vec<Case>,
@@ -26,8 +26,9 @@ struct Case {
 }
 
 impl Report {
-    /// Counts the cases. If the emulated host died in every attempt, a case says nothing about Homenode: it is skipped,
-    /// never passed. If that happens to more than a third of the cases, the testbed itself is broken, and has failed.
+    /// Counts the cases. If the emulated host died in every attempt at a case, the case shows nothing about Homenode, and
+    /// counts as skipped, never as passed. If that happens to more than a third of the cases, the testbed itself is broken and
+    /// counts as failed.
     fn tally(&self) -> Tally {
         let verdict = |case: &Case| match case.verdict.as_str() {
             "pass" => Tally::PASSED,
@@ -43,10 +44,10 @@ impl Report {
     }
 }
 
-/// Time for a slow emulated host to boot before its first case.
+/// Time in which a slow emulated host boots, before its first case.
 const BOOT: Duration = Duration::from_secs(60);
 
-/// Builds the agent and the testbed, runs the cases with these names or groups, counts them, and records those that passed.
+/// Builds the agent and the testbed, runs and counts the cases with these names or groups, and records those that passed.
 pub fn run(names: &[String], rerun: Rerun) -> anyhow::Result<Tally> {
     build(match rerun {
         Rerun::All => Build::Programs,
@@ -87,7 +88,7 @@ pub fn run(names: &[String], rerun: Rerun) -> anyhow::Result<Tally> {
     Ok(cases + skipped + failure)
 }
 
-/// Returns group and name of the cases that the testbed lists.
+/// Returns the group and name of each case that the testbed lists.
 fn cases(listed: &str) -> impl Iterator<Item = (&str, &str)> {
     listed.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -95,8 +96,8 @@ fn cases(listed: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// Selects, among the listed cases, those to run in the time left, and counts those skipped because they passed before with
-/// the current files, or for lack of time. Prints which.
+/// Selects, from the listed cases, those to run in the time left. Counts the skipped cases, which have passed with the current
+/// files or would not end in time. Prints the reason for each case.
 fn changed(listed: &str, record: &mut Record, left: Duration) -> anyhow::Result<(Vec<String>, Tally)> {
     let (mut chosen, mut takes) = (Vec::new(), Duration::ZERO);
     let mut skipped = Tally::default();
@@ -168,7 +169,7 @@ mod tests {
         let (chosen, skipped) = changed(listed, &mut record, left).expect("lines");
         assert_eq!(chosen, ["boot", "quota"], "boot is always run");
         assert_eq!(skipped, Tally::SKIPPED);
-        // A boot, a case of a second, and one that may take two minutes.
+        // Enough for a boot and a case of a second, but not for a case that may take two minutes.
         let (chosen, skipped) = changed(listed, &mut record, Duration::from_secs(180)).expect("lines");
         assert_eq!(chosen, ["boot"], "what would not end in time is not begun");
         assert_eq!(skipped, Tally::SKIPPED + Tally::SKIPPED);

@@ -1,5 +1,5 @@
-//! Tests `scripts/setup.sh` on fake machines that lack something: every program with which it could change a machine is a
-//! stub that records its calls.
+//! Tests `scripts/setup.sh` on fake machines that lack something. Each program with which the script could change a machine is
+//! a stub that records its calls.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -9,24 +9,24 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tempfile::TempDir;
 
-/// Programs that the script uses and may really run.
+/// Programs that the script uses and that are really run, as they change nothing.
 const HARMLESS: [&str; 15] = [
     "sh", "basename", "cat", "chmod", "cut", "dirname", "env", "getent", "grep", "head", "mkdir", "mktemp",
     "rm", "sed", "sort",
 ];
 
-/// Reports which packages are installed: all except those in the file `missing`.
+/// Stub of dpkg-query: reports that all packages except those in the file `missing` are installed.
 const DPKG_QUERY: &str = r#"for name; do :; done; grep -qx "$name" "$DIR/missing" || printf installed"#;
 
-/// rustup without a toolchain until it is asked to install one.
+/// Stub of rustup: has no toolchain until the script installs one.
 const RUSTUP: &str = r#"case "$1" in
 which) [ -x "$DIR/toolchain/bin/cargo" ] && printf '%s\n' "$DIR/toolchain/bin/cargo" ;;
 toolchain) mkdir -p "$DIR/toolchain/bin"
     printf '#!/bin/sh\necho "cargo 99.0.0 (new)"\n' >"$DIR/toolchain/bin/cargo"; chmod 755 "$DIR/toolchain/bin/cargo" ;;
 esac"#;
 
-/// Runs one test at a time: a stub that is being written cannot be executed, and a process started meanwhile by another test
-/// would hold it open a moment too long.
+/// Runs one test at a time. A stub cannot be executed while it is open for writing, and a process that another test forks at
+/// that moment would keep it open.
 static ALONE: Mutex<()> = Mutex::new(());
 
 struct Machine {
@@ -35,7 +35,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// Creates a Debian machine with everything installed, and root as the user.
+    /// Creates a Debian machine on which everything is installed and the user is root.
     fn complete() -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let machine = Self {

@@ -1,10 +1,10 @@
-//! How long `homenode why` takes, and how often it is right, over a recorded day.
+//! How long `homenode why` takes, and how often its answer is right, over a recorded day.
 //!
-//! A day of the twin is recorded at one-second periods, with 32 VMs. Twenty times another VM makes the VM `web` slow for
-//! five minutes, alternating between one that fills its cache and one that wants its CPUs. Then `why` is run for each of
-//! them. The goal is 200 ms per answer.
+//! The benchmark records a day of the twin at one-second periods, with 32 VMs. Twenty times, another VM slows the VM `web` down
+//! for five minutes: alternately one that fills its cache, and one that competes for its CPUs. Then `why` is run for each
+//! slowdown. The goal is 200 ms per answer.
 //!
-//! The day takes a few minutes to simulate. `HOMENODE_DAY=FILE` keeps its history, and reuses it in later runs.
+//! The day takes a few minutes to simulate. If `HOMENODE_DAY=FILE` is set, its history is kept there, and reused in later runs.
 
 #![allow(clippy::print_stdout)] // figures
 
@@ -23,7 +23,7 @@ use serde_json::Value;
 
 const DAY: Ns = Ns::from_secs(24 * 3600);
 const MINUTE: Ns = Ns::from_secs(60);
-/// The window that is asked about, and how long each slowdown lasts.
+/// Length of each slowdown, and of the window that `why` is asked about.
 const WINDOW: Ns = Ns(5 * MINUTE.0);
 const TIMES: u64 = 20;
 /// The VMs that slow `web` down, alternating.
@@ -44,7 +44,7 @@ impl Show for Unseen {
     }
 }
 
-/// Returns when slowdown `turn` begins: not at round times.
+/// Returns when slowdown `turn` begins. The times are not round, so they do not coincide with minutes of the history.
 fn begin(turn: u64) -> Ns {
     Ns((turn + 2) * 65 * MINUTE.0 + turn * 7_000_000_000)
 }
@@ -120,7 +120,7 @@ fn main() {
         let middle = begin(turn) + Ns(WINDOW.0 / 2);
         let at = first.saturating_add(middle.0.cast_signed());
         let since = Instant::now();
-        // As the command does: with its own archive.
+        // Each question opens its own archive, as the command does.
         let asked = Archive::open(&path).expect("a history");
         let answer = why::ask(&asked, "web", (Some(at), WINDOW), None).expect("an answer");
         took.push(since.elapsed());

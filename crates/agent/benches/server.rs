@@ -1,15 +1,15 @@
-//! How long an answer of the agent takes, alone and with a thousand silent clients: a ratio of one run.
+//! How long an answer of the agent takes, without and with a thousand silent clients. Compare the two within one run.
 //!
-//! Then a running agent under siege: what `numad` asks must be answered within a second, and the loop must keep its period
-//! within a tenth, while a thousand clients drip requests byte by byte and reconnect when they are dropped. Measured on two
-//! CPUs of a shared EPYC server, with 200 answers and 200 cycles each:
+//! Then a running agent under siege: a thousand clients send requests byte by byte, and reconnect when they are dropped.
+//! Meanwhile `numad`'s request must be answered within a second, and the loop's period may be at most a tenth too long. Measured
+//! on two CPUs of a shared EPYC server, with 200 answers and 200 cycles each:
 //!
 //! | clients | answer, median | answer, longest | period, mean | period, longest |
 //! |---|---|---|---|---|
 //! | none | .22 ms | 8.4 ms | 102.6 ms | 131 ms |
 //! | 1000 | .49 ms | 31 ms | 103.6 ms | 141 ms |
 //!
-//! The period is 100 ms, next to three other programs that use the CPUs; the mean includes the time of a cycle of the twin.
+//! The period is set to 100 ms; three other programs used the CPUs. The mean includes the time that the twin's cycle takes.
 
 #![allow(clippy::print_stdout)] // figures
 
@@ -78,7 +78,7 @@ fn answered_beside<'a>(
     |silent| (answered(()), silent)
 }
 
-/// Connects clients that stay silent; retries connections that are refused for now.
+/// Connects clients that send nothing; retries refused connections.
 fn silent(state: &Path) -> Vec<UnixStream> {
     let path = socket_path(state);
     let connect = |_| loop {
@@ -90,7 +90,7 @@ fn silent(state: &Path) -> Vec<UnixStream> {
     (0..SILENT).map(connect).collect()
 }
 
-/// When cycles were shown.
+/// The time at which each cycle was shown.
 #[derive(Default)]
 struct Cycles(Vec<Instant>);
 
@@ -105,7 +105,7 @@ impl Show for Cycles {
     }
 }
 
-/// Runs clients that each send a byte of a request in turn, until stopped.
+/// Runs clients that each send one byte in turn, until `stop` is set.
 fn drip(state: &Path, stop: &AtomicBool) {
     let mut all = silent(state);
     for stream in &all {
@@ -120,12 +120,12 @@ fn drip(state: &Path, stop: &AtomicBool) {
                 *stream = again;
             }
         }
-        // A thousand bytes every 10 ms.
+        // That is, a thousand bytes every 10 ms.
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Asks an agent what `numad` asks, alone or under siege; prints how long answers took, and the periods.
+/// Sends an agent `numad`'s request, alone or under siege; prints how long answers took, and the periods.
 fn siege(clients: &str) {
     let dir = tempfile::tempdir().expect("a directory");
     let state = dir.path();

@@ -4,17 +4,17 @@
 //!   loop ── push ─▶ backlog (16 MiB at most) ── writer's thread ─▶ standard output
 //! ```
 //!
-//! The loop on a real host must not wait for a reader: VMs wait for the loop, and the guard treats an agent that stands still
-//! as hung. So a thread writes, and entries wait here for it. When they exceed the limit, the oldest cycles are dropped,
-//! since later ones supersede them; lines and summaries are dropped only when no cycle is left. The next entry written is
-//! preceded by how many were dropped.
+//! The loop on a real host must not wait for a reader: VMs wait for the loop, and the guard treats a stalled agent as hung. So a
+//! separate thread writes, and entries wait here for it. If they exceed the limit, the oldest cycles are dropped, since later
+//! ones supersede them; lines and summaries are dropped only if no cycle is left. Before the next entry, the writer says how many
+//! were dropped.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The most that may wait, in bytes.
+/// The most bytes that may wait.
 const BYTES_MAX: usize = 16 << 20;
 
 /// Something to show.
@@ -22,17 +22,17 @@ const BYTES_MAX: usize = 16 << 20;
 pub enum Entry {
     /// Lines that readers should not miss.
     Lines(String),
-    /// A cycle's events, and the picture after it, which replaces the last.
+    /// A cycle's events, and the picture after it, which replaces the previous picture.
     Cycle {
         /// The events, as lines.
         events: String,
-        /// Tables; empty if there is no terminal.
+        /// Tables; empty if the output is not a terminal.
         picture: String,
     },
 }
 
 impl Entry {
-    /// Memory that it takes while it waits.
+    /// Returns the memory that the entry takes while it waits.
     fn bytes(&self) -> usize {
         let text = match self {
             Entry::Lines(lines) => lines.len(),
@@ -52,7 +52,7 @@ pub struct Dropped {
 }
 
 impl Dropped {
-    /// The message for the reader.
+    /// Returns the message that tells the reader how many entries were dropped.
     pub fn sentence(self) -> String {
         let others = match self.others {
             0 => String::new(),
@@ -78,7 +78,7 @@ impl Drop for Backlog {
 #[derive(Default)]
 struct Shared {
     waiting: Mutex<Waiting>,
-    /// Signals a new entry, or that one was written.
+    /// Signals that an entry was queued or written.
     changed: Condvar,
 }
 
@@ -87,17 +87,17 @@ struct Waiting {
     entries: VecDeque<Entry>,
     bytes: usize,
     dropped: Dropped,
-    /// The writer is writing an entry.
+    /// Whether the writer is writing an entry.
     is_writing: bool,
-    /// No more entries come.
+    /// Whether no more entries will come.
     is_last: bool,
-    /// Writing failed: nothing more can be written.
+    /// Whether writing has failed, so nothing more can be written.
     is_closed: bool,
 }
 
 impl Backlog {
-    /// Starts the thread. `write` writes an entry after reporting what was dropped before it; it is not called again once it
-    /// fails.
+    /// Starts the thread. `write` reports how many entries were dropped, and then writes the entry. After it has failed, it is
+    /// not called again.
     ///
     /// # Errors
     /// If the thread cannot start.
@@ -128,12 +128,12 @@ impl Backlog {
         }
     }
 
-    /// Whether nothing more can be written.
+    /// Returns true if nothing more can be written.
     pub fn is_closed(&self) -> bool {
         self.shared.lock().is_closed
     }
 
-    /// Waits up to `patience` until everything is written, or can no longer be. Returns whether nothing waits any more.
+    /// Waits up to `patience` until everything is written, or writing has failed. Returns true if nothing waits any more.
     pub fn drain(&self, patience: Duration) -> bool {
         let waiting = self.shared.lock();
         let is_left = |waiting: &mut Waiting| !waiting.is_closed && waiting.is_left();
@@ -147,7 +147,7 @@ impl Shared {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next entry and returns it with what was dropped before it, or `None` after the last.
+    /// Waits for the next entry; returns it with the number of entries dropped before it, or `None` after the last entry.
     fn take(&self) -> Option<(Dropped, Entry)> {
         let is_idle = |waiting: &mut Waiting| waiting.entries.is_empty() && !waiting.is_last;
         let waiting = self.changed.wait_while(self.lock(), is_idle);
@@ -179,7 +179,7 @@ impl Waiting {
     fn push(&mut self, entry: Entry) {
         self.bytes += entry.bytes();
         self.entries.push_back(entry);
-        // The newest is kept, however long, unless only lines are left besides it: those matter more.
+        // Keeps the newest entry however long it is, unless only lines are left besides it, since lines matter more than a cycle.
         while self.bytes > BYTES_MAX && self.entries.len() > 1 {
             let is_cycle = |entry: &Entry| matches!(entry, Entry::Cycle { .. });
             let oldest = self.entries.iter().position(is_cycle);
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
     use std::io::{PipeReader, Read as _, Write as _};
 
-    /// A backlog that writes to a pipe which holds far less than one entry.
+    /// Returns a backlog that writes to a pipe whose buffer holds far less than one entry.
     fn before_a_pipe() -> (Backlog, PipeReader) {
         let (reader, mut writer) = io::pipe().expect("a pipe");
         let backlog = Backlog::start(move |dropped, entry| {
@@ -253,7 +253,7 @@ mod tests {
             .iter()
             .find_map(|line| line.split_once(" cycles are not shown"));
         let missed: usize = missed.expect("some were dropped").0.parse().expect("a count");
-        // The writer holds one more than fits.
+        // Not counted as waiting: the entry that the writer holds.
         assert_eq!(count("cycle"), 100 - missed);
         assert!(
             (BYTES_MAX >> 20) <= count("cycle") + 1 && count("cycle") <= (BYTES_MAX >> 20) + 1,

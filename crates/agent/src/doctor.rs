@@ -1,5 +1,5 @@
-//! Examines the host: for each feature of the agent, what is present or missing, what that costs, and the remedy. Changes
-//! nothing. Only libvirt could hang, so it gets 8 s.
+//! Examines the host. Says for each feature of the agent what is present or missing, what its absence costs, and the remedy.
+//! Changes nothing. Only libvirt could hang, so its answer may take at most 8 s.
 
 pub mod text;
 
@@ -33,16 +33,16 @@ const TOPOLOGY: &str = homenode_undo::TOPOLOGY_SOCKET;
 pub struct Examined {
     /// The machine's name, if it can be read.
     pub machine: Option<String>,
-    /// What the kernel does with memory by itself.
+    /// The kernel's own memory settings, such as AutoNUMA and KSM.
     pub kernel: KernelSettings,
     /// All features, present or not.
     pub features: Vec<Feature>,
 }
 
-/// Something that the agent can do, or uses.
+/// A feature of the agent, or something that the agent uses.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Feature {
-    /// Its name.
+    /// The feature's name.
     pub feature: &'static str,
     /// Whether it is present.
     pub has: bool,
@@ -55,7 +55,7 @@ pub struct Feature {
 }
 
 impl Feature {
-    /// Returns whether it is missing and there is no remedy, on this hardware or at all.
+    /// Returns true if the feature is missing and has no remedy, on this hardware or at all.
     pub fn is_out_of_reach(&self) -> bool {
         !self.has
             && self
@@ -64,13 +64,13 @@ impl Feature {
                 .is_none_or(|remedy| remedy.starts_with("none"))
     }
 
-    /// Returns whether it is a manager of VMs.
+    /// Returns true if the feature is a manager of VMs.
     fn is_of_vms(&self) -> bool {
         matches!(self.feature, "libvirt" | "plain QEMU" | "Xen")
     }
 }
 
-/// Where to look.
+/// The places to examine.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// Root of the host's files: `/`, except in tests.
@@ -81,7 +81,7 @@ pub struct Places {
     pub libvirt: Vms,
 }
 
-/// What is missing, what that costs, and the remedy.
+/// Why a feature is missing, what that costs, and the remedy.
 struct Lack {
     found: String,
     costs: &'static str,
@@ -100,7 +100,7 @@ type Found = Result<String, Lack>;
 
 /// Examines this host.
 pub fn examine(places: &Places) -> Examined {
-    // A dom0 that lacks something is examined as a dom0, which shows what is missing.
+    // A dom0 that lacks something is examined as a dom0, so the report shows what it lacks.
     if homenode_xen::is_dom0(&places.root).unwrap_or(true) {
         return examine_dom0(places);
     }
@@ -144,13 +144,13 @@ fn examine_dom0(places: &Places) -> Examined {
     });
     Examined {
         machine: machine.as_ref().map(|machine| machine.name.clone()),
-        // Dom0's own kernel decides nothing about domains.
+        // The kernel of dom0 does not place domains' memory.
         kernel: KernelSettings::default(),
         features: told(of_xen.chain([("nodes", nodes(nodes_of))]).chain(besides(places))),
     }
 }
 
-/// Returns what the agent needs whatever runs the VMs.
+/// Returns the features that the agent needs whatever manages the VMs.
 fn besides(places: &Places) -> [(&'static str, Found); 5] {
     let Places { root, state, .. } = places;
     [
@@ -201,7 +201,7 @@ fn of_libvirt(libvirt: &Vms, (probed, qemu): (&Result<(), ConnectError>, &[QemuV
     Err(lack(found, "no VM is seen or managed", remedy))
 }
 
-/// Reports which VMs not managed by libvirt can be changed: it depends on who owns their cgroups and monitors.
+/// Reports how far the agent can change VMs that libvirt does not manage: that depends on who owns their cgroups and monitors.
 fn of_qemu(vms: &[QemuVm], libvirt: &Result<(), ConnectError>) -> Found {
     if vms.is_empty() {
         return Err(lack(

@@ -1,4 +1,4 @@
-//! Drained nodes, on disk: upgrading the agent in the middle of a repair must not bring VMs back to them.
+//! Stores on disk which nodes are drained, so upgrading the agent in the middle of a repair does not bring VMs back to them.
 
 use std::path::{Path, PathBuf};
 
@@ -7,13 +7,13 @@ use homenode_undo::state_dir::StateDir;
 use homenode_units::NodeSet;
 
 const FILE: &str = "drained";
-/// A list of all nodes of any host is shorter.
+/// A list of all nodes is shorter than this on any host.
 const BYTES_MAX: u64 = 4096;
 
 /// The file of drained nodes.
 #[derive(Clone, Debug, Default)]
 pub struct DrainFile {
-    /// `None` if there is nowhere to keep it: the drain then ends with the agent.
+    /// `None` if there is no directory to keep it in: the drain then ends with the agent.
     dir: Option<PathBuf>,
 }
 
@@ -44,10 +44,10 @@ impl DrainFile {
         })
     }
 
-    /// Writes the nodes; with none, removes the file.
+    /// Writes the nodes; removes the file if there are none.
     ///
     /// # Errors
-    /// A sentence for the operator.
+    /// A sentence for the operator if the file cannot be written.
     pub fn write(&self, nodes: &NodeSet) -> anyhow::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
         let written = StateDir::open(dir).and_then(|dir| match nodes.is_empty() {

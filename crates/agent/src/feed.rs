@@ -1,5 +1,5 @@
-//! What the loop publishes to readers: the host as last seen, recent events, and sums over the run. One lock guards it, held
-//! only while pointers are swapped; readers do the formatting themselves.
+//! What the loop publishes to readers: the host's last state, recent events, and sums over the run. One lock guards it, and is
+//! held only while pointers are swapped; readers do the formatting themselves.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,18 +13,18 @@ use tokio::sync::watch;
 
 use crate::wall_clock::WallClock;
 
-/// Events kept for late readers; a long list of moved frames counts as more than one.
+/// Most events kept for late readers. A move of many frames counts as several events.
 const KEPT_MAX: usize = 4096;
 /// Most notices that may wait.
 const NOTICES_MAX: usize = 16;
-/// Frame moves that weigh as much as one event.
+/// Number of frame moves that count as one event.
 const MOVES_PER_EVENT: usize = 64;
 /// Upper bounds of the duration buckets, in seconds.
 pub const DURATIONS_S: [f64; 12] = [
     0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0,
 ];
 
-/// The host as it was last seen.
+/// The host at the last sample.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// Wall-clock time, in nanoseconds since 1970.
@@ -57,13 +57,13 @@ pub struct Message {
 /// A route of moved pages: VM, its name, from, to, policy. `from` is not known for every move.
 pub type Route = (VmId, String, Option<NodeSet>, NodeSet, &'static str);
 
-/// The last decision of each policy, action and outcome that is in the history.
+/// For each policy, action and outcome, the last such decision that is in the history.
 pub type LastWritten = BTreeMap<(String, String, String), Written>;
 
 /// A histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Durations {
-    /// Count per bucket of [`DURATIONS_S`], not cumulative; the last one counts anything longer.
+    /// Count per bucket of [`DURATIONS_S`], not cumulative. The last count is of all longer durations.
     pub counts: [u64; DURATIONS_S.len() + 1],
     /// Total duration.
     pub sum: Duration,
@@ -86,11 +86,11 @@ pub struct Sums {
     pub failed_looks: u64,
     /// Plans that the host refused.
     pub refused_plans: u64,
-    /// By policy, action and outcome.
+    /// Number of decisions by policy, action and outcome.
     pub decisions: BTreeMap<(&'static str, &'static str, &'static str), u64>,
-    /// By policy.
+    /// Number of findings by policy.
     pub findings: BTreeMap<&'static str, u64>,
-    /// Bytes moved, of VMs that still run.
+    /// Bytes moved by route, for VMs that still run.
     pub moved: BTreeMap<Route, u64>,
     /// How long each phase of the cycles took.
     pub phases: BTreeMap<Phase, Durations>,
@@ -174,7 +174,7 @@ impl Feed {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No statement in here can panic and leave the state half changed.
+        // Recovering from poison is safe: no statement under this lock can panic and leave the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -191,7 +191,7 @@ impl Feed {
         let events: Vec<Event> = cycle.events.clone();
         let status = cycle.status.clone();
         let mut state = self.lock();
-        // Copied only while a reader holds it.
+        // Copies the sums only if a reader holds them.
         let sums = Arc::make_mut(&mut state.sums);
         sums.cycles += 1;
         for event in &events {
@@ -219,7 +219,7 @@ impl Feed {
         self.news.send_replace(next);
     }
 
-    /// Notes decisions that are now in the history.
+    /// Stores decisions that are now in the history.
     pub(crate) fn recorded(&self, written: Vec<Written>) {
         if written.is_empty() {
             return;
@@ -266,13 +266,13 @@ impl Feed {
         std::mem::take(&mut self.lock().notices)
     }
 
-    /// Returns the host as last seen, and the current error if it cannot be read.
+    /// Returns the host at the last sample, and the current error if it cannot be read.
     pub fn seen(&self) -> (Option<Arc<Seen>>, Option<Arc<str>>) {
         let state = self.lock();
         (state.seen.clone(), state.trouble.clone())
     }
 
-    /// Returns when the loop last sampled the host or tried to; before that, when the run began.
+    /// Returns when the loop last sampled the host, successfully or not; before the first sample, when the run began.
     pub fn looked(&self) -> Instant {
         self.lock().looked.unwrap_or(self.begun)
     }
@@ -282,7 +282,7 @@ impl Feed {
         Arc::clone(&self.lock().sums)
     }
 
-    /// Returns the last decisions that are in the history.
+    /// Returns the last decisions that are in the history, by policy, action and outcome.
     pub fn last_written(&self) -> Arc<LastWritten> {
         Arc::clone(&self.lock().last_written)
     }
@@ -297,7 +297,7 @@ impl Feed {
         self.lock().next
     }
 
-    /// Returns the message with this number, or the oldest one kept if that is later.
+    /// Returns the message with this number, or the oldest one kept if that message was already dropped.
     pub fn from(&self, number: u64) -> Option<Arc<Message>> {
         let state = self.lock();
         let first = state.kept.front()?.number;

@@ -1,4 +1,4 @@
-//! Answers requests: from the loop's state, or once the loop has carried out a setting.
+//! Answers requests, either at once from the loop's state, or after the loop has carried out a setting.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,7 +24,7 @@ use crate::answers::{permits, placed};
 use crate::drain_file::DrainFile;
 use crate::wall_clock::WallClock;
 
-/// Why there is no advice on a VM's memory policy.
+/// The reason given if there is no advice on a VM's memory policy.
 const NOT_WATCHED: &str = "it was not watched yet: the agent has just begun, or runs no memory policies";
 
 /// Answers requests.
@@ -40,7 +40,7 @@ pub struct Handler {
     pub drains: DrainFile,
 }
 
-/// An answer, or one that holds once a setting is carried out.
+/// An answer that is valid now, or one that becomes valid when a setting has been carried out.
 pub(crate) enum Answered {
     Now(Answer),
     Once(VmId, Setting, Answer),
@@ -53,7 +53,7 @@ pub(crate) struct Wish {
     /// The settings when the request came in.
     pub now: VmSettings,
     pub wanted: VmSettings,
-    /// Whether to write all of them, whatever is in force (`If-Match: *`).
+    /// Whether to write all settings, whatever is in force (`If-Match: *`).
     pub is_whole: bool,
 }
 
@@ -70,10 +70,10 @@ impl Handler {
         Ok((vm, VmSettings::of(&settings)))
     }
 
-    /// Returns the settings to write: those that change, or all of them if the wish is whole.
+    /// Returns the settings to write: only those that change, or all of them if the wish is whole.
     ///
     /// # Errors
-    /// If the VM cannot have a setting.
+    /// If the VM cannot have the memory policy.
     pub(crate) fn check(&self, wish: &Wish) -> Result<Vec<Setting>, ApiError> {
         let Wish {
             vm,
@@ -102,11 +102,11 @@ impl Handler {
 
     /// Locks the loop's state, if the loop has sampled the host.
     fn looked(&self) -> Result<MutexGuard<'_, Control>, ApiError> {
-        // A panic in the loop leaves the state between two statements of a policy; answers from it are still right.
+        // A panic in the loop can only interrupt it between two statements of a policy, so the state still gives right answers.
         let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
         match control.has_looked() {
             true => Ok(control),
-            // The client then samples the host itself.
+            // The client reacts to this error by sampling the host itself.
             false => Err(ApiError::NotYet {
                 why: "the agent has not looked at the host yet".to_owned(),
             }),
@@ -116,7 +116,7 @@ impl Handler {
     /// Answers a request.
     ///
     /// # Errors
-    /// If no such VM runs, the request makes no sense, or the agent cannot answer or do it.
+    /// If no such VM runs, the request is invalid, or the agent cannot answer or carry it out.
     pub(crate) fn answer(&self, request: Request) -> Result<Answered, ApiError> {
         let machine = &self.machine;
         let mut control = self.looked()?;
@@ -202,7 +202,7 @@ fn place(control: &Control, machine: &Machine, ask: &Ask) -> Placed {
     placed(&found, beside)
 }
 
-/// Returns the working sets of all VMs, or of the named one, which is watched from now on.
+/// Returns the working sets of all VMs. If a VM is named, starts to watch it, and returns only its working set.
 fn watch(
     control: &mut Control,
     machine: &Machine,
@@ -227,7 +227,7 @@ fn reserved(control: &mut Control, machine: &Machine, asked: Asked) -> Reserved 
     }
 }
 
-/// Returns the host's status, and adds to each VM the reason if the agent serves no topology to guests.
+/// Returns the host's status. If the agent serves no topology to guests, adds the reason to each VM.
 fn told(control: &Control, machine: &Machine) -> Status {
     let mut status = control.status(machine);
     for vm in &mut status.vms {
@@ -246,7 +246,7 @@ fn overview(control: &Control, machine: &Machine) -> Overview {
     Overview { status, events }
 }
 
-/// Returns the VM with this name, or all.
+/// Returns the VM with this name, or all VMs if no name is given.
 fn chosen<'a>(status: &'a Status, name: Option<&str>) -> Result<Vec<&'a VmStatus>, ApiError> {
     match name {
         Some(name) => Ok(vec![named(&status.vms, name)?]),
@@ -343,7 +343,7 @@ fn permit_usage(control: &Control, machine: &Machine, vm: Option<&str>) -> Resul
     let lines: Vec<Line> = control.hourly_usage().lines().filter(of).collect();
     if let Some(name) = vm {
         match named(&control.status(machine).vms, name) {
-            // A VM that has ended has used some, too.
+            // The VM has ended, but used some of its permit before.
             Err(ApiError::NoSuchVm { .. }) if !lines.is_empty() => {}
             running => {
                 running?;

@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 use crate::usage_file::Clock;
 use crate::wall_clock::WallClock;
 
-/// Path of the history of a host's agent: unlike the state directory, it survives a reboot.
+/// Path of the history on a real host. Unlike the state directory, the history survives a reboot.
 pub const HISTORY: &str = "/var/lib/homenode/history.sqlite";
 
-/// Returns the path of the history of an agent with this state directory.
+/// Returns the path of the history of an agent that has this state directory.
 pub fn beside(state: &Path) -> PathBuf {
     if state == Path::new(STATE_DIR) {
         HISTORY.into()
@@ -47,8 +47,7 @@ impl History {
         }
     }
 
-    /// Begins to record a run. If the file cannot be written there is no history, only a notice: that does not stop the
-    /// agent.
+    /// Begins to record a run. If the file cannot be written, the agent runs without a history, and a notice says so.
     pub fn begin(
         path: &Path,
         (config, mode): (&Config, Mode),
@@ -88,7 +87,7 @@ impl History {
         history
     }
 
-    /// Returns whether the run is recorded.
+    /// Returns true if the run is recorded.
     pub fn is_kept(&self) -> bool {
         self.recorder.is_some()
     }
@@ -138,19 +137,19 @@ impl History {
 /// The key in a recorded sample that holds the rest of its cycle.
 const TURN: &str = "turn";
 
-/// What a cycle was decided from, and what it decided, in the recorded form.
+/// A cycle in recorded form: the sample and other inputs it was decided from, and what it decided.
 #[derive(Serialize)]
 struct Recorded<'a> {
     #[serde(flatten)]
     sample: &'a Sample,
-    /// Under [`TURN`].
+    /// Stored under the key [`TURN`].
     turn: &'a Turn,
 }
 
-/// Parses a recorded sample and the rest of its cycle, which is `None` if an older version wrote it.
+/// Parses a recorded sample and the rest of its cycle. The rest is `None` if an older version wrote the sample.
 ///
 /// # Errors
-/// If it is no sample.
+/// If the value is not a sample.
 pub fn read_recorded(mut value: Value) -> serde_json::Result<(Sample, Option<Turn>)> {
     let turn = value.get_mut(TURN).map(Value::take);
     let turn = turn.map(serde_json::from_value).transpose()?;

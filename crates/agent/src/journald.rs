@@ -1,14 +1,14 @@
-//! Writes events as entries of systemd's journal, with fields to search by (`journalctl HOMENODE_VM=web`), if standard output
-//! is connected to it. Everything else is plain lines, as elsewhere.
+//! Writes events as entries of systemd's journal, with fields to search by (`journalctl HOMENODE_VM=web`), if standard output is
+//! connected to the journal. All other output is plain lines, as on a terminal.
 //!
 //! | field | holds |
 //! |---|---|
-//! | `MESSAGE_ID` | which kind of event it is ([`MESSAGE_IDS`]) |
-//! | `PRIORITY` | 6 for what happened, 5 for findings, 4 for what failed or was refused |
+//! | `MESSAGE_ID` | the id of the event's kind ([`MESSAGE_IDS`]) |
+//! | `PRIORITY` | 4 for failed actions and refused plans, 5 for findings, 6 for all other events |
 //! | `HOMENODE_EVENT` | the kind, as `homenode run --json` names it |
-//! | `HOMENODE_VM`, `HOMENODE_VM_UUID` | the VM, where it is about one |
-//! | `HOMENODE_POLICY` | who decided or found it |
-//! | `HOMENODE_DECISION`, `HOMENODE_OUTCOME` | what was decided, and what came of it |
+//! | `HOMENODE_VM`, `HOMENODE_VM_UUID` | the VM, if the event is about one |
+//! | `HOMENODE_POLICY` | the policy that decided or found it |
+//! | `HOMENODE_DECISION`, `HOMENODE_OUTCOME` | the kind of action, and of its outcome |
 
 use std::io;
 use std::os::fd::AsFd;
@@ -45,7 +45,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// The journal, if standard output is connected to it.
+    /// Connects to the journal if standard output is connected to it.
     pub fn of_output() -> Option<Journal> {
         let stream = std::env::var("JOURNAL_STREAM").ok()?;
         is_stream(&stream, rustix::stdio::stdout())
@@ -61,7 +61,7 @@ impl Journal {
         Ok(Journal { socket })
     }
 
-    /// Writes an entry; returns whether the journal took it.
+    /// Writes an entry; returns true if the journal took it.
     pub fn takes(&self, text: &str, event: Option<&Event>) -> bool {
         let mut entry = Vec::new();
         put(&mut entry, "MESSAGE", text);
@@ -73,12 +73,12 @@ impl Journal {
     }
 }
 
-/// Whether a descriptor is the one that `JOURNAL_STREAM` names: another program may have redirected it since.
+/// Returns true if `descriptor` is the stream that `JOURNAL_STREAM` names. Another program may have redirected it since.
 fn is_stream(named: &str, descriptor: impl AsFd) -> bool {
     rustix::fs::fstat(descriptor).is_ok_and(|stat| named == format!("{}:{}", stat.st_dev, stat.st_ino))
 }
 
-/// Appends a field in the journal's format: a value of several lines is preceded by its length.
+/// Appends a field in the journal's format, in which a value of several lines is preceded by its length.
 fn put(entry: &mut Vec<u8>, field: &str, value: &str) {
     entry.extend(field.as_bytes());
     if value.contains('\n') {
@@ -91,7 +91,7 @@ fn put(entry: &mut Vec<u8>, field: &str, value: &str) {
     entry.push(b'\n');
 }
 
-/// The search fields of an event.
+/// Returns the search fields of an event.
 fn fields(event: &Event) -> Vec<(&'static str, String)> {
     let all = serde_json::to_value(event).unwrap_or_default();
     let text = |key: &str| all[key].as_str().map(str::to_owned);

@@ -1,5 +1,6 @@
-//! The agent: the control loop over one host, and what makes it a service: a server that answers clients, usage of permits on
-//! disk, a queue that takes operators' settings to the loop, and, on a real host, a guard that outlives it.
+//! The agent: the control loop over one host, and the parts that make it a service. These are a server that answers clients, a
+//! file that keeps the usage of permits, a queue that takes operators' settings to the loop, and, on a real host, a guard that
+//! outlives the agent.
 //!
 //! ```text
 //!   signals ─▶ WakeSignal      clients ─▶ server ── what is known ──▶ Control ◀── begin, finish ── run ◀──▶ Host

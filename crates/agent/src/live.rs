@@ -1,4 +1,4 @@
-//! The agent on a real host: the same loop, made crash-safe.
+//! Runs the agent on a real host: the same loop as on the twin, made crash-safe.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ use crate::trace::Tracer;
 use crate::usage_file::{Clock, UsageFile};
 use crate::wall_clock::WallClock;
 
-/// How long a restarted agent has to take over before the guard restores what the dead one had set.
+/// How long a restarted agent has to take over before the guard restores what the dead agent had set.
 const GRACE: &str = "10s";
 
 /// The last document of a run on a real host.
@@ -57,9 +57,9 @@ struct LivePolicy {
 pub struct Run {
     /// What manages the VMs.
     pub vms: Managed,
-    /// Directory of journal, usage and socket.
+    /// Directory of the journal, the usage file and the sockets.
     pub state: PathBuf,
-    /// Path of the history; default: next to the state, and none for a dry run.
+    /// Path of the history. By default it is next to the state, and a dry run has none.
     pub history: Option<PathBuf>,
     /// Where to serve HTTP over TCP, in addition to a socket in the state directory.
     pub listen: Option<Listen>,
@@ -75,7 +75,7 @@ pub struct Run {
     pub duration: Option<Ns>,
     /// Commit of the build.
     pub commit: &'static str,
-    /// How its settings are reloaded.
+    /// Reloads of the agent's own settings.
     pub reload: Reload,
 }
 
@@ -95,7 +95,7 @@ pub fn run(
     let heard_by = service.clone();
     let heartbeat = Heartbeat::heard_by(move || heard_by.feed());
     let machine = vms.machine()?;
-    // Before anything is changed: failing to create the file is a mistake on the command line.
+    // Comes first, because failing to create this file is a mistake on the command line: nothing must have been changed yet.
     let begin = |path: &PathBuf| Tracer::begin(path, &machine.name, &machine, WhenFull::LeaveOut);
     let trace = run.trace.as_ref().map(begin).transpose()?;
     let mut host = connect((run, config), &machine, wake_signal, &heartbeat)?;
@@ -107,7 +107,7 @@ pub fn run(
     let control = Arc::new(Mutex::new(control));
     let clock = WallClock::start(Clock::Wall);
     let named = format!("{} at {vms}", machine.name);
-    // Before the guard starts: opening a long history reads it once, and the agent sends no heartbeat meanwhile.
+    // Comes before the guard starts: opening a long history reads it in full, and meanwhile the agent sends no heartbeat.
     let (path, history) = begin_history(run, config, clock, (&named, &machine));
     let mut guard = kept
         .map(|state| Watched::start(state, vms, &heartbeat))
@@ -166,7 +166,7 @@ pub fn run(
     Ok(())
 }
 
-/// Returns the host's notices, and one if the guard was lost.
+/// Returns the host's notices, and a notice if the guard was lost.
 fn notices_of(host: &mut dyn RealHost, mut guard: Option<&mut Watched<'_>>) -> Vec<String> {
     let lost = guard.as_mut().and_then(|guard| guard.look());
     if let Some(guard) = guard {
@@ -175,15 +175,14 @@ fn notices_of(host: &mut dyn RealHost, mut guard: Option<&mut Watched<'_>>) -> V
     host.take_notices().into_iter().chain(lost).collect()
 }
 
-/// Takes over an earlier agent's homes and drained nodes. Also returns a notice if the drain could not be taken over in
-/// full.
+/// Takes over the homes and drained nodes of an earlier agent. Also returns a notice if a drain could not be fully taken over.
 fn take_up(host: &dyn RealHost, kept: Option<&Path>, control: &mut Control) -> (DrainFile, Option<String>) {
     for vm in host.carried_over() {
         control.adopt(vm.vm, vm.home);
     }
     let drains = DrainFile::of(kept);
     let begun = drains.read().and_then(|nodes| {
-        // A node under repair may be gone by now.
+        // A drained node may be gone: its repair can remove it.
         let there = nodes.intersection(&host.machine().node_set());
         if !there.is_empty() {
             let drained = control.drain(host.machine(), there.clone());
@@ -197,7 +196,7 @@ fn take_up(host: &dyn RealHost, kept: Option<&Path>, control: &mut Control) -> (
     (drains, begun.err().map(|error| error.to_string()))
 }
 
-/// Returns what cannot be done on this host, for the operator.
+/// Returns notices on what cannot be done on this host.
 fn limits_of(vms: &Managed, machine: &Machine, policies: PolicySet) -> Vec<String> {
     let mut limits = machine.notes.clone();
     if machine.home_nodes().len() < 2 {
@@ -239,7 +238,7 @@ fn connect(
     run.vms.connect(options)
 }
 
-/// Begins the history of a run; a dry run has one only if its path is given.
+/// Begins the history of a run. A dry run has a history only if the operator gave its path.
 fn begin_history(
     run: &Run,
     config: &Config,
@@ -256,7 +255,7 @@ fn begin_history(
     (path, history)
 }
 
-/// Ends a run: restores the VMs' settings, and reports what is left.
+/// Ends a run: restores the VMs' settings, and reports what could not be restored.
 fn give_back(
     run: &Run,
     mut host: Box<dyn RealHost>,
@@ -270,13 +269,13 @@ fn give_back(
         host.restore().failures
     };
     let is_guarded = guard.is_some();
-    // What could not be restored is left to the guard, which retries once the agent is gone.
+    // The guard restores the rest: it retries once the agent is gone.
     match guard {
         Some(guard) if failures.is_empty() => guard.goodbye(),
         guard => drop(guard),
     }
     let machine = host.machine().clone();
-    // This also drops its locks: printing may wait for a slow reader.
+    // Dropping the host also releases its locks. This comes before printing, which may wait for a slow reader.
     drop(host);
     for failure in &failures {
         output.line(failure);
@@ -302,7 +301,7 @@ fn give_back(
     Ok(())
 }
 
-/// Returns how a run left the VMs, or an error if something was not restored, with what goes on trying.
+/// Returns a sentence on how the run left the VMs. If something was not restored, returns an error that says what still tries.
 fn last_words(
     is_kept: bool,
     failures: usize,
@@ -329,15 +328,15 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// The agent's guard, which the agent watches as the guard watches it.
+/// The agent's guard. The agent and the guard watch each other.
 struct Watched<'a> {
     state: &'a Path,
     vms: &'a Managed,
     heartbeat: &'a Heartbeat,
     guard: Option<Guard>,
-    /// A notice about how the first guard runs, if any.
+    /// A notice from the start of the first guard, if any.
     begun_so: Option<String>,
-    /// The last notice: it is not repeated in every period.
+    /// The last notice, kept so that it is not repeated every period.
     said: Option<String>,
 }
 
@@ -354,7 +353,7 @@ impl<'a> Watched<'a> {
         })
     }
 
-    /// Starts another guard if this one has ended or hung. Returns a notice for the operator, if any.
+    /// Starts another guard if this one has ended or hangs. Returns a notice for the operator, if any.
     fn look(&mut self) -> Option<String> {
         if self.guard.as_mut().is_some_and(Guard::is_there) {
             return self.begun_so.take();
@@ -378,14 +377,14 @@ impl<'a> Watched<'a> {
     }
 }
 
-/// Starts a guard. Also returns a notice if it could not get a unit of its own.
+/// Starts a guard. Also returns a notice if the guard could not get a systemd unit of its own.
 fn start_guard(
     state: &Path,
     vms: &Managed,
     heartbeat: &Heartbeat,
 ) -> anyhow::Result<(Guard, Option<String>)> {
     let exe = std::env::current_exe().context("cannot find the program's own file, which the guard runs")?;
-    // An upgrade replaces the file of a running agent; the kernel still has the program.
+    // An upgrade replaces the file of a running agent, but the kernel still has the old program.
     let exe = if exe.exists() {
         exe
     } else {
@@ -411,11 +410,11 @@ fn start_guard(
     Ok((guard, said))
 }
 
-/// Runs the guard process: waits for the agent's end, and undoes its changes unless another agent follows within `grace`.
-/// Its standard input is the agent's pipe. `say` reports what could not be undone yet.
+/// Runs the guard process: waits for the agent's end, and undoes its changes unless another agent takes over within `grace`.
+/// Standard input is the pipe from the agent. `say` reports what could not be undone yet.
 ///
 /// # Errors
-/// If it cannot share the right to act on this host.
+/// If the guard cannot share the right to act on this host.
 pub fn guard(vms: &Managed, state: &Path, grace: Ns, say: impl FnMut(&str)) -> anyhow::Result<()> {
     let (pipe, mut answers) = (std::io::stdin(), std::io::stdout());
     let root = Path::new("/");
@@ -441,14 +440,11 @@ pub struct Released {
     pub count: usize,
     /// Further notices for the operator.
     pub notices: Vec<String>,
-    /// Why more may still be in force, if the journal was lost.
+    /// If the journal was lost: why changes that it listed may still be in force.
     pub lost_journal: Option<String>,
 }
 
-/// Restores what the journal and the VMs' marks list. First ends the guard of a dead agent if it is stopped or hung.
-///
-/// # Errors
-/// If an agent runs, or something cannot be restored.
+/// Restores what the journal and the marks on VMs list. First ends the guard of a dead agent if that guard is stopped or hangs.
 pub fn release(vms: &Managed, state: &Path) -> anyhow::Result<Released> {
     let options = Options {
         state_dir: state.to_owned(),

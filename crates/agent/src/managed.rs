@@ -1,4 +1,4 @@
-//! Real hosts: which software runs a host's VMs, and what the agent needs from it besides the host contract.
+//! Real hosts: which software manages a host's VMs, and what the agent needs from that software besides the host contract.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use homenode_undo::journal::Journal;
 use homenode_undo::{Options, RealHost, Undone};
 use homenode_xen::{XenError, XenHost};
 
-/// What runs the VMs of a real host. Written as in `--host`: `libvirt:URI`, `qemu` or `xen`.
+/// The software that runs the VMs of a real host. Its text form is that of `--host`: `libvirt:URI`, `qemu` or `xen`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Managed {
     /// KVM.
@@ -20,10 +20,10 @@ pub enum Managed {
 /// Why no manager of VMs was found on this host.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
-    /// This is a Xen host that lacks something, and must not be treated as a KVM host.
+    /// A Xen host that lacks something; it must not be treated as a KVM host.
     #[error(transparent)]
     Xen(#[from] XenError),
-    /// This host has no KVM manager; carries libvirt's error.
+    /// No manager of KVM's VMs was found; carries libvirt's error.
     #[error(transparent)]
     Kvm(#[from] ConnectError),
 }
@@ -32,7 +32,7 @@ impl Managed {
     /// Detects the manager on this host: Xen in dom0, else libvirt if it answers, else plain QEMU.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no manager.
     pub fn here() -> Result<Managed, FindError> {
         match homenode_xen::is_dom0(Path::new("/"))? {
             true => Ok(Managed::Xen),
@@ -55,7 +55,7 @@ impl Managed {
     /// Connects to the host: finds the VMs and takes over the journal.
     ///
     /// # Errors
-    /// Each is a sentence with its remedy.
+    /// A sentence for the operator, with the remedy.
     pub fn connect(&self, options: Options) -> anyhow::Result<Box<dyn RealHost>> {
         Ok(match self {
             Managed::Kvm(vms) => Box::new(KvmHost::connect(vms, options)?),
@@ -90,18 +90,18 @@ pub fn machine_here() -> anyhow::Result<Machine> {
     })
 }
 
-/// Runs the helper process that moves a Xen domain's memory; the agent starts it.
+/// Runs the helper process that moves a Xen domain's memory. The agent starts this process.
 ///
 /// # Errors
-/// If it could not begin.
+/// If the move could not begin.
 pub fn move_domain() -> anyhow::Result<()> {
     homenode_xen::carry_out().map_err(anyhow::Error::msg)
 }
 
-/// Runs the helper process that relays the stream `xl` sends of that domain.
+/// Runs the helper process that relays the stream in which `xl` sends the domain.
 ///
 /// # Errors
-/// If it failed: the domain then stays where it is.
+/// If relaying failed: the domain then stays where it is.
 pub fn move_stream() -> anyhow::Result<()> {
     homenode_xen::relay().map_err(anyhow::Error::msg)
 }

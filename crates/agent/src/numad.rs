@@ -1,12 +1,13 @@
-//! `numad -w NCPUS[:MB]`, which libvirt runs for `<vcpu placement='auto'>`, and the hook that says which domain starts.
+//! Answers `numad -w NCPUS[:MB]`, which libvirt runs for `<vcpu placement='auto'>`, and libvirt's hook, which announces each
+//! domain.
 //!
-//! libvirt fails the VM's start on an empty answer or a non-zero status, so every request that can be parsed gets a node
-//! list and status 0, whether an agent runs or not.
+//! libvirt does not start the VM if the answer is empty or the status is not zero. So every request that can be parsed gets a
+//! node list and status 0, whether an agent runs or not.
 //!
-//! What libvirt 9 does (seen in the testbed, case `numad-order`): a domain's prepare hook has ended before numad is called
-//! for it. If several domains start at once, their calls interleave, and no call says which domain it is for: requests are
-//! matched to announced domains by vCPUs and memory. Domains with equal vCPUs and memory are interchangeable, unless their
-//! metadata differs.
+//! libvirt 9 calls numad for a domain after the domain's prepare hook has ended (seen in the testbed, case `numad-order`). If
+//! several domains start at once, their calls interleave, and no call of numad names its domain. Requests are therefore matched
+//! to announced domains by vCPUs and memory. Domains with equal vCPUs and memory are interchangeable, unless their metadata
+//! differs.
 
 use std::path::Path;
 
@@ -18,7 +19,7 @@ use homenode_units::{Bytes, NodeSet, PAGE_BYTES};
 
 use crate::standalone;
 
-/// Parses `NCPUS[:MB]`; the original numad accepts two decimals for CPUs.
+/// Parses `NCPUS[:MB]`. CPUs may have decimals, as in the original numad, which accepts two.
 pub fn parse(request: &str) -> Option<Shape> {
     let (cpus, memory) = request.split_once(':').unwrap_or((request, "0"));
     let plain = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
@@ -33,9 +34,10 @@ pub fn parse(request: &str) -> Option<Shape> {
     })
 }
 
-/// Returns nodes reserved for a VM of this shape, by the agent or from a look at the host, and what went wrong.
+/// Reserves nodes for a VM of this shape, and returns them with the error, if any. Asks the agent, or samples the host itself.
 ///
-/// A VM that fits nowhere gets all nodes. If it wants huge pages, the error says what is short: it will not start there.
+/// A VM that fits nowhere gets all nodes. If it wants huge pages, the error says what is short, because the VM will not start
+/// there.
 pub fn nodes_for(state: &Path, asked: Asked) -> (NodeSet, Option<anyhow::Error>) {
     let reserved = ask::<Reserved>(state, &Request::Reserve(asked)).ok().flatten();
     match reserved.filter(|reserved| !reserved.nodes.is_empty()) {
@@ -47,8 +49,8 @@ pub fn nodes_for(state: &Path, asked: Asked) -> (NodeSet, Option<anyhow::Error>)
     }
 }
 
-/// Parses a huge page size as `-H` has it: a number in KiB, as in the kernel's pool names, or a size with a unit, as `2MiB`.
-/// Returns `Some(None)` for pages no larger than ordinary ones, and `None` if it is no size.
+/// Parses a huge page size in the format of `-H`: a number in KiB, as in the kernel's pool names, or a size with a unit, such as
+/// `2MiB`. Returns `Some(None)` for pages no larger than ordinary ones, and `None` if the text is not a size.
 pub fn page_size(text: &str) -> Option<Option<Bytes>> {
     let bytes = match text.parse::<u64>() {
         Ok(kib) => Bytes(kib.checked_mul(1024)?),
@@ -57,11 +59,11 @@ pub fn page_size(text: &str) -> Option<Option<Bytes>> {
     Some((bytes.0 > PAGE_BYTES).then_some(bytes))
 }
 
-/// Tells the agent, or the ledger if no agent runs, which domain is about to start. `xml` is what libvirt passes to its
-/// hooks.
+/// Announces to the agent, or in the ledger if no agent runs, that a domain is about to start. `xml` is the description that
+/// libvirt passes to its hooks.
 ///
 /// # Errors
-/// If it is no domain, or cannot be noted. The VM starts all the same.
+/// If `xml` does not describe a domain, or the announcement cannot be stored. The VM starts all the same.
 pub fn starting(state: &Path, xml: &str) -> anyhow::Result<()> {
     let starting = Starting::parse(xml, Path::new("/"))?;
     let announcement = Announcement {

@@ -1,11 +1,11 @@
-//! The host in the past: a recorded period, and the events up to it.
+//! The host in the past: a recorded period, and the events before it.
 
 use homenode_api::answer::{Happened, Overview};
 use homenode_control::Status;
 use homenode_recorder::{Archive, EventRow, Frame, Kind, Minute, RecordError, Wanted, Which};
 use homenode_units::Ns;
 
-/// How far back events are shown.
+/// Only events of this span before a minute are shown.
 const EVENTS_SPAN_NS: i64 = 15 * 60 * 1_000_000_000;
 /// Most events shown.
 const EVENTS_MAX: u32 = 1000;
@@ -21,10 +21,11 @@ pub struct Place {
 }
 
 impl Place {
-    /// Opens the first period of the first minute, or the last period of any other; `None` if there is no such minute.
+    /// Opens the first period of the first minute, or the last period of any other minute. Returns `None` if there is no such
+    /// minute.
     ///
     /// # Errors
-    /// If the history cannot be read, here and below.
+    /// If the history cannot be read.
     pub fn open(archive: &Archive, which: Which<'_>) -> Result<Option<Place>, RecordError> {
         let Some(minute) = archive.minute(Kind::Status, which)? else {
             return Ok(None);
@@ -36,10 +37,7 @@ impl Place {
         Place::of(archive, minute, at).map(Some)
     }
 
-    /// Opens the last period at or before a time, in nanoseconds since 1970. `None` after the end of the history.
-    ///
-    /// # Errors
-    /// As [`Place::open`].
+    /// Opens the last period at or before a time, in nanoseconds since 1970. Returns `None` after the end of the history.
     pub fn at(archive: &Archive, wall_ns: i64) -> Result<Option<Place>, RecordError> {
         let Some(minute) = archive.minute(Kind::Status, Which::At(wall_ns))? else {
             return Ok(None);
@@ -75,7 +73,7 @@ impl Place {
     /// Returns the host in that period, and the events up to it.
     ///
     /// # Errors
-    /// If another version wrote the period, with something this one does not know.
+    /// If another version wrote the period in a form that this version cannot read.
     pub fn overview(&self) -> serde_json::Result<Overview> {
         let Frame {
             run, wall_ns, value, ..
@@ -89,10 +87,7 @@ impl Place {
         Ok(Overview { status, events })
     }
 
-    /// Moves `by` periods forward or back; returns whether there were that many.
-    ///
-    /// # Errors
-    /// As [`Place::open`].
+    /// Moves `by` periods forward or back. Returns false if the history ends before that.
     pub fn step(&mut self, archive: &Archive, by: isize) -> Result<bool, RecordError> {
         for _ in 0..by.unsigned_abs() {
             let last = self.minute.frames.len() - 1;
@@ -108,7 +103,8 @@ impl Place {
                         return Ok(false);
                     };
                     let here = (self.frame().run, self.frame().wall_ns);
-                    // A minute that was read while it was being written is read again, with the periods added since.
+                    // If the minute was read while it was being written, this is the same minute with later periods: go to the
+                    // first of those.
                     let newer = minute
                         .frames
                         .iter()

@@ -1,4 +1,4 @@
-//! Reloads settings while the agent runs: on SIGHUP, or when an operator requests it over HTTP. The loop applies them
+//! Reloads settings while the agent runs: on SIGHUP, or when an operator requests it over HTTP. The loop applies the new settings
 //! between two cycles, since only the loop uses them. Invalid settings change nothing.
 
 use std::fmt;
@@ -9,9 +9,9 @@ use homenode_control::{Config, Control};
 use homenode_host::WakeSignal;
 use serde_json::Value;
 
-/// Reads the settings, or returns why it cannot.
+/// Reads the settings, or returns why they cannot be read.
 type Read = dyn Fn() -> Result<Config, String> + Send + Sync;
-/// Called with the result.
+/// A callback that gets the result.
 type Told = Box<dyn FnOnce(Result<Reloaded, String>) + Send>;
 
 /// A queue of reload requests. All clones share it.
@@ -41,7 +41,7 @@ impl Reload {
         }
     }
 
-    /// For a run whose settings are in no file: reloading always fails.
+    /// Creates a queue for a run whose settings are not in a file: reloading always fails.
     pub fn never(wake_signal: &WakeSignal) -> Reload {
         Reload::new(wake_signal, || {
             Err("this run has its settings from no file".to_owned())
@@ -65,7 +65,7 @@ impl Reload {
             .is_empty()
     }
 
-    /// Reloads once for all requests; returns a notice for the operator.
+    /// Reloads once on behalf of all waiting requests; returns a notice for the operator.
     pub(crate) fn carry_out(&self, control: &Mutex<Control>) -> String {
         let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
         let read = (self.read)();

@@ -1,4 +1,4 @@
-//! Replays a recorded run: where would other settings, or another version, have decided differently?
+//! Replays a recorded run, to find where other settings, or another version, would have decided differently.
 
 use std::collections::BTreeMap;
 
@@ -17,9 +17,9 @@ use crate::history::read_recorded;
 /// What to replay, and under which settings.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// Which run of the history; default: the last one that has samples.
+    /// The run to replay; by default the last one that has samples.
     pub run: Option<i64>,
-    /// Settings; default: those of the run.
+    /// The settings; by default those of the run.
     pub config: Option<Config>,
     /// Policies that override those of the settings.
     pub policies: Option<PolicySet>,
@@ -36,7 +36,7 @@ pub enum ReplayError {
     Nothing(String),
 }
 
-/// Which of the two made a decision that the other did not.
+/// Which of the two made the decisions that the other did not make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Only {
@@ -49,7 +49,7 @@ pub enum Only {
 /// Decisions of one kind on one VM that only the recording or only the replay made.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Difference {
-    /// Which of the two made them.
+    /// Whether the recording or the replay made them.
     pub only: Only,
     /// The VM.
     pub vm: VmId,
@@ -57,7 +57,7 @@ pub struct Difference {
     pub name: String,
     /// The policy that decided.
     pub policy: String,
-    /// The first of these actions, as [`homenode_host::Action`] is written.
+    /// The first of these actions, in the form of a [`homenode_host::Action`].
     #[schemars(with = "serde_json::Map<String, Value>")]
     pub action: Value,
     /// The reason given.
@@ -73,21 +73,21 @@ pub struct Difference {
 /// The result of a replay.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Report {
-    /// The run of the history.
+    /// Number of the run in the history.
     pub run: i64,
-    /// The host it ran on.
+    /// The host on which the run was recorded.
     pub host: String,
-    /// Version that recorded it.
+    /// The version that recorded the run.
     pub version: String,
-    /// Policies of the recording.
+    /// Policies in the recording.
     pub policies_recorded: PolicySet,
-    /// Policies of the replay.
+    /// Policies in the replay.
     pub policies: PolicySet,
     /// Whether settings and policies are those of the recording.
     pub same_settings: bool,
     /// Wall-clock time of the first replayed period, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// Wall-clock time of the last one.
+    /// Wall-clock time of the last replayed period, in nanoseconds since 1970.
     pub last_wall_ns: i64,
     /// Number of replayed periods.
     pub periods_count: u64,
@@ -95,29 +95,29 @@ pub struct Report {
     pub recorded_count: u64,
     /// Number of decisions in the replay.
     pub replayed_count: u64,
-    /// Number of decisions that both made in the same period.
+    /// Number of decisions that the recording and the replay made in the same period.
     pub same_count: u64,
-    /// How many of those have another reason in the replay.
+    /// How many of these same decisions have another reason in the replay.
     pub other_reason_count: u64,
     /// Whether all plans are identical.
     pub same: bool,
-    /// Wall-clock time of the first period whose plans differ. Samples after it show the effect of what was really done, not
-    /// of what the replay decided.
+    /// Wall-clock time of the first period whose plans differ. Samples after it show the effect of the recorded decisions, not of
+    /// those of the replay.
     pub first_difference_wall_ns: Option<i64>,
-    /// Decisions that only one of the two made, earliest first.
+    /// Decisions that only the recording or only the replay made, earliest first.
     pub differences: Vec<Difference>,
     /// Why the replay is not exact, one sentence each; empty if it is exact.
     pub inexact: Vec<String>,
 }
 
-/// The fields that are read of a run's detail.
+/// The fields that a replay reads of a run's recorded detail.
 #[derive(Debug, Deserialize)]
 pub struct Detail {
-    /// The machine it ran on.
+    /// The machine of the run.
     pub machine: Machine,
-    /// Its settings.
+    /// The settings of the run.
     pub config: Config,
-    /// Whether it acted.
+    /// The mode of the run.
     #[serde(default)]
     pub mode: Mode,
 }
@@ -128,7 +128,7 @@ const DIFFERENCES_MAX: usize = 10_000;
 /// Replays a recorded run.
 ///
 /// # Errors
-/// If the history cannot be read, or has no samples of such a run.
+/// If the history cannot be read, or has no samples of the wanted run.
 pub fn replay(archive: &Archive, wanted: &Wanted) -> Result<Report, ReplayError> {
     let run = choose(archive, wanted.run)?;
     let unreadable = |e| {
@@ -144,7 +144,7 @@ pub fn replay(archive: &Archive, wanted: &Wanted) -> Result<Report, ReplayError>
         on_machine.map_err(|bad| ReplayError::Nothing(bad.to_string()))?;
     }
     config.policies = wanted.policies.unwrap_or(config.policies);
-    // The period is that of the samples, and a replay records nothing.
+    // The samples determine the period, and a replay records nothing.
     config.period = detail.config.period;
     config.record = detail.config.record.clone();
     let settings = match wanted.config {
@@ -225,7 +225,8 @@ type Key = (Only, VmId, String, String);
 /// What is missing from a recording.
 #[derive(Debug, Default)]
 struct Flaws {
-    /// Number of the first recorded cycle if it is not the run's first, and whether the homes at that time are known.
+    /// If the recording lacks the beginning: the number of the first recorded cycle, and whether the homes at that time are
+    /// known.
     begun_late: Option<(u64, bool)>,
     gaps_count: u64,
     missing_count: u64,
@@ -402,7 +403,7 @@ impl Flaws {
     }
 }
 
-/// Returns the homes in the last status before this time, or `None` if there is none.
+/// Returns the homes in the last status before this time, or `None` if there is no such status.
 fn homes_before(archive: &Archive, run: i64, at: Ns) -> Option<Vec<(VmId, NodeSet)>> {
     let mut before: Option<Value> = None;
     let all = (i64::MIN, i64::MAX);

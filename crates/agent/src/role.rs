@@ -1,10 +1,10 @@
-//! What the peer of a Unix socket may do, by the user that the kernel reports.
+//! Decides what the peer of a Unix socket may do, according to the user that the kernel reports.
 //!
 //! | user of the peer | may |
 //! |---|---|
 //! | root, or the agent's own user | read and change |
 //! | a member of `[http] group` in the settings | read |
-//! | any other user | nothing: the socket's permissions keep them out, and so does this check if those were changed |
+//! | any other user | nothing: the socket's permissions keep it out, and this check does so if the permissions were changed |
 
 use std::os::fd::AsFd;
 
@@ -23,13 +23,13 @@ pub enum Role {
     Operator,
 }
 
-/// Says that viewers only read; the message goes on with [`OPERATORS`] or a remedy.
+/// Says that viewers may only read. The message continues with [`OPERATORS`] or another remedy.
 pub(crate) const VIEWERS_READ: &str = "only an operator may change anything";
 
-/// How to become an operator on a socket.
+/// Says how to become an operator on a socket.
 pub(crate) const OPERATORS: &str = "ask as root or as the agent's user";
 
-/// The group whose members may read on sockets without being operators, if any.
+/// The group whose members may read on sockets without being operators, if there is one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Readers(Option<GroupId>);
 
@@ -45,7 +45,7 @@ impl Readers {
         Ok(Readers(group))
     }
 
-    /// Returns the group and mode of sockets: a user who can write to a socket can send requests.
+    /// Returns the group and mode of sockets. The mode must allow writing, since a client writes its requests.
     pub(crate) fn of_socket(self) -> (Option<GroupId>, u32) {
         (self.0, if self.0.is_some() { 0o660 } else { 0o600 })
     }

@@ -20,7 +20,7 @@ use crate::setting_queue::SettingQueue;
 use crate::trace::Tracer;
 use crate::usage_file::UsageFile;
 
-/// The longest simulated time between two checks for work.
+/// With simulated time, the longest simulated time between two checks for work.
 const LOOK_EVERY: Ns = Ns::from_millis(100);
 
 /// A message for the operator.
@@ -36,13 +36,13 @@ impl<'a> Notice<'a> {
     }
 }
 
-/// The address at which programs and browsers can connect.
+/// The address to which programs and browsers can connect.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Listening {
     url: String,
 }
 
-/// The first document of a run: version, commit, host and every option, so that it can be repeated.
+/// The first document of a run. It has version, commit, host and every setting, so that the run can be repeated.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Start<'a> {
     version: &'static str,
@@ -60,11 +60,11 @@ pub struct Start<'a> {
 pub trait Show {
     /// Prints a line for people.
     fn line(&mut self, text: &str);
-    /// Emits an object for programs, named by its kind.
+    /// Emits an object for programs. `kind` is its name.
     fn object(&mut self, kind: &str, value: Value);
-    /// Shows what a cycle saw and did.
+    /// Shows what the agent saw and did in a cycle.
     fn cycle(&mut self, cycle: &Cycle);
-    /// Returns whether the reader is gone; the run then ends in good order.
+    /// Returns true if the reader is gone; the run then ends in good order.
     fn is_closed(&self) -> bool;
 }
 
@@ -88,9 +88,9 @@ pub struct Agent<'a> {
     pub trace: Option<Tracer>,
     /// Where output goes.
     pub output: &'a mut dyn Show,
-    /// Commit of the build, shown first so that a run can be repeated.
+    /// Commit of the build, shown first so that the run can be repeated.
     pub commit: &'static str,
-    /// Rung when a setting waits or the agent must stop.
+    /// Wakes the loop if a setting waits or the agent must stop.
     pub wake_signal: WakeSignal,
     /// Host time after which the run stops.
     pub duration: Option<Ns>,
@@ -103,16 +103,17 @@ pub struct Agent<'a> {
 /// How time passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// Real time: the wake signal ends the loop's wait.
+    /// Real time; the wake signal can end the loop's wait early.
     Real,
     /// Simulated time, as fast as it can be computed.
     Fast,
-    /// A simulated second takes a wall-clock second.
+    /// Simulated time: a simulated second takes a wall-clock second.
     Watched,
 }
 
 impl Agent<'_> {
-    /// Steps until stopped, out of time, or `done`. `notices` returns the host's messages to the operator.
+    /// Runs cycles until the agent is stopped, its time is over, or `done` returns true. `notices` returns the host's messages to
+    /// the operator.
     pub fn run<H: Host>(
         &mut self,
         host: &mut H,
@@ -156,7 +157,7 @@ impl Agent<'_> {
         self.notice(&said);
     }
 
-    /// Tells the operator something.
+    /// Sends the operator a notice.
     pub fn notice(&mut self, text: &str) {
         self.output.line(text);
         self.output.object("notice", json!(Notice::new(text)));
@@ -169,7 +170,7 @@ impl Agent<'_> {
         self.output.object("listening", json!(Listening { url }));
     }
 
-    /// Announces the run.
+    /// Prints the first line and the first document of the run.
     pub fn announce(&mut self, host: String, seed: Option<u64>, mode: Mode) {
         let control = self
             .control
@@ -200,7 +201,7 @@ impl Agent<'_> {
     }
 }
 
-/// A run with its output. It goes on when the host cannot be read, and reports that once.
+/// A run with its output. If the host cannot be read, the run continues, and reports the error once.
 struct Shown<'a, 'b, N, D> {
     agent: &'a mut Agent<'b>,
     notices: N,
@@ -211,7 +212,7 @@ struct Shown<'a, 'b, N, D> {
     phases: Vec<(Phase, Instant)>,
 }
 
-/// What the agent does, for `systemctl status`.
+/// Returns the line for `systemctl status` that says what the agent does.
 fn status_line(cycle: &Cycle) -> String {
     let status = &cycle.status;
     format!(
@@ -263,7 +264,7 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
             feed.trouble(&error.to_string());
         }
         match cycle {
-            // Reported once, not in every period that it lasts.
+            // The error was reported when it first occurred, and is not repeated every period.
             Err(error) if self.trouble.as_ref() == Some(&error) => {}
             Err(error) => {
                 let message = error.to_string();

@@ -1,9 +1,9 @@
 //! The agent's server: a Unix socket for `numad`, libvirt's hook, our own commands and other programs.
 //!
-//! One request and one answer per connection, each a line of JSON. One thread waits in epoll for all clients, so a silent
-//! client delays no other, and an idle server does nothing. It shares the control loop's state, whose lock the loop does not
-//! hold while it acts: an answer takes a millisecond even while gigabytes of pages move. Changes to the host are queued for
-//! the loop; the client waits for the result without blocking the server.
+//! A connection carries one request and one answer, each a line of JSON. One thread waits in epoll for all clients, so a silent
+//! client delays no other, and an idle server does nothing. The server shares the control loop's state. The loop does not hold
+//! the lock of that state while it acts, so an answer takes a millisecond even while gigabytes of pages move. Changes to the host
+//! are queued for the loop; the client waits for the result without blocking the server.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -28,28 +28,28 @@ use crate::handler::{Answered, Handler};
 use crate::role::{OPERATORS, Readers, Role, VIEWERS_READ};
 use crate::setting_queue::{NotSet, SettingQueue};
 
-/// How long a client may take in all to send its request, and to read its answer.
+/// How long a client may take in total to send its request, and then to read its answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Extra time for each mebibyte of a long answer.
 const PATIENCE_PER_MIB: Duration = Duration::from_millis(100);
-/// Most bytes of pending answers; beyond that, the oldest are dropped.
+/// Most bytes of pending answers; beyond that, the oldest answers are dropped with their clients.
 const ANSWERS_BYTES_MAX: usize = 512 << 20;
 /// How long a client waits for the loop, which moving pages may keep busy for a while.
 const PATIENCE_LOOP: Duration = Duration::from_secs(30);
-/// Most clients at one time; beyond that, one is dropped to make room. Fewer if the process may open fewer than four times
-/// as many files.
+/// Most clients at one time; beyond that, one is dropped to make room. The limit is lower if the process may open fewer than four
+/// times as many files.
 const CLIENTS_MAX: usize = 4096;
-/// Clients accepted in one turn, before those already connected are served.
+/// Most clients accepted in one turn, before those already connected are served.
 const TURN: usize = 64;
-/// When to retry accepting after the process ran out of files.
+/// How long to wait before accepting again after the process ran out of file descriptors.
 const KNOCK_AGAIN: Duration = Duration::from_millis(50);
-/// The listening socket's key.
+/// The key of the listening socket in the poll.
 const LISTENER: usize = 0;
-/// The waker's key: the loop has carried something out, or the server must close.
+/// The key of the waker in the poll, which signals that the loop has carried something out, or that the server must close.
 const WOKEN: usize = 1;
-/// The first client's key.
+/// The key of the first client in the poll.
 const CLIENTS: usize = 2;
-/// Events taken from one poll.
+/// Most events taken from one poll.
 const EVENTS: usize = 256;
 const BUSY: &str = "the agent is busy or stopping; look with `homenode vm` whether it was done";
 
@@ -62,10 +62,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Opens the server. Replaces the socket of a dead agent; the caller holds the agent's lock.
-    ///
-    /// # Errors
-    /// If the socket cannot be made.
+    /// Opens the server. Replaces the socket of a dead agent; the caller must hold the agent's lock.
     pub fn open(
         state: &Path,
         readers: Readers,
@@ -112,7 +109,7 @@ impl Server {
     }
 }
 
-/// Binds a socket that `readers` may write to. It gets its permissions before it appears at `path`, where it replaces any
+/// Binds a socket that `readers` may write to. The socket gets its permissions before it appears at `path`, where it replaces any
 /// other.
 pub(crate) fn listen(state: &Path, path: &Path, readers: Readers) -> anyhow::Result<net::UnixListener> {
     bind(state, path, readers.of_socket()).map_err(|e| {
@@ -160,7 +157,7 @@ impl Drop for Server {
     }
 }
 
-/// Results of settings, each with the key of the client that asked for it.
+/// Results of carried-out settings, each with the key of the client that requested it.
 type CarriedOut = Arc<Mutex<Vec<(usize, Result<(), NotSet>)>>>;
 
 /// The server's thread.
@@ -171,10 +168,10 @@ struct Serving {
     listener: UnixListener,
     poll: Poll,
     waker: Arc<Waker>,
-    /// By key, so the oldest comes first.
+    /// Clients by key, so the oldest comes first.
     clients: BTreeMap<usize, Client>,
     clients_max: usize,
-    /// When to accept again: the kernel reports each new client only once.
+    /// When to accept again, if clients may still wait: the kernel reports each new client only once.
     accept_at: Option<Instant>,
     next_key: usize,
     carried_out: CarriedOut,
@@ -184,16 +181,16 @@ struct Serving {
 struct Client {
     stream: UnixStream,
     role: Role,
-    /// When it is dropped, or gets the answer that the loop is busy.
+    /// When the client is dropped, or gets the answer that the loop is busy.
     until: Instant,
     at: Stage,
 }
 
 /// State of a connection.
 enum Stage {
-    /// Reading the request; holds the bytes read so far.
+    /// Reading the request; holds the bytes read up to now.
     Asking(Vec<u8>),
-    /// Waiting for the loop to carry out a setting; holds the answer for success.
+    /// Waiting for the loop to carry out a setting; holds the answer to send if that succeeds.
     Waiting(Box<Answer>),
     /// Writing the answer.
     Answered(Left),
@@ -207,7 +204,7 @@ struct Left {
 }
 
 impl Left {
-    /// Returns how long a client may take to read it.
+    /// Returns how long a client may take to read the answer.
     fn patience(&self) -> Duration {
         PATIENCE + PATIENCE_PER_MIB * (self.bytes.len() >> 20) as u32
     }
@@ -230,7 +227,7 @@ impl Serving {
             match self.poll.poll(&mut events, timeout) {
                 Ok(()) => {}
                 Err(e) if e.kind() == ErrorKind::Interrupted => continue,
-                // Polling fails, and retrying at once would spin.
+                // Polling failed; wait, since retrying at once would use up a CPU.
                 Err(_) => std::thread::sleep(PATIENCE),
             }
             for event in &events {
@@ -248,14 +245,14 @@ impl Serving {
         }
     }
 
-    /// Accepts waiting clients; returns when to try again, if some may be left.
+    /// Accepts waiting clients. Returns when to try again if more may be waiting.
     fn accept(&mut self) -> Option<Instant> {
         for _ in 0..TURN {
             match self.listener.accept() {
                 Ok((stream, _)) => self.take_in(stream),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return None,
                 Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
-                // No more files can be opened: drop one client to make room for the next.
+                // The process can open no more files: drop a client to make room for the next one.
                 Err(_) if !self.clients.is_empty() => self.make_room(),
                 Err(_) => return Some(Instant::now() + KNOCK_AGAIN),
             }
@@ -284,11 +281,11 @@ impl Serving {
             at: Stage::Asking(Vec::new()),
         };
         self.clients.insert(key, client);
-        // The request may have arrived already.
+        // The request may have arrived before the registration, so no event would report it.
         self.go_on(key);
     }
 
-    /// Drops the oldest client that has not sent its request, or else the oldest.
+    /// Drops the oldest client that has not sent its request. If there is none, drops the oldest client.
     fn make_room(&mut self) {
         let is_asking = |client: &Client| matches!(client.at, Stage::Asking(_));
         let mut silent = self.clients.iter().filter(|(_, client)| is_asking(client));
@@ -298,7 +295,7 @@ impl Serving {
         }
     }
 
-    /// Reads and writes what it can without blocking. A client that misbehaves is dropped.
+    /// Reads from and writes to a client as far as that does not block. Drops a client that misbehaves.
     fn go_on(&mut self, key: usize) {
         let Some(client) = self.clients.get_mut(&key) else {
             return;
@@ -341,7 +338,7 @@ impl Serving {
                 self.settings.set(vm, setting, move |done| {
                     let mut all = carried_out.lock().unwrap_or_else(PoisonError::into_inner);
                     all.push((key, done));
-                    // Fails if the server has closed: then no client waits.
+                    // This fails if the server has closed, and then no client waits.
                     let _ = waker.wake();
                 });
                 (Stage::Waiting(Box::new(answer)), PATIENCE_LOOP)
@@ -427,7 +424,7 @@ fn written(result: Result<Answer, ApiError>) -> Left {
     }
 }
 
-/// Reads on; returns the request once its line is complete or the client has closed its end.
+/// Reads more of a request. Returns the request once its line is complete or the client has closed its end.
 fn read_line(stream: &mut UnixStream, read: &mut Vec<u8>) -> std::io::Result<Option<Vec<u8>>> {
     let mut part = [0; 4096];
     loop {

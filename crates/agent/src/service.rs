@@ -1,6 +1,6 @@
-//! Notifications to the service manager (systemd's `sd_notify`): ready, status, and the watchdog's heartbeat. Only the
-//! loop's own thread sends them, so a stalled loop does not look alive. Without a service manager they do nothing, and no
-//! failure to send one stops the loop.
+//! Notifies the service manager (systemd's `sd_notify`): ready, status, and the watchdog's heartbeat. Only the loop's own thread
+//! sends these, so a stalled loop does not look alive. Without a service manager they do nothing. A failure to send one does not
+//! stop the loop.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -67,28 +67,28 @@ impl Service {
         }
     }
 
-    /// Reports that settings are about to be reloaded.
+    /// Reports that a reload of the settings begins.
     pub(crate) fn reloads(&self) {
-        // systemd needs the time to know which reload has ended.
+        // systemd needs the time to match this reload with the report of its end.
         if let Ok(now) = NotifyState::monotonic_usec_now() {
             tell(&[NotifyState::Reloading, now]);
         }
     }
 
-    /// Reports that the reload has ended, with new settings or the old ones.
+    /// Reports that the reload has ended, whether or not the settings have changed.
     pub(crate) fn has_reloaded(&self) {
         if self.lock().is_ready {
             tell(&[NotifyState::Ready]);
         }
     }
 
-    /// Reports that the run ends: what was changed is being restored.
+    /// Reports that the run ends, and the agent begins to restore what it changed.
     pub(crate) fn stops(&self) {
         tell(&[NotifyState::Stopping]);
     }
 }
 
 fn tell(states: &[NotifyState<'_>]) {
-    // No listener, no loss.
+    // A failure is ignored: without a listener nothing is lost.
     let _ = sd_notify::notify(states);
 }

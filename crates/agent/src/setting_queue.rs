@@ -1,4 +1,4 @@
-//! Settings that operators send through the servers. The loop carries them out, since only it owns the host.
+//! A queue of settings that operators send through the servers. The loop carries them out, since only the loop owns the host.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,7 +10,7 @@ use homenode_units::VmId;
 
 use crate::feed::Feed;
 
-/// Why settings are not in force.
+/// Why settings are not in force after a request.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NotSet {
     /// The host failed to set them.
@@ -21,9 +21,9 @@ pub enum NotSet {
     Changed,
 }
 
-/// Called with the result.
+/// A callback that gets the result.
 type Told = Box<dyn FnOnce(Result<(), NotSet>) + Send>;
-/// Checks that a VM's settings are still as expected.
+/// Returns true if a VM's settings are still as expected.
 type Holds = Box<dyn Fn(&VmSettings) -> bool + Send>;
 
 /// Settings of a VM that wait to be carried out.
@@ -61,8 +61,8 @@ impl SettingQueue {
         self.set_where(vm, vec![setting], |_| true, told);
     }
 
-    /// Queues several settings of a VM, to be set only if `holds` is true of its current settings. The loop checks the
-    /// settings it knows, and then the stored ones under the lock that protects the write.
+    /// Queues several settings of a VM, to be set only if `holds` returns true for its current settings. The loop calls `holds`
+    /// first with the settings that it knows, and then with the stored ones, under the lock that protects the write.
     pub fn set_where(
         &self,
         vm: VmId,
@@ -79,8 +79,8 @@ impl SettingQueue {
         self.wake_signal.wake();
     }
 
-    /// Carries out the settings that wait now; answers and the feed show them from then on. Settings that arrive meanwhile
-    /// wait for the next call: a client that sends settings without end must not block the loop.
+    /// Carries out the settings that wait now; answers and the feed show them from then on. Settings that arrive meanwhile wait
+    /// for the next call, so a client that keeps sending settings cannot block the loop.
     pub fn carry_out<H: Host + ?Sized>(&self, host: &mut H, control: &Mutex<Control>, feed: Option<&Feed>) {
         let waits = std::mem::take(&mut *self.lock());
         for pending in waits {
@@ -91,7 +91,7 @@ impl SettingQueue {
                 holds,
                 told,
             } = pending;
-            // If the VM is gone, the host reports that.
+            // If the VM has ended, continue: the host reports that.
             let is_changed = control().settings(vm).is_some_and(|now| !holds(&now));
             told(if is_changed {
                 Err(NotSet::Changed)

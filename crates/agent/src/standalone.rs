@@ -1,5 +1,5 @@
-//! Answers without an agent: samples the host directly, and keeps reservations in a small locked file, so that VMs that start
-//! together still get different nodes.
+//! Answers without an agent: samples the host directly, and keeps reservations in a small locked file, so VMs that start together
+//! still get different nodes.
 
 use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -30,23 +30,20 @@ const LEDGER: &str = "ledger.json";
 /// How long to wait for the lock: other processes hold it for about [`LOOK`].
 const LOCK_MAX: Duration = Duration::from_millis(800);
 const LOCK_AGAIN: Duration = Duration::from_millis(10);
-/// Most bytes of the ledger; that of a full host has a few hundred kilobytes.
+/// Most bytes of the ledger. On a full host it has a few hundred kilobytes.
 const LEDGER_BYTES_MAX: u64 = 16 << 20;
 
-/// Returns where a VM would go on this host.
-///
-/// # Errors
-/// If the host cannot be read.
+/// Returns the nodes where a VM would be placed on this host.
 pub fn place(state: &Path, ask: &Ask) -> anyhow::Result<Result<Placement, Unplaceable>> {
-    // Without permission for the state directory there is no ledger, but the question can still be answered.
+    // Without permission to read the state directory the ledger counts as empty, but the question can still be answered.
     let ledger = open_ledger(state).map(|(_, ledger)| ledger).unwrap_or_default();
     let machine = machine_here()?;
     let control = look(state, &machine, ledger)?;
     Ok(control.place(&machine, ask))
 }
 
-/// Returns nodes for a VM that is about to start, and reserves them for it in the ledger. There are always nodes, with the
-/// error, if any.
+/// Reserves nodes in the ledger for a VM that is about to start, and returns them. Always returns nodes, with an error if one
+/// occurred.
 pub fn reserve(state: &Path, asked: Asked) -> (NodeSet, Option<anyhow::Error>) {
     let machine = match machine_here() {
         Ok(machine) => machine,
@@ -72,7 +69,7 @@ fn try_reserve(state: &Path, machine: &Machine, asked: Asked) -> anyhow::Result<
 /// Announces a VM that is about to start.
 ///
 /// # Errors
-/// If the ledger cannot be written; the VM's nodes are then chosen without its name.
+/// If the ledger cannot be written; the VM's nodes are then chosen without what was announced.
 pub fn announce(state: &Path, announcement: Announcement) -> anyhow::Result<()> {
     let (mut file, mut ledger) = open_ledger(state)?;
     ledger.announce(announcement, now());
@@ -82,9 +79,9 @@ pub fn announce(state: &Path, announcement: Announcement) -> anyhow::Result<()> 
 /// Returns the open reservations in the ledger.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the ledger cannot be read.
 pub fn reservations(state: &Path) -> anyhow::Result<Reservations> {
-    // Only reading must not create the directory.
+    // Listing reservations must not create the directory.
     let ledger = match state.try_exists() {
         Ok(false) => Ledger::default(),
         _ => open_ledger(state)?.1,
@@ -113,7 +110,7 @@ pub fn drop_reservation(state: &Path, id: u64) -> anyhow::Result<ReservationDrop
 
 /// Returns a control loop that has sampled the host twice.
 fn look(state: &Path, machine: &Machine, ledger: Ledger) -> anyhow::Result<Control> {
-    // The agent reports damage to this file.
+    // If this file is damaged, only the agent reports that.
     let drained = DrainFile::of(Some(state)).read().unwrap_or_default();
     let control = Control::new(Config::default(), Mode::Observe).with_ledger(ledger);
     let mut control = control.with_drained(drained);
@@ -138,7 +135,7 @@ fn sampler(machine: &Machine) -> anyhow::Result<Box<dyn FnMut() -> anyhow::Resul
     Ok(Box::new(move || Ok(host.sample()?)))
 }
 
-/// Samples CPUs and nodes from the kernel, without VMs.
+/// Samples CPUs and nodes, but not VMs, from the kernel.
 fn sample(root: &Path, machine: &Machine) -> anyhow::Result<Sample> {
     let usable = machine.cpu_set();
     let busy = proc_stat::read(root)?
@@ -165,7 +162,8 @@ fn sample(root: &Path, machine: &Machine) -> anyhow::Result<Sample> {
     })
 }
 
-/// Opens the ledger's file, locked until it is dropped. A damaged ledger counts as empty: reservations are short-lived.
+/// Opens and locks the ledger's file; dropping the file releases the lock. A damaged ledger counts as empty, since reservations
+/// are short-lived.
 fn open_ledger(state: &Path) -> anyhow::Result<(File, Ledger)> {
     let dir = StateDir::open(state)?;
     let mut file = dir.open_to_write(LEDGER)?;
@@ -182,7 +180,7 @@ fn open_ledger(state: &Path) -> anyhow::Result<(File, Ledger)> {
     Ok((file, ledger))
 }
 
-/// Waits for other processes to release the lock, but not for long: a VM is about to start.
+/// Waits until other processes release the lock, but not long, since a VM is about to start.
 fn lock(file: &File) -> std::io::Result<()> {
     let begun = Instant::now();
     loop {

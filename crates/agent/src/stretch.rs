@@ -1,4 +1,4 @@
-//! A stretch of a recorded run: its samples, and the machine and settings that they belong to.
+//! A stretch of a recorded run: its samples, and the machine and settings with which they were taken.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use crate::replay::Detail;
 pub struct Stretch {
     /// The run in the history.
     pub run: i64,
-    /// The host that it ran on.
+    /// The host of the run.
     pub host: String,
     /// That host's machine.
     pub machine: Machine,
@@ -28,7 +28,7 @@ pub struct Stretch {
     pub notes: Vec<String>,
 }
 
-/// Why there is no such stretch.
+/// Why a stretch cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum StretchError {
     /// No samples are kept of that time.
@@ -51,11 +51,8 @@ pub enum StretchError {
 }
 
 impl Stretch {
-    /// Reads a span of time, in nanoseconds since 1970; if it covers several runs, the last of them. `take` is called with
-    /// each sample, and the machine.
-    ///
-    /// # Errors
-    /// See [`StretchError`].
+    /// Reads the samples of a span of time, in nanoseconds since 1970. If the span covers several runs, reads only the last of
+    /// them. Calls `take` with the machine and each sample.
     pub fn read(
         archive: &Archive,
         span: (i64, i64),

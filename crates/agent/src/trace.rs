@@ -1,4 +1,4 @@
-//! Traces for Perfetto's viewer: of a run while it goes on, and of a recorded history.
+//! Writes traces for Perfetto's viewer: of a run while it is in progress, and of a recorded history.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -29,7 +29,7 @@ pub enum TraceError {
     /// The file cannot be written.
     #[error("the trace {path} cannot be written: {cause}")]
     File {
-        /// Its path.
+        /// Path of the file.
         path: String,
         /// The system's error.
         cause: String,
@@ -65,7 +65,7 @@ impl TraceFile {
         })
     }
 
-    /// Begins a run; the following cycles belong to it.
+    /// Begins a run. The cycles that follow belong to it.
     pub fn run(&mut self, name: &str, machine: &Machine) {
         let done = match (&mut self.lanes, self.file.take()) {
             (Some(lanes), _) => lanes.next_run(name, machine),
@@ -120,11 +120,11 @@ fn failed(path: &Path, cause: &io::Error) -> TraceError {
     }
 }
 
-/// Writes a trace of a run from a thread of its own, so the loop does not wait for a disk.
+/// Writes a trace of a run from a separate thread, so the loop does not wait for the disk.
 #[derive(Debug)]
 pub struct Tracer {
     when_full: WhenFull,
-    /// `None` once nothing more is written.
+    /// `None` once nothing more can be written.
     cycles: Option<SyncSender<(Cycle, Option<Sample>)>>,
     /// Receives the error that ended the trace, if any.
     ended: Receiver<String>,
@@ -136,7 +136,7 @@ impl Tracer {
     /// Begins a trace of a run.
     ///
     /// # Errors
-    /// If the file cannot be created, or no thread started.
+    /// If the file cannot be created, or the thread cannot be started.
     pub fn begin(
         path: &Path,
         name: &str,
@@ -186,7 +186,7 @@ impl Tracer {
         match kept {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => self.missed_count += 1,
-            // Writing failed, and a notice says so.
+            // Writing has failed; a notice says so.
             Err(TrySendError::Disconnected(_)) => self.cycles = None,
         }
     }
@@ -209,22 +209,19 @@ impl Tracer {
     }
 }
 
-/// What of a history is in its trace, and what is not.
+/// How much of a history is in its trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traced {
     /// Periods in the trace.
     pub periods_count: u64,
-    /// How many of those have no sample, and so do not show where vCPUs ran.
+    /// Periods in the trace that have no sample, and so do not show where vCPUs ran.
     pub without_sample_count: u64,
-    /// Periods left out because another version wrote them in a form that this one cannot read.
+    /// Periods left out because another version wrote them in a form that this version cannot read.
     pub unreadable_count: u64,
 }
 
-/// Writes a trace of the history between two times, in nanoseconds since 1970. A run's times start at the wall-clock time of
-/// its first period, and advance with the host's own clock.
-///
-/// # Errors
-/// If the history cannot be read, or the file cannot be written.
+/// Writes a trace of the history between two times, in nanoseconds since 1970. In the trace, each run starts at the wall-clock
+/// time of its first period, and then follows the host's own clock.
 pub fn export(archive: &Archive, span: (i64, i64), path: &Path) -> Result<Traced, TraceError> {
     let mut file = TraceFile::create(path)?;
     let mut traced = Traced::default();
@@ -279,19 +276,19 @@ fn export_run(
             happened: &happened,
         });
     }
-    // A damaged history is traced as far as it is whole; then the damage is reported.
+    // A damaged history is traced up to the damage, which is then reported.
     statuses.whole()?;
     Ok(())
 }
 
-/// Samples in step with statuses.
+/// Reads a run's samples in step with its statuses.
 struct Samples<'a> {
     frames: Frames<'a>,
     next: Option<Frame>,
 }
 
 impl Samples<'_> {
-    /// Returns the sample at this time, if there is one. Times must not decrease from call to call.
+    /// Returns the sample at this time, or `None` if there is none. From call to call, `at` must not decrease.
     fn at(&mut self, at: Ns) -> Result<Option<Sample>, RecordError> {
         loop {
             let frame = match self.next.take() {
@@ -312,7 +309,7 @@ impl Samples<'_> {
     }
 }
 
-/// Events in step with statuses.
+/// Reads a run's events in step with its statuses.
 struct Events<'a> {
     archive: &'a Archive,
     run: i64,
@@ -322,7 +319,7 @@ struct Events<'a> {
 }
 
 impl Events<'_> {
-    /// Returns the events up to this time, skipping those before the first traced period.
+    /// Returns further events up to `at`. Skips those before `first`, the first traced period.
     fn until(&mut self, at: Ns, first: Ns) -> Result<Vec<Happened>, RecordError> {
         let mut happened = Vec::new();
         loop {

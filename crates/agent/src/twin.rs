@@ -1,4 +1,4 @@
-//! The agent on the twin.
+//! Runs the agent on the twin.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -27,13 +27,13 @@ use crate::trace::Tracer;
 use crate::usage_file::{Clock, UsageFile};
 use crate::wall_clock::WallClock;
 
-/// Returns where a VM would go on an idle machine of the twin, as its first VM.
+/// Returns the nodes where a VM would be placed on an idle machine of the twin, as its first VM.
 ///
 /// # Errors
-/// A machine that cannot be simulated.
+/// If the machine cannot be simulated.
 pub fn place(machine: Machine, ask: &Ask) -> anyhow::Result<Result<Placement, Unplaceable>> {
     let mut idle = Scenario::of("idle", vec![VmSpec::new("none", 1, Bytes::from_gib(1), "idle")]);
-    // Its one VM arrives long after the question is answered.
+    // The scenario's only VM arrives long after the question is answered.
     idle.vms[0].arrival = Ns::from_secs(3600);
     let mut twin = Twin::new(machine, &idle, 1)?;
     let sample = twin.sample()?;
@@ -45,8 +45,8 @@ pub fn place(machine: Machine, ask: &Ask) -> anyhow::Result<Result<Placement, Un
 /// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Directory of usage and socket; `None` serves no requests: a real VM's start must not be answered from a simulation by
-    /// accident.
+    /// Directory of the usage file and the sockets. With `None`, the agent serves no requests on sockets, so a real VM's start is
+    /// not answered from a simulation by accident.
     pub state: Option<PathBuf>,
     /// Path of the history, if one is kept.
     pub history: Option<PathBuf>,
@@ -62,7 +62,7 @@ pub struct Run {
     pub duration: Option<Ns>,
     /// Commit of the build.
     pub commit: &'static str,
-    /// How its settings are reloaded.
+    /// Reloads of the agent's own settings.
     pub reload: Reload,
 }
 

@@ -1,4 +1,5 @@
-//! VMs' use of their permits on disk, next to the journal: it survives the agent, and `kill -9` loses a minute at most.
+//! Keeps VMs' use of their permits on disk, next to the journal. The file survives the agent, and `kill -9` loses at most a
+//! minute.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -11,11 +12,11 @@ use serde::{Deserialize, Serialize};
 
 const FILE: &str = "usage.json";
 const DAMAGED: &str = "usage.json.damaged";
-/// Its name up to 0.2.0.
+/// Name of the file up to 0.2.0.
 const FILE_BEFORE: &str = "bill.json";
-/// 10,000 VMs for a month fit.
+/// Enough for 10,000 VMs for a month.
 const LIMIT_BYTES: u64 = 4 << 30;
-/// How often it is written.
+/// Time between two writes of the file.
 const EVERY: Ns = Ns::from_secs(60);
 
 /// The file's content.
@@ -28,7 +29,7 @@ struct Saved {
 
 const VERSION: u32 = 1;
 
-/// The clock whose hours are counted.
+/// The clock that determines the hour to which usage is added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
     /// The wall clock: hours since 1970.
@@ -40,7 +41,7 @@ pub enum Clock {
 /// Keeps the usage on disk.
 #[derive(Debug)]
 pub struct UsageFile {
-    /// `None` if there is nowhere to keep it: it then ends with the agent.
+    /// `None` if there is no directory to keep the usage in: it then ends with the agent.
     dir: Option<PathBuf>,
     clock: Clock,
     written_at: Option<Ns>,
@@ -48,7 +49,7 @@ pub struct UsageFile {
 }
 
 impl UsageFile {
-    /// Opens the file in a directory, and returns the usage in it. A file that cannot be parsed is set aside, with a notice.
+    /// Opens the file in a directory, and returns the usage in it. If the file cannot be parsed, sets it aside, with a notice.
     pub fn open(dir: Option<&Path>, clock: Clock) -> (UsageFile, HourlyUsage) {
         let mut file = UsageFile {
             dir: dir.map(Path::to_owned),
@@ -67,7 +68,7 @@ impl UsageFile {
         (file, hourly_usage)
     }
 
-    /// Settles the usage up to now, and writes it if due. Returns a new error, if any.
+    /// Adds up the usage until now, and writes it if it is time to. Returns a new error, if any.
     pub fn settle(&mut self, at: Ns, control: &Mutex<Control>) -> Option<String> {
         let is_due = self
             .written_at
@@ -106,7 +107,7 @@ impl UsageFile {
         }
     }
 
-    /// Takes a copy: a disk may take seconds, and clients of the agent would wait for the lock meanwhile.
+    /// Writes a copy of the usage: a disk may take seconds, during which the caller must not hold the lock that clients need.
     fn write(&mut self, hourly_usage: &HourlyUsage) {
         if let Some(dir) = &self.dir
             && let Err(error) = replace(dir, hourly_usage)
@@ -183,12 +184,12 @@ mod tests {
         assert_eq!(file.close(&control), None);
         let (_, again) = UsageFile::open(Some(dir.path()), Clock::Host);
         assert_eq!(again, example());
-        // Its name up to 0.2.0.
+        // The name up to 0.2.0.
         let named = |name| dir.path().join("private").join(name);
         std::fs::rename(named(FILE), named(FILE_BEFORE)).unwrap();
         assert_eq!(UsageFile::open(Some(dir.path()), Clock::Host).1, example());
         assert!(named(FILE).exists() && !named(FILE_BEFORE).exists());
-        // A crash while writing leaves the old file.
+        // A crash while the new file is being written leaves the old one intact.
         std::fs::write(dir.path().join("private/usage.json.new"), "{\"ver").unwrap();
         assert_eq!(UsageFile::open(Some(dir.path()), Clock::Host).1, example());
     }

@@ -7,7 +7,7 @@ use homenode_units::Ns;
 
 use crate::usage_file::Clock;
 
-/// The wall clock of a run: this machine's, or on the twin, the start of the run plus simulated time.
+/// The wall clock of a run: this machine's clock, or on the twin, the start of the run plus simulated time.
 #[derive(Clone, Copy, Debug)]
 pub struct WallClock {
     clock: Clock,
@@ -23,7 +23,7 @@ impl WallClock {
         }
     }
 
-    /// Returns which clock it is.
+    /// Returns the kind of clock.
     pub(crate) fn clock(&self) -> Clock {
         self.clock
     }
@@ -41,7 +41,7 @@ impl WallClock {
         }
     }
 
-    /// Converts host time `then`, past or future, given that the host's clock now reads `now`.
+    /// Converts host time `then`, which may be past or future. `now` is the current time of the host's clock.
     pub fn of(&self, then: Ns, now: Ns) -> WallTime {
         let at = self.at(now);
         WallTime(match then >= now {

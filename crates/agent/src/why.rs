@@ -14,11 +14,11 @@ use serde::Deserialize;
 
 use crate::history::read_recorded;
 
-/// How long before a change, in nanoseconds, the decision that caused it may be.
+/// A change may be caused by a decision that was made up to this long before it, in nanoseconds.
 const DECIDED_EARLIER: i64 = 5_000_000_000;
-/// Most events that are read, the last ones.
+/// Most events that are read. If there are more, the last ones are read.
 const EVENTS_MAX: u32 = 10_000;
-/// How long after a window, in nanoseconds, a decision may still be about it.
+/// A decision made up to this long after a window, in nanoseconds, may still concern it.
 const DECIDED_LATER: i64 = 60_000_000_000;
 
 /// Why there is no answer.
@@ -39,22 +39,22 @@ pub enum AskError {
     /// The history has nothing about that time or VM.
     #[error("{0}")]
     Nothing(String),
-    /// Too little is known.
+    /// Too little is known to answer.
     #[error(transparent)]
     Why(#[from] WhyError),
 }
 
-/// The fields that are read of a run's detail.
+/// The fields that are read of a run's recorded detail.
 #[derive(Debug, Deserialize)]
 struct Detail {
     machine: Machine,
 }
 
-/// Explains why a VM, given by name or id, was slow around a wall-clock time; default: in the last recorded window. Gives up
-/// at `until`, if other readers wait.
+/// Explains why a VM, given by name or id, was slow around a wall-clock time, by default in the last recorded window. If `until`
+/// is given, reading stops with an error at that time, since other readers may wait.
 ///
 /// # Errors
-/// If nothing was recorded then, or the VM did not run.
+/// If nothing was recorded at that time, the VM did not run, or reading takes too long.
 pub fn ask(
     archive: &Archive,
     vm: &str,
@@ -78,12 +78,12 @@ pub fn ask(
     let (_, apart) = homenode_why::wanted(Ns(0), window);
     let begin = from.saturating_sub(long.saturating_mul(homenode_why::BASELINE.cast_signed()));
     let frames = sparse(archive, (begin, to), apart, until)?;
-    // If two runs meet in the window, use the run that contains the time.
+    // If the window contains parts of two runs, use the run that contains the time.
     let about = at.and_then(|at| frames.iter().rev().find(|frame| frame.wall_ns <= at));
     let Some(end) = about.or(frames.last()) else {
         return Err(AskError::Nothing("nothing was recorded at that time".to_owned()));
     };
-    // Before a restart of the agent there was another run, perhaps with another clock.
+    // Samples of another run are left out, since its host clock may have another origin.
     let (run, offset) = (end.run, end.wall_ns.saturating_sub(end.at.0.cast_signed()));
     let detail = archive.runs()?.into_iter().find(|known| known.id == run);
     let detail = detail.and_then(|run| serde_json::from_value::<Detail>(run.detail).ok());
@@ -106,7 +106,7 @@ pub fn ask(
         to_ns: Some(to.saturating_add(DECIDED_LATER)),
         ..Wanted::default()
     })?;
-    // That a VM came or went explains nothing.
+    // An event that says that a VM appeared or vanished explains nothing.
     let explains = |record: &EventRecord| {
         record.vm.is_some() && !matches!(record.kind.as_str(), "appeared" | "vanished")
     };
@@ -133,8 +133,8 @@ pub fn ask(
     })
 }
 
-/// Returns samples between two times, at least `apart` from each other: turning one into figures takes longer than reading
-/// it.
+/// Returns samples between two times, at least `apart` from each other. Not all are needed, and deriving figures from a sample
+/// takes longer than reading it.
 fn sparse(
     archive: &Archive,
     span: (i64, i64),
@@ -153,13 +153,13 @@ fn sparse(
         }
     }
     match frames.whole() {
-        // Use what could be read.
+        // If the history is damaged, use what could be read.
         Ok(()) | Err(RecordError::Damaged { .. }) => Ok(samples),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Returns the VM meant by a name or id: the VM that last had the name.
+/// Returns the VM that is called `text` or has it as id. If several had the name in turn, returns the last of them.
 fn find(samples: &[Sample], text: &str) -> Result<Option<VmId>, ApiError> {
     for sample in samples.iter().rev() {
         match meant(&sample.vms, |vm| (vm.id, vm.name.as_str()), text) {

@@ -1,4 +1,4 @@
-//! Answers.
+//! The answers to requests.
 
 use homenode_control::{Line, PermitStatus, Status, VmStatus};
 use homenode_host::observation::{Sees, TrackerChoice};
@@ -22,7 +22,7 @@ pub use crate::maintenance::Maintenance;
 pub enum Reply {
     /// The answer.
     Answer(Answer),
-    /// Why there is none.
+    /// Why there is no answer.
     Error(ApiError),
 }
 
@@ -44,7 +44,7 @@ pub enum ApiError {
     NoSuchVm {
         /// The requested name.
         vm: String,
-        /// VMs that run.
+        /// Names of the VMs that run here.
         running: Vec<String>,
     },
     /// Several VMs with this name run here.
@@ -55,20 +55,20 @@ pub enum ApiError {
         /// The VMs with that name.
         ids: Vec<VmId>,
     },
-    /// There is none with this number.
+    /// Nothing of this kind has this number.
     #[error("there is no {what} {id}; {}", there_are(.known))]
     NoSuchId {
         /// The kind of thing: `recommendation`, `reservation`.
         what: String,
         /// The requested number.
         id: u64,
-        /// Existing numbers.
+        /// Numbers that exist.
         known: Vec<u64>,
     },
-    /// The requested change is over or done already.
+    /// What the request would change is over, or was changed already.
     #[error("{why}")]
     Conflict {
-        /// What it conflicts with.
+        /// What the request conflicts with.
         why: String,
     },
     /// The request is invalid in itself.
@@ -80,10 +80,10 @@ pub enum ApiError {
     /// The agent does not know enough yet.
     #[error("{why}; ask again in a moment")]
     NotYet {
-        /// What it is waiting for.
+        /// What the agent waits for.
         why: String,
     },
-    /// The agent cannot do that or answer it.
+    /// The agent cannot carry out or answer the request.
     #[error("{why}")]
     Refused {
         /// Why.
@@ -95,7 +95,7 @@ pub enum ApiError {
         /// Who may change it.
         why: String,
     },
-    /// The line is no request.
+    /// The line is not a request.
     #[error("not a request: {why}")]
     Malformed {
         /// What is wrong with it.
@@ -119,12 +119,12 @@ fn there_are(ids: &[u64]) -> String {
 }
 
 impl ApiError {
-    /// Creates an error for what the agent cannot do or answer.
+    /// Creates an error that says that the agent cannot carry out or answer a request.
     pub fn refused(why: impl Into<String>) -> ApiError {
         ApiError::Refused { why: why.into() }
     }
 
-    /// Returns whether the client made a mistake.
+    /// Returns true if the client made a mistake.
     pub fn is_about_input(&self) -> bool {
         matches!(
             self,
@@ -216,7 +216,7 @@ answers! {
     Maintenance,
 }
 
-/// A VM that is about to start was noted.
+/// The announcement of a VM that is about to start was noted.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Noted {
     /// Always true.
@@ -230,21 +230,21 @@ pub struct Reserved {
     pub nodes: NodeSet,
     /// The VM's name, if the hook announced it.
     pub name: Option<String>,
-    /// Why it was given all nodes, if so.
+    /// Why the VM was given all nodes, if so.
     pub unplaceable: Option<String>,
 }
 
-/// Where a VM would go.
+/// Where a VM would be placed.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Placed {
-    /// The nodes; `None` if it fits nowhere.
+    /// The nodes; `None` if the VM fits nowhere.
     pub nodes: Option<NodeSet>,
     /// Reasons, in sentences.
     pub reasons: Vec<String>,
     /// Predicted speeds of the VM and of its neighbours; absent without an agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beside: Option<Beside>,
-    /// The same as numbers.
+    /// The numbers behind the reasons.
     #[serde(flatten)]
     pub figures: PlacedFigures,
 }
@@ -280,16 +280,16 @@ pub enum PlacedFigures {
         matched: Match,
         /// What the VM needs.
         needs: Shares,
-        /// What its home has available without it.
+        /// What the home has available before the VM arrives.
         left: Shares,
-        /// Share of the home's free hyperthreads that stay free next to it, 0 to 1.
+        /// Share of the home's free hyperthreads that stay free with the VM there, from 0 to 1.
         cpus_stay: f64,
         /// How the VM's bandwidth is known.
         bandwidth_from: BandwidthFrom,
     },
     /// The VM fits nowhere.
     Short {
-        /// What is short on each node, and on all together.
+        /// What is short on each node, and on all nodes together.
         shortages: Vec<Shortage>,
     },
 }
@@ -297,11 +297,11 @@ pub enum PlacedFigures {
 /// The VMs that the agent manages.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Vms {
-    /// Every VM, by name.
+    /// Every VM, in the order of names.
     pub vms: Vec<VmStatus>,
 }
 
-/// Nodes, links and VMs as they are, and recent events.
+/// The current nodes, links and VMs, and recent events.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Overview {
     /// The host.
@@ -318,13 +318,13 @@ pub struct Happened {
     pub at_ns: Ns,
     /// Time since then.
     pub age_ns: Ns,
-    /// Its kind: `decided`, `found`, `refused`, `appeared` and so on.
+    /// The event's kind: `decided`, `found`, `refused`, `appeared` and so on.
     pub kind: String,
-    /// The VM's name, if it is about one.
+    /// The VM's name, if the event is about a VM.
     pub vm: Option<String>,
     /// The policy that decided or found it.
     pub policy: Option<String>,
-    /// The outcome.
+    /// The outcome, if it is a decision.
     pub outcome: Option<String>,
     /// Number of consecutive occurrences.
     pub count: u64,
@@ -333,7 +333,7 @@ pub struct Happened {
 }
 
 impl Happened {
-    /// Returns an event that occurred `count` times in a row, first `age_ns` ago.
+    /// Returns an event that occurred `count` times in a row. `age_ns` is the time since the first.
     pub fn of(record: EventRecord, age_ns: Ns, count: u64) -> Happened {
         Happened {
             at_ns: record.at,
@@ -353,7 +353,7 @@ impl Happened {
 pub struct PermitSet {
     /// The VM.
     pub vm: String,
-    /// The permit it booked.
+    /// The permit that it booked.
     pub permit: Option<Permit>,
     /// A note for the operator.
     pub note: Option<String>,
@@ -375,7 +375,7 @@ pub struct PolicySet {
 pub struct FloorSet {
     /// The VM.
     pub vm: String,
-    /// The least memory it keeps; `None` if it keeps all.
+    /// The least memory that the VM keeps; `None` if it keeps all.
     pub floor_bytes: Option<Bytes>,
     /// A note for the operator.
     pub note: Option<String>,
@@ -386,7 +386,7 @@ pub struct FloorSet {
 pub struct PolicyAdvice {
     /// The VM.
     pub vm: String,
-    /// The policy that it has.
+    /// The policy in force.
     pub memory_policy: MemoryPolicy,
     /// The advice.
     #[serde(flatten)]
@@ -407,9 +407,9 @@ pub struct VmPermit {
     pub name: String,
     /// Its UUID.
     pub id: VmId,
-    /// How its pollution is counted, if it is.
+    /// How the VM's pollution is counted, if it is.
     pub counted_by: Option<CountedBy>,
-    /// What it booked, and whether it stayed within it.
+    /// The permit, and whether the VM stayed within it.
     #[serde(flatten)]
     pub permit: PermitStatus,
 }
@@ -419,13 +419,13 @@ pub struct VmPermit {
 pub struct Suggestion {
     /// The VM.
     pub vm: String,
-    /// From its behaviour.
+    /// The permit that suits its behaviour.
     pub from_behaviour: Option<Permit>,
-    /// The reason.
+    /// The reason for the permit, or why there is none.
     pub behaviour: String,
-    /// From its memory.
+    /// The permit that suits its memory.
     pub from_memory: Option<Permit>,
-    /// The reason.
+    /// The reason for the permit, or why there is none.
     pub memory: String,
 }
 
@@ -443,9 +443,9 @@ pub struct WorkingSet {
     pub vm: String,
     /// Memory that the guest may use.
     pub memory_bytes: Bytes,
-    /// Whether its memory is watched now.
+    /// Whether the VM's memory is watched now.
     pub is_watched: bool,
-    /// Why there is no fresh figure, if so.
+    /// Why there is no current figure, if so.
     pub why_not: Option<String>,
     /// The last figure.
     pub working_set: Option<Figure>,
@@ -462,35 +462,35 @@ pub struct Figure {
     pub most_bytes: Bytes,
     /// What the two bounds mean: `bounds`, `percent95`, `spread`.
     pub certainty: String,
-    /// The same in words.
+    /// What the two bounds mean, in words.
     pub certainty_means: String,
-    /// The larger distance of the bounds from the size.
+    /// The distance of the size from the farther bound.
     pub error_bytes: Bytes,
-    /// Length of the window.
+    /// Length of the window in which use was observed.
     pub window_ns: Ns,
     /// The tracker.
     pub tracker: String,
-    /// What it is good at.
+    /// What the tracker is good at.
     pub tracker_merit: String,
-    /// Which accesses it sees: `all`, `writes`.
+    /// Which accesses the tracker sees: `all`, `writes`.
     pub sees: Sees,
-    /// What it does not see.
+    /// What the tracker does not see.
     pub blind_spot: String,
-    /// How much memory it may have missed.
+    /// How much memory the tracker may have missed.
     pub blind_bytes: Bytes,
     /// Memory used in every recent window.
     pub hot_bytes: Bytes,
     /// Memory used in some recent windows.
     pub warm_bytes: Bytes,
-    /// The guest kernel's share, if it is distinguished.
+    /// The part that the guest's kernel uses, if it is distinguished.
     pub kernel_bytes: Bytes,
-    /// Whether more windows would hardly change it.
+    /// Whether the estimate would hardly change with more windows.
     pub is_settled: bool,
     /// Trace entries that were lost.
     pub lost: u64,
-    /// CPU time per window on the host.
+    /// CPU time that a window costs the host.
     pub cost_ns: Ns,
-    /// The host's clock at that time.
+    /// The host's clock at the end of the window.
     pub at_ns: Ns,
     /// Time since then.
     pub age_ns: Ns,
@@ -512,20 +512,20 @@ pub struct WorkingSets {
 pub struct Forecast {
     /// The host's clock.
     pub at_ns: Ns,
-    /// The scenario that was simulated, if the host is a twin.
+    /// The simulation, if the host is a twin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub simulated: Option<Simulated>,
     /// The VMs.
     pub vms: Vec<Predicted>,
     /// Median error of predictions so far, as a share; `None` before the first trial was judged.
     pub error_median: Option<f64>,
-    /// Trials that the predictions rest on.
+    /// Number of trials on which the predictions rest.
     pub trials_count: usize,
     /// Notes for the operator.
     pub notes: Vec<String>,
 }
 
-/// A simulation.
+/// A simulated host.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Simulated {
     /// Its name.
@@ -545,38 +545,38 @@ pub struct Predicted {
     pub id: VmId,
     /// Its current home.
     pub home: Option<NodeSet>,
-    /// Its home in the question.
+    /// Its home in the request.
     pub home_then: Option<NodeSet>,
-    /// Time that its work takes over the time without an agent.
+    /// Time that its work takes now, divided by the time without an agent.
     pub slow_down: Option<f64>,
-    /// The same with the homes of the question.
+    /// The same quotient with the homes of the request.
     pub slow_down_then: Option<f64>,
-    /// Why there is no prediction, if so.
+    /// Why there is no prediction, if there is none.
     pub why_unknown: Option<String>,
-    /// What prevents the home of the question, if anything.
+    /// What makes the requested home impossible, if anything.
     pub obstacle: Option<String>,
 }
 
-/// The results of changes of homes.
+/// The results of trials of homes.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
     /// The host's clock.
     pub at_ns: Ns,
-    /// How far back the report goes; `None` if as far as is remembered.
+    /// How far back the report goes; `None` if it includes all remembered trials.
     pub since_ns: Option<Ns>,
-    /// The newest trials, oldest first.
+    /// The newest trials, in ascending order of time.
     pub trials: Vec<Trial>,
-    /// Older ones, which only the sums include.
+    /// Number of older trials, which are not listed; the sums include them.
     pub unlisted_count: usize,
     /// The VMs.
     pub vms: Vec<VmSum>,
-    /// The sum of all.
+    /// The sum over all VMs.
     pub total: Sum,
-    /// Changes that are not judged yet.
+    /// Number of changes that are not judged yet.
     pub running_count: usize,
 }
 
-/// One change of a home, judged.
+/// A change of a VM's home that was judged.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Trial {
     /// The VM's name.
@@ -587,11 +587,11 @@ pub struct Trial {
     pub at_ns: Ns,
     /// Time since then.
     pub age_ns: Ns,
-    /// Predicted speed after over speed before.
+    /// Predicted speed after the change, divided by the speed before it.
     pub predicted: f64,
-    /// The same as measured.
+    /// Measured speed after the change, divided by the speed before it.
     pub seen: f64,
-    /// Whether it was undone.
+    /// Whether the change was undone.
     pub undone: bool,
     /// Pages that were moved home; `None` if not known.
     pub pages_moved: Option<Pages>,
@@ -614,12 +614,12 @@ pub struct VmSum {
 /// The results of several trials.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Sum {
-    /// Judged trials.
+    /// Number of judged trials.
     pub trials_count: usize,
-    /// How many of them were undone.
+    /// Number of these trials that were undone.
     pub undone_count: usize,
-    /// For one VM: its speed now over its speed before all trials, if nothing else had changed. For all VMs: the geometric
-    /// mean of that.
+    /// For one VM: its speed now divided by its speed before all trials, if nothing else had changed. For all VMs: the geometric
+    /// mean of these quotients.
     pub gain: f64,
     /// Pages that were moved home; `None` if not known.
     pub pages_moved: Option<Pages>,

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::time::WallTime;
 
-/// What policies recommend, and the outcomes.
+/// What policies recommend, and what became of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Recommendations {
-    /// The remembered recommendations, by number: all open ones, and the newest of the others.
+    /// The remembered recommendations, by number: all open ones, and the newest of those that are not open.
     pub recommendations: Vec<Recommendation>,
 }
 
@@ -30,15 +30,15 @@ pub struct Recommendation {
     pub policy: String,
     /// The action.
     pub action: Act,
-    /// The same in words.
+    /// The action in words.
     pub text: String,
-    /// Why.
+    /// Why the policy recommends it.
     pub reason: String,
-    /// Predicted gain, as a share of the VM's speed: 0.12 is 12 percent faster; `null` if nothing is predicted.
+    /// Predicted gain, as a share of the VM's speed: 0.12 means 12 percent faster; `null` if nothing is predicted.
     pub gain: Option<f64>,
-    /// Others that were recommended at the same time; the gain is predicted for all of them together.
+    /// Numbers of other recommendations made at the same time. The gain is predicted for all of them together.
     pub together: Vec<u64>,
-    /// When it expires unless it is recommended again; for one that is over, when it ended.
+    /// When the recommendation expires unless the policy renews it; if it is over, when it ended.
     pub expires: WallTime,
     /// Its state.
     pub state: State,
@@ -49,7 +49,7 @@ pub struct Recommendation {
 pub struct ModeSet {
     /// The VM.
     pub vm: String,
-    /// The most that decisions about it may do; `None` for the limits of the run and its policies.
+    /// How far decisions about the VM may go; `None` if only the modes of the run and its policies limit them.
     pub mode: Option<Mode>,
     /// A note for the operator.
     pub note: Option<String>,
@@ -78,7 +78,7 @@ pub struct OpenReservation {
     pub memory_bytes: Bytes,
     /// When it was made.
     pub made: WallTime,
-    /// When it expires unless its VM appears.
+    /// When the reservation expires unless the VM appears.
     pub expires: WallTime,
 }
 

@@ -1,4 +1,4 @@
-//! The client of an agent's socket.
+//! A client of an agent's socket.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -7,36 +7,36 @@ use std::time::Duration;
 
 use crate::{Answer, ApiError, REPLY_BYTES_MAX, Reply, Request};
 
-/// How long the agent may take to answer from its state.
+/// How long the agent may take to answer a request from its state.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long to wait for a change by the agent's loop: longer than the agent itself waits.
+/// How long to wait for a change that the agent's loop carries out: longer than the agent itself waits for its loop.
 const PATIENCE_DONE: Duration = Duration::from_secs(40);
 
-/// Bytes read at a time.
+/// Number of bytes read at a time.
 const PART_BYTES: usize = 256 << 10;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// The agent refused.
+    /// The agent refused the request.
     #[error(transparent)]
     Agent(#[from] ApiError),
     /// The agent's socket cannot be used.
     #[error("cannot ask the agent at {path}{remedy}: {cause}")]
     Unreachable {
-        /// The socket.
+        /// Path of the socket.
         path: String,
-        /// What to do about it, if a remedy is known.
+        /// The remedy, if one is known.
         remedy: &'static str,
         /// The system's error.
         cause: std::io::Error,
     },
-    /// The reply is no answer to the request.
+    /// The reply is not an answer to the request.
     #[error("the agent at {path} gave no answer: {cause}")]
     NoAnswer {
-        /// The socket.
+        /// Path of the socket.
         path: String,
-        /// What is wrong with it.
+        /// What is wrong with the reply.
         cause: String,
     },
 }
@@ -46,7 +46,7 @@ pub fn socket_path(state: &Path) -> PathBuf {
     state.join("agent.sock")
 }
 
-/// Returns the remedy for a socket that cannot be used, to follow its path; empty if none is known.
+/// Returns the remedy for a socket that cannot be used, as the part of a sentence after the path; empty if none is known.
 pub fn remedy(cause: &std::io::Error) -> &'static str {
     match cause.kind() {
         ErrorKind::PermissionDenied => "; run as root, or choose another --state",
@@ -54,10 +54,7 @@ pub fn remedy(cause: &std::io::Error) -> &'static str {
     }
 }
 
-/// Sends a request to the running agent; `None` if no agent runs.
-///
-/// # Errors
-/// If the agent refuses, or sends no valid answer.
+/// Sends a request to the running agent. Returns `None` if no agent runs.
 pub fn ask<A: TryFrom<Answer, Error = Answer>>(
     state: &Path,
     request: &Request,

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 /// Version of the format of all documents.
 pub const VERSION: u32 = 1;
 
-/// Returns an object as a document of a kind. Anything but an object is returned unchanged.
+/// Returns an object as a document of a kind. Returns a value that is not an object unchanged.
 pub fn document(kind: &str, mut object: Value) -> Value {
     if let Some(map) = object.as_object_mut() {
         map.insert("schema".into(), format!("{kind}/{VERSION}").into());
@@ -30,7 +30,7 @@ pub fn document(kind: &str, mut object: Value) -> Value {
 
 /// Returns the schema of a kind of document, in its committed form.
 pub fn schema<T: JsonSchema + Serialize>(kind: &str) -> String {
-    // The schema describes what is written, not all that could be read.
+    // The schema describes the documents that we write, not everything that we would accept.
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let mut schema = settings.into_generator().into_root_schema_for::<T>();
     schema.insert("title".into(), format!("Homenode's {kind}").into());
@@ -44,7 +44,7 @@ pub fn schema<T: JsonSchema + Serialize>(kind: &str) -> String {
     format!("{value:#}\n")
 }
 
-/// Returns the schema of a kind of document that other programs write, in its committed form: it describes what is read.
+/// Returns the schema of a kind of document that other programs write, in its committed form. It describes what we accept.
 pub fn read_schema<T: JsonSchema>(kind: &str) -> String {
     let settings = SchemaSettings::draft2020_12();
     let mut schema = settings.into_generator().into_root_schema_for::<T>();

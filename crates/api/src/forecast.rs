@@ -11,7 +11,7 @@ use crate::named;
 /// Returns the predictions of the agent's loop.
 ///
 /// # Errors
-/// If there is no such VM or node, or the agent keeps no predictions or knows too little yet.
+/// If a VM or node does not exist, or the agent makes no predictions, or knows too little yet.
 pub fn forecast(control: &Control, machine: &Machine, homes: &Homes) -> Result<Forecast, ApiError> {
     if let Some(idle) = control.predictions_idle() {
         return Err(ApiError::refused(idle));

@@ -1,4 +1,5 @@
-//! Requests and answers over HTTP, below `/v1`. Types that commands print are shared; [`openapi`] describes all of them.
+//! Requests and answers over HTTP, below `/v1`. Where commands print the same answer, they share its type. [`openapi`] describes
+//! all of the types.
 
 mod openapi;
 
@@ -21,23 +22,23 @@ pub use openapi::openapi;
 
 /// Default and largest number of decisions on a page.
 pub const DECISIONS: (u32, u32) = (100, 1000);
-/// Most points of a history.
+/// Most points in a VM's history.
 pub const POINTS_MAX: u64 = 2000;
 /// The longest span that one request reads.
 pub const HISTORY_MAX: Ns = Ns::from_secs(24 * 3600);
 
-/// The address to listen at. The agent checks what an address other than loopback requires.
+/// An address to listen at. The agent checks what an address other than loopback requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listen(SocketAddr);
 
 impl Listen {
-    /// Returns the address; port 0 takes a free one.
+    /// Returns the address. Port 0 means any free port.
     pub fn address(self) -> SocketAddr {
         self.0
     }
 }
 
-/// A text that is no address to listen at.
+/// A text that is not an address and port.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no address and port: write `127.0.0.1:9464` or `[::1]:9464`")]
 pub struct NoAddress(String);
@@ -47,7 +48,7 @@ impl FromStr for Listen {
 
     fn from_str(text: &str) -> Result<Listen, NoAddress> {
         let resolved = match text.strip_prefix("localhost:") {
-            // Not resolved by name: a resolver's answers cannot be trusted.
+            // `localhost` is not looked up, since a resolver's answers cannot be trusted.
             Some(port) => format!("127.0.0.1:{port}").to_socket_addrs().ok(),
             None => text
                 .parse::<SocketAddr>()
@@ -59,18 +60,18 @@ impl FromStr for Listen {
     }
 }
 
-/// The agent, and the host as last seen.
+/// The agent, and the host at the last sample.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct HostStatus {
-    /// When the host was last seen.
+    /// Time of the last sample.
     pub time: WallTime,
     /// When the agent started.
     pub started: WallTime,
-    /// Its version.
+    /// The agent's version.
     pub version: String,
     /// Commit of the build.
     pub commit: String,
-    /// The host it runs on.
+    /// The host that the agent runs on.
     pub host: String,
     /// Whether plans are carried out.
     pub mode: Mode,
@@ -80,14 +81,14 @@ pub struct HostStatus {
     pub period_ns: Ns,
     /// Number of cycles so far.
     pub cycle_count: u64,
-    /// Why the host cannot be read, if so: the rest is then older.
+    /// Why the host cannot be read at present, if so. The other values are then older.
     pub trouble: Option<String>,
     /// Nodes, links and VMs.
     #[serde(flatten)]
     pub status: Status,
 }
 
-/// Which time to show the host at.
+/// The time of which to show the host.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OverviewQuery {
@@ -100,7 +101,7 @@ pub struct OverviewQuery {
 pub struct Pictured {
     /// When the host was in this state: the last cycle at or before the requested time.
     pub time: WallTime,
-    /// The span that can be requested; `null` if no history is kept, or it is empty.
+    /// The span of time that can be requested; `null` if no history is kept, or the history is empty.
     pub recorded: Option<WallSpan>,
     /// Nodes, links, VMs, and recent events.
     #[serde(flatten)]
@@ -125,15 +126,15 @@ pub struct Links {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DecisionsQuery {
-    /// On the VM with this name or UUID.
+    /// Decisions on the VM with this name or UUID.
     pub vm: Option<String>,
-    /// By this policy.
+    /// Decisions of this policy.
     pub policy: Option<String>,
-    /// At or after this time.
+    /// Decisions at or after this time.
     pub from: Option<WallTime>,
-    /// At or before this time.
+    /// Decisions at or before this time.
     pub to: Option<WallTime>,
-    /// Where to continue: `next` of the previous page.
+    /// Where to continue: the value of `next` on the previous page.
     #[schemars(extend("pattern" = "^[0-9]{1,18}$"))]
     pub cursor: Option<String>,
     /// Most decisions to return.
@@ -144,22 +145,22 @@ pub struct DecisionsQuery {
 /// Decisions, newest first.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Decisions {
-    /// The decisions, as many as requested at most.
+    /// The decisions; at most as many as requested.
     pub decisions: Vec<DecisionRow>,
-    /// The cursor of older decisions; `null` if there are none.
+    /// The cursor for older decisions; `null` if there are none.
     pub next: Option<String>,
 }
 
 /// A decision and its outcome.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct DecisionRow {
-    /// Its number in this history.
+    /// Number of the decision in this history.
     pub id: i64,
     /// Its time.
     pub time: WallTime,
     /// The VM's UUID.
     pub vm: Option<String>,
-    /// Its name then.
+    /// The VM's name at that time.
     pub name: Option<String>,
     /// The policy that decided.
     pub policy: Option<String>,
@@ -174,31 +175,31 @@ pub struct DecisionRow {
     pub detail: Value,
 }
 
-/// Which span of a VM's history.
+/// Which part of a VM's history to return.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HistoryQuery {
     /// The VM's name or UUID.
     #[schemars(length(min = 1))]
     pub vm: String,
-    /// Start; default: an hour before the end.
+    /// Start; by default an hour before the end.
     pub from: Option<WallTime>,
-    /// End; default: now. What is more than a day after the start, or cannot be read in 5 seconds, is left out: `to` of the
-    /// answer says so, and is the next request's `from`.
+    /// End; by default now. The answer leaves out what is more than a day after the start, or cannot be read in 5 seconds. Its
+    /// `to` then says how far it goes; use that as `from` of the next request.
     pub to: Option<WallTime>,
-    /// Duration of a point, such as `10s` or `5min`; default: such that there are at most 300 points. It is raised if there
-    /// would be more than 2000, and `step_ns` of the answer says so.
+    /// Duration of a point, such as `10s` or `5min`; by default such that there are at most 300 points. If there would be more
+    /// than 2000 points, a longer duration is used; `step_ns` in the answer says which.
     #[schemars(extend("pattern" = "^[1-9][0-9]{0,5}(ms|s|min|h)$"))]
     pub step: Option<String>,
 }
 
-/// Which time to explain.
+/// Which slowdown to explain.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WhyQuery {
-    /// When the VM was slow; default: the last recorded window.
+    /// When the VM was slow; by default in the last recorded window.
     pub at: Option<WallTime>,
-    /// Length of the window around that time, such as `60s` or `10m`, from ten seconds to six hours; default: five minutes.
+    /// Length of the window around that time, such as `60s` or `10m`, from ten seconds to six hours; by default five minutes.
     #[schemars(extend("pattern" = "^([1-9][0-9]{1,3}s|[1-9][0-9]?(min|m)|[1-6]h)$"))]
     pub window: Option<String>,
 }
@@ -214,22 +215,22 @@ pub struct VmHistory {
     pub to: WallTime,
     /// Duration of a point.
     pub step_ns: Ns,
-    /// The points at which the VM was seen, oldest first.
+    /// The points in which the VM was seen, oldest first.
     pub points: Vec<HistoryPoint>,
 }
 
-/// A point of a VM's history: means over its periods.
+/// A point of a VM's history: means over the periods in the point.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct HistoryPoint {
     /// Start of the point.
     pub time: WallTime,
-    /// Number of its periods in which the VM was seen.
+    /// Number of periods in which the VM was seen.
     pub periods_count: u64,
     /// CPUs used.
     pub cpus_used: Option<f64>,
     /// vCPUs that waited.
     pub vcpus_waiting: Option<f64>,
-    /// LLC misses over references.
+    /// LLC misses divided by references.
     pub llc_miss_rate: Option<f64>,
     /// Share of memory accesses that were local.
     pub local_access_ratio: Option<f64>,
@@ -250,7 +251,7 @@ pub struct NodeMemory {
     pub memory_bytes: Bytes,
 }
 
-/// A VM to be placed.
+/// A VM for which to find a place.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Evaluate {
@@ -262,11 +263,11 @@ pub struct Evaluate {
     #[schemars(extend("minimum" = 0, "maximum" = whole::MAX))]
     #[serde(deserialize_with = "whole::bytes")]
     pub memory_bytes: Bytes,
-    /// The bandwidth it needs, if known.
+    /// The bandwidth that it needs, if known.
     #[schemars(extend("minimum" = 0, "maximum" = whole::MAX))]
     #[serde(default, deserialize_with = "whole::bandwidth")]
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
-    /// Size of the huge pages that back all of its memory; absent for ordinary pages.
+    /// Size of the huge pages that back all of the memory; absent for ordinary pages.
     #[schemars(extend("minimum" = 8192, "maximum" = whole::MAX))]
     #[serde(
         default,
@@ -276,13 +277,13 @@ pub struct Evaluate {
     pub huge_page_bytes: Option<Bytes>,
 }
 
-/// Whole numbers as JSON writes them: `4.0` is one.
+/// Reads whole numbers in every form that JSON has: `4.0` is a whole number.
 mod whole {
     use homenode_units::{Bytes, BytesPerSec, Ns};
     use serde::{Deserialize, Deserializer, de::Error};
     use serde_json::Number;
 
-    /// The largest that is exact in every program.
+    /// The largest whole number that every program can represent exactly.
     pub(super) const MAX: u64 = 1 << 53;
 
     fn whole<E: Error>(number: &Number, (least, most): (u64, u64)) -> Result<u64, E> {
@@ -330,13 +331,13 @@ mod whole {
     }
 }
 
-/// Whether and where a VM fits; nothing is reserved.
+/// Whether and where a VM fits. Nothing is reserved.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Evaluated {
     /// Whether it fits.
     pub fits: bool,
-    /// The share of its home's scarcest resource that it leaves (of CPU: of free hyperthreads), divided by the number of the
-    /// home's nodes, times the speeds of `beside`: from 0 to 1; 0 if it does not fit.
+    /// The share of the home's scarcest resource that stays free with the VM there (for CPU: of free hyperthreads), divided by
+    /// the number of the home's nodes, times the speeds in `beside`: from 0 to 1; 0 if the VM does not fit.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub score: f64,
     /// The nodes.
@@ -346,12 +347,12 @@ pub struct Evaluated {
     /// Predicted speeds of the VM and of its neighbours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beside: Option<Beside>,
-    /// The same as numbers.
+    /// The numbers behind the reasons.
     pub figures: PlacedFigures,
 }
 
 impl Evaluated {
-    /// Evaluates where a VM would go.
+    /// Evaluates a placement.
     pub fn of(placed: crate::answer::Placed) -> Evaluated {
         let score = match &placed.figures {
             PlacedFigures::Fits {
@@ -364,10 +365,10 @@ impl Evaluated {
                     (needs.memory_share, left.memory_share),
                     (needs.bandwidth_share, left.bandwidth_share),
                 ];
-                // What is not counted counts as not needed.
+                // A need of zero means that the resource is not counted, so it does not affect the score.
                 let counted = pairs.iter().filter(|(needs, _)| *needs > 0.0);
                 let stay = counted.map(|(needs, left)| 1.0 - needs / left);
-                // One of n nodes is local: with interleaved memory, so is one access in n.
+                // With memory interleaved over n nodes, one access in n is local.
                 let nodes = placed.nodes.as_ref().map_or(1, NodeSet::len).max(1);
                 let speed = placed
                     .beside
@@ -387,25 +388,25 @@ impl Evaluated {
     }
 }
 
-/// A VM's settings that operators can change while it runs: all at once, `null` for one that is not set.
+/// The settings of a VM that operators can change while it runs. They are set all at once; `null` means not set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("required" = ["permit", "memory_policy", "memory_floor_bytes"]))]
 pub struct VmSettings {
-    /// The permit it books, which is enforced.
+    /// The permit that the VM books, which is enforced.
     #[serde(deserialize_with = "Option::deserialize")]
     pub permit: Option<Permit>,
-    /// How its memory is placed and moved; if not set, the agent chooses.
+    /// How the VM's memory is placed and moved; if not set, the agent chooses.
     #[serde(deserialize_with = "Option::deserialize")]
     pub memory_policy: Option<MemoryPolicy>,
-    /// The least memory it keeps; if not set, the agent takes none of it.
+    /// The least memory that the VM keeps; if not set, the agent takes none of it.
     #[serde(deserialize_with = "whole::floor")]
     #[schemars(extend("minimum" = 0, "maximum" = whole::MAX))]
     pub memory_floor_bytes: Option<Bytes>,
 }
 
 impl VmSettings {
-    /// Extracts these from all settings of a VM.
+    /// Extracts these settings from all settings of a VM.
     pub fn of(settings: &homenode_host::VmSettings) -> VmSettings {
         VmSettings {
             permit: settings.permit,
@@ -415,11 +416,11 @@ impl VmSettings {
     }
 }
 
-/// How long to change nothing.
+/// How long the agent is to change nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PauseFor {
-    /// From now on; zero ends a pause.
+    /// Length of the pause from now; zero ends a pause.
     #[schemars(extend("minimum" = 0, "maximum" = whole::MAX))]
     #[serde(deserialize_with = "whole::time")]
     pub span_ns: Ns,
@@ -428,9 +429,9 @@ pub struct PauseFor {
 /// The result of reloading settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Reloaded {
-    /// Settings that changed.
+    /// Keys of settings that changed.
     pub changed: Vec<String>,
-    /// Settings that differ in the file and wait for the next start.
+    /// Keys of settings that differ in the file, and take effect at the next start.
     pub at_next_start: Vec<String>,
 }
 
@@ -454,25 +455,25 @@ impl fmt::Display for Reloaded {
 /// Why there is no answer, in the format of RFC 9457.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Problem {
-    /// What kind of problem: `urn:homenode:problem:` and a word.
+    /// The kind of problem: `urn:homenode:problem:` and a word.
     #[serde(rename = "type")]
     pub kind: String,
     /// Its title, for people.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
-    /// What is wrong here, and the remedy.
+    /// What is wrong with this request, and the remedy.
     pub detail: String,
 }
 
-/// The data of an event of the stream.
+/// The data of an event in the stream.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Told {
     /// Wall-clock time.
     pub time: WallTime,
     /// The host's monotonic clock.
     pub at_ns: Ns,
-    /// The VM's UUID, if it is about one.
+    /// The VM's UUID, if the event is about a VM.
     pub vm: Option<VmId>,
     /// A sentence for people.
     pub text: String,
@@ -481,7 +482,7 @@ pub struct Told {
     pub detail: Value,
 }
 
-/// A cycle is over: later answers are newer.
+/// A cycle is over: answers from now on are newer.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Looked {
     /// Wall-clock time.
@@ -495,7 +496,7 @@ pub struct Looked {
 /// Events are missing at this point of the stream.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Missed {
-    /// How many; `null` if unknown, since another run sent them.
+    /// Number of missing events; `null` if unknown, since another run sent them.
     pub missed_count: Option<u64>,
 }
 
@@ -536,7 +537,7 @@ mod tests {
                 matched: Match::Room,
                 needs: shares(needs),
                 left: shares(left),
-                // Two hyperthreads per core.
+                // A core has two hyperthreads.
                 cpus_stay: 1.0 - needs[0] / 2.0 / left[0],
                 bandwidth_from: BandwidthFrom::Unknown,
             };
@@ -551,14 +552,14 @@ mod tests {
         };
         let score_on = |nodes, needs, left| score_beside(None, nodes, needs, left);
         let score = |needs, left| score_on("1", needs, left);
-        // 1 - .1/.2 of memory is less than 1 - .05/.1 of hyperthreads.
+        // The share of memory that stays, 1 - .1/.2, is less than that of hyperthreads, 1 - .05/.4.
         assert!((score([0.1, 0.1, 0.0], [0.4, 0.2, 0.0]) - 0.5).abs() < 1e-9);
         assert_eq!(score([0.1, 0.2, 0.0], [1.0, 0.2, 1.0]), 0.0);
-        // One core per vCPU, and no core left: the cores' second hyperthreads remain.
+        // Each vCPU gets a core, and no core is left, but the second hyperthreads of the cores are.
         assert_eq!(score([0.2, 0.0, 0.0], [0.2, 1.0, 1.0]), 0.5);
-        // One node that keeps half is as good as a home of two nodes that keeps all: half of the accesses there are remote.
+        // A home of two nodes that keeps everything is as good as one node that keeps half: half of its accesses are remote.
         assert_eq!(score_on("0-1", [0.0; 3], [1.0; 3]), 0.5);
-        // Half empty, and half as fast next to the others.
+        // Everything stays free, but the VM is half as fast next to the others.
         let slow = Beside {
             own: 0.5,
             worst_neighbour: 1.0,

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 pub struct Maintenance {
     /// The host's clock.
     pub at_ns: Ns,
-    /// Drained nodes, ascending, with what is left on them.
+    /// Drained nodes, ascending, with the VMs left on them.
     pub drains: Vec<DrainStatus>,
-    /// How much longer nothing is changed; `None` if the agent is not paused.
+    /// How much longer the pause lasts; `None` if the agent is not paused.
     pub paused_for_ns: Option<Ns>,
     /// A note for the operator, if any.
     pub note: Option<String>,

@@ -5,11 +5,11 @@ use homenode_units::VmId;
 
 use crate::answer::ApiError;
 
-/// Returns the VM that the text means. A UUID means the VM that has it, whatever other VMs are named; a name that several
-/// VMs have is ambiguous.
+/// Returns the VM that a text means. A UUID means the VM that has it, even if another VM has that text as its name. A name that
+/// several VMs have is ambiguous.
 ///
 /// # Errors
-/// If there is none, or there are several.
+/// If the text means no VM, or several VMs.
 pub fn meant<'a, T>(
     all: &'a [T],
     of: impl Fn(&'a T) -> (VmId, &'a str),

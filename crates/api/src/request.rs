@@ -1,4 +1,4 @@
-//! Requests.
+//! The requests to an agent.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeSet, Ns, Permit};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Homes in a question, by the names of VMs; `None` is no home.
+/// Requested homes by the names of VMs; `None` means no home.
 pub type Homes = BTreeMap<String, Option<NodeSet>>;
 
 /// A request to the agent.
@@ -20,23 +20,23 @@ pub enum Request {
     /// Reserve nodes for a VM that is about to start.
     #[serde(alias = "promise")]
     Reserve(Asked),
-    /// Evaluate where a VM would go, and why; nothing is reserved.
+    /// Evaluate where a VM would be placed, and why. Nothing is reserved.
     Place {
         /// Its vCPUs.
         vcpus: u32,
         /// Its memory.
         memory_bytes: Bytes,
-        /// The bandwidth it needs, if known.
+        /// The bandwidth that it needs, if known.
         bandwidth_bytes_per_s: Option<BytesPerSec>,
-        /// Size of the huge pages that back all of its memory; `None` for ordinary pages.
+        /// Size of the huge pages that back all of the memory; `None` for ordinary pages.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         huge_page_bytes: Option<Bytes>,
     },
     /// List the VMs that the agent manages.
     Vms,
-    /// Nodes, links and VMs as they are, and recent events.
+    /// Return the current nodes, links and VMs, and recent events.
     Overview,
-    /// Book a permit for a VM, or none.
+    /// Book a permit for a VM, or give it up.
     PermitSet {
         /// Its name.
         vm: String,
@@ -50,11 +50,11 @@ pub enum Request {
         /// The policy.
         policy: Option<MemoryPolicy>,
     },
-    /// Set how little memory a VM may be left with, or that it keeps all.
+    /// Set a VM's memory floor, or let the VM keep all of its memory.
     FloorSet {
         /// Its name.
         vm: String,
-        /// The least memory it keeps.
+        /// The least memory that the VM keeps; `None` if it keeps all.
         floor_bytes: Option<Bytes>,
     },
     /// Advise on a VM's memory policy.
@@ -74,24 +74,24 @@ pub enum Request {
     },
     /// List the working sets of VMs.
     WorkingSets {
-        /// This VM, which is watched from now on; default: all, with their last figures.
+        /// The VM, which is watched from now on. By default, all VMs with their last figures.
         vm: Option<String>,
         /// Length of the windows.
         window_ns: Option<Ns>,
-        /// How long to watch it from now on.
+        /// How long to watch the VM from now on.
         wait_ns: Ns,
     },
     /// Predict how fast VMs would be with other homes.
     WhatIf {
-        /// The homes of these VMs; the others keep theirs.
+        /// The homes of these VMs; other VMs keep theirs.
         homes: Homes,
     },
-    /// Report the results of changes of homes.
+    /// Report the results of trials of homes.
     Report {
-        /// Only changes judged within this time before now.
+        /// Only trials judged within this time before now.
         since_ns: Option<Ns>,
     },
-    /// List what policies recommend, and the outcomes.
+    /// List what policies recommend, and what became of it.
     Recommendations,
     /// Approve a recommendation.
     RecommendationApply {
@@ -103,7 +103,7 @@ pub enum Request {
         /// Its number.
         id: u64,
     },
-    /// Set a VM's mode, the limit on decisions about it, or reset it to that of the run and its policies.
+    /// Set a VM's mode, which limits decisions about it; or reset it, so only the run and its policies limit them.
     ModeSet {
         /// Its name.
         vm: String,
@@ -119,18 +119,18 @@ pub enum Request {
         /// Its number.
         id: u64,
     },
-    /// List which nodes are drained, what is left on them, and whether the agent is paused.
+    /// List drained nodes with the VMs left on them, and whether the agent is paused.
     Maintenance,
     /// Start or end draining nodes.
     Drain {
-        /// These nodes; others stay as they are.
+        /// These nodes; for other nodes nothing changes.
         nodes: NodeSet,
-        /// Whether they are drained from now on.
+        /// Whether to drain them from now on, or to end their drain.
         is_on: bool,
     },
     /// Pause all changes for a while.
     Pause {
-        /// How long from now; zero ends a pause.
+        /// Length of the pause from now; zero ends a pause.
         span_ns: Ns,
     },
     /// List usage of booked permits.
@@ -142,7 +142,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// Returns whether the request changes nothing. One for the working set of a named VM does: the VM is then watched.
+    /// Returns true if the request changes nothing. A request for the working set of a named VM does: the VM is then watched.
     pub fn only_reads(&self) -> bool {
         match self {
             Request::Place { .. }
@@ -173,7 +173,7 @@ impl Request {
         }
     }
 
-    /// Returns whether the agent's loop must carry something out before there is an answer.
+    /// Returns true if the agent's loop must carry something out before there is an answer.
     pub fn is_for_the_loop(&self) -> bool {
         matches!(
             self,

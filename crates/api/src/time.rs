@@ -8,7 +8,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A wall-clock time in nanoseconds since 1970, covering the years 1678 to 2261; others are clamped to this range.
+/// A wall-clock time in nanoseconds since 1970. It covers the years 1678 to 2261; other times are clamped to this range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WallTime(pub i64);
 
@@ -19,7 +19,7 @@ impl fmt::Display for WallTime {
     }
 }
 
-/// A text that is no time.
+/// A text that is not a time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no time: write `2026-11-24T03:12:00Z`, and `%2B` for a `+` before a zone")]
 pub struct NoTime(String);

@@ -7,18 +7,18 @@ use serde::Serialize;
 
 use crate::time::WallTime;
 
-/// How long the window of a question may be.
+/// The lengths that the window of a question may have.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
-    /// The shortest that can be distinguished from noise.
+    /// The shortest window in which a change can be told from noise.
     pub least: Ns,
     /// The default.
     pub usual: Ns,
-    /// The longest: samples of a day are kept.
+    /// The longest window: samples are kept for a day.
     pub most: Ns,
 }
 
-/// See [`Window`].
+/// The lengths that a window may have.
 pub const WINDOW: Window = Window {
     least: Ns::from_secs(10),
     usual: Ns::from_secs(300),
@@ -38,7 +38,7 @@ impl Window {
     /// Returns `length` if a window may be that long.
     ///
     /// # Errors
-    /// Says how long it may be.
+    /// If not: says how long it may be.
     pub fn checked(&self, length: Ns) -> Result<Ns, WindowError> {
         if (self.least..=self.most).contains(&length) {
             return Ok(length);
@@ -62,13 +62,13 @@ pub struct WallSpan {
 pub struct Answer {
     /// The run of the history.
     pub run: i64,
-    /// The window that was asked about.
+    /// The window of the question.
     pub asked: WallSpan,
-    /// The part of it in which the VM was slow; all of it if it was not.
+    /// The part of the window in which the VM was slow; all of it if the VM was not slow.
     pub slow: WallSpan,
-    /// Start of the baseline it is compared with.
+    /// Start of the baseline with which the window is compared.
     pub compared_from: WallTime,
-    /// The causes found.
+    /// The explanation, with the causes found.
     #[serde(flatten)]
     pub explanation: Explanation,
 }

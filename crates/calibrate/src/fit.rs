@@ -1,34 +1,34 @@
-//! Fits latency under load, effective cache capacity, entries of a TLB.
+//! Fits latency under load, effective cache capacity, and the number of TLB entries.
 //!
 //! # Model
 //!
-//! - `g(u) = 1 + alpha u + beta u^1.5 / (1 - u)` with `u = min(load / (1.02 capacity), 0.985)`: the twin's curve, with the
-//!   twin's `u`, so that the fit matches the twin's computation.
-//! - A chase of `w` bytes, starting from the line written longest ago, all written in the same order, in a cache of `c`
-//!   bytes with random replacement: the last `w - c` bytes each evicted, so the line is still there with `exp(-(w - c) /
-//!   c)`. `L(w) = L_memory - (L_memory - L_cache) * min(1, exp(-(w - c) / c))`. LRU replacement has a cliff at `c` instead,
-//!   and the least squares find it too.
+//! - Latency under load is `g(u) = 1 + alpha u + beta u^1.5 / (1 - u)` with `u = min(load / (1.02 capacity), 0.985)`. Curve
+//!   and `u` are the twin's, so that the fit matches the twin's computation.
+//! - A chase visits `w` bytes in the order in which they were written, the oldest line first. In a cache of `c` bytes with
+//!   random replacement, the last `w - c` bytes that were written have evicted other lines, so a line is still cached with
+//!   probability `exp(-(w - c) / c)`. Hence `L(w) = L_memory - (L_memory - L_cache) * min(1, exp(-(w - c) / c))`. With LRU
+//!   replacement there is a cliff at `c` instead, which the fit finds, too.
 //!
-//! Both are least squares: the first has a closed form, the second one unknown.
+//! Both are least-squares fits. The first has a closed form; the second has one unknown.
 
 use homenode_machine::LoadCurve;
 use homenode_units::stats::mean;
 
-/// Loads must reach this share of the sustained bandwidth for the queueing part to be fitted.
+/// The queueing term is fitted only if loads reach this share of the sustained bandwidth.
 pub const LOAD_NEEDED: f64 = 0.75;
 
 /// Loads below this share of the sustained bandwidth carry no information about the curve.
 pub const LOAD_LEAST: f64 = 0.2;
 
-/// Default for the queueing part if loads stayed too low: the fits of a measured DDR3 and a measured DDR4 system agree on
-/// it.
+/// Default for the queueing term, used if the measured loads were too low to fit it. The fits of a measured DDR3 and a
+/// measured DDR4 system agree on it.
 pub const BETA_ESTIMATE: f64 = 0.015;
 
 fn u_of(load_over_capacity: f64) -> f64 {
     (load_over_capacity / 1.02).clamp(0.0, 0.985)
 }
 
-/// Terms of the curve that alpha and beta multiply.
+/// Returns the terms of the curve by which alpha and beta are multiplied.
 fn terms(load_over_capacity: f64) -> (f64, f64) {
     let u = u_of(load_over_capacity);
     (u, u * u.sqrt() / (1.0 - u))
@@ -41,15 +41,15 @@ pub struct FittedCurve {
     pub curve: LoadCurve,
     /// Whether beta was fitted; if not, loads stayed below `LOAD_NEEDED` and beta is `BETA_ESTIMATE`.
     pub beta_fitted: bool,
-    /// Highest share of the bandwidth that loads reached.
+    /// Highest load, as a share of the sustained bandwidth.
     pub load_max: f64,
-    /// Mean absolute error of the fitted latencies, relative to each.
+    /// Mean absolute error of the fitted latencies, each relative to the measured one.
     pub error_mean: f64,
 }
 
-/// Fits points of (load over capacity, latency over idle latency). `None` without a point above idle.
+/// Fits the curve to points of (load over capacity, latency over idle latency). `None` if no point has a load.
 ///
-/// Neither part is below 0: if the best fit would be, only the other part is fitted.
+/// Neither alpha nor beta is below 0: if the best fit has a negative one, only the other is fitted.
 pub fn load_curve(points: &[(f64, f64)]) -> Option<FittedCurve> {
     let loaded: Vec<(f64, f64)> = points
         .iter()
@@ -101,8 +101,8 @@ fn survival(bytes: f64, capacity: f64) -> f64 {
     (-(bytes / capacity - 1.0)).exp().min(1.0)
 }
 
-/// Returns the capacity in bytes at which the model above fits points of (bytes, nanoseconds) best; `None` if memory is not
-/// slower than the cache or no point is larger than the capacity found (then the cache is at least that large).
+/// Returns the capacity in bytes at which the model above best fits points of (bytes, nanoseconds). `None` if memory is not
+/// slower than the cache, or if no point is clearly larger than the result; then the cache is at least that large.
 pub fn capacity(points: &[(f64, f64)], cache_ns: f64, memory_ns: f64) -> Option<f64> {
     let largest = points.iter().map(|(bytes, _)| *bytes).reduce(f64::max)?;
     let least = points.iter().map(|(bytes, _)| *bytes).reduce(f64::min)?;
@@ -126,9 +126,9 @@ pub fn capacity(points: &[(f64, f64)], cache_ns: f64, memory_ns: f64) -> Option<
     (best < largest * 0.95).then_some(best)
 }
 
-/// Returns the entries of a TLB, from points of (pages, extra cycles per access over the same number of lines close
-/// together): where the extra cost first passes half of its maximum, interpolated on a log scale. `None` if it never exceeds
-/// `walk_cycles_min`, as then nothing was missed, and if it does so from the first point on.
+/// Returns the number of entries of a TLB. Points are (pages, extra cycles per access over that to as many adjacent lines).
+/// The result is where the extra cost first exceeds half of its maximum, interpolated on a log scale. `None` if the cost
+/// never exceeds `walk_cycles_min`, because then there were no misses, or if the first point already exceeds half.
 pub fn tlb_entries(points: &[(f64, f64)], walk_cycles_min: f64) -> Option<f64> {
     let most = points.iter().map(|(_, extra)| *extra).reduce(f64::max)?;
     let half = most / 2.0;

@@ -1,4 +1,4 @@
-//! Reads facts about this host besides the machine's shape: private caches, free memory, the date.
+//! Reads facts about this host that are not part of the machine's topology: private caches, free memory, the date.
 
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -62,8 +62,8 @@ fn cache_bytes(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(factor)
 }
 
-/// Returns the bytes available on a node without evicting anything: the least of its free memory, the host's available
-/// memory, and the cgroup's remaining allowance.
+/// Returns the bytes that can be allocated on a node without evicting anything: the least of the node's free memory, the
+/// host's available memory, and the cgroup's remaining allowance.
 pub fn memory_available(node: NodeId) -> u64 {
     let field = |path: &str, key: &str| {
         let text = fs::read_to_string(path).ok()?;

@@ -1,20 +1,20 @@
-//! The loops that load caches and memory: safe code over words, pure except for the time they take.
+//! The loops that load caches and memory. They are safe code over words, without side effects except the time they take.
 //!
 //! # Why they measure what they say
 //!
-//! - A *chase* follows a cycle in which each word names the next: an access cannot begin before the last has ended. The
-//!   order is a bijection without a pattern that prefetchers know, and visits each place once per round.
+//! - A *chase* follows a cycle in which each word names the next one, so an access cannot begin before the previous one has
+//!   ended. The order has no pattern that prefetchers know, and visits each place once per round.
 //! - *Streams* read or update every word in order, the best case for prefetchers.
-//! - *Uniform* accesses draw lines independently of each other. Each of the [`CHAINS`] generators depends on the value it
-//!   read last, so exactly that many accesses are in flight.
+//! - *Uniform* accesses draw lines independently of each other. Each of the [`CHAINS`] generators depends on the value that
+//!   it read last, so exactly [`CHAINS`] accesses are in flight.
 
 use crate::sys::LINE_WORDS;
 
-/// Accesses that [`uniform`] keeps in flight.
+/// Number of accesses that [`uniform`] keeps in flight.
 pub const CHAINS: usize = 4;
 
-/// A bijection of `0..count` without a visible pattern: two rounds of multiply and shift on the next power of two, repeated
-/// until the result is in range.
+/// A bijection of `0..count` without a visible pattern. It multiplies and shifts twice, modulo the next power of two, and
+/// repeats this until the result is in range.
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
     count: u64,
@@ -23,7 +23,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// Creates an order of `count` places; 0 counts as 1.
+    /// Creates an order of `count` places; a `count` of 0 is taken as 1.
     pub fn of(count: usize) -> Order {
         let count = count.max(1) as u64;
         let mask = count.next_power_of_two() - 1;
@@ -51,13 +51,13 @@ impl Order {
     }
 }
 
-/// Where a chase has its places.
+/// The places that a chase visits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Places {
-    /// In every line.
+    /// One in every line.
     EachLine,
-    /// One in each stretch of this many words, at a different line in each, so that they do not fall into the same cache
-    /// sets.
+    /// One in each stretch of this many words. The line differs from stretch to stretch, so that the places do not fall into
+    /// the same cache sets.
     OnePer(usize),
 }
 
@@ -70,7 +70,7 @@ impl Places {
     }
 }
 
-/// Writes a cycle through `count` places, overwriting these words, and returns the word at which it begins.
+/// Writes a cycle through `count` places into these words, and returns the word at which the cycle begins.
 pub fn lay_chase(words: &mut [u64], count: usize, places: Places) -> usize {
     let order = Order::of(count);
     let first = places.word(order.nth(0));
@@ -84,7 +84,7 @@ pub fn lay_chase(words: &mut [u64], count: usize, places: Places) -> usize {
     first
 }
 
-/// Follows a cycle for `steps` steps from each of these words at once, and advances them.
+/// Follows a cycle from each of these words in parallel, for `steps` steps, and advances the words.
 pub fn chase<const K: usize>(words: &[u64], at: &mut [usize; K], steps: usize) {
     let mut now = *at;
     for _ in 0..steps {
@@ -100,7 +100,7 @@ pub fn read(words: &[u64]) -> u64 {
     std::hint::black_box(words.iter().fold(0_u64, |sum, word| sum.wrapping_add(*word)))
 }
 
-/// Reads and writes every word: adds one.
+/// Adds one to every word, which reads and writes it.
 pub fn update(words: &mut [u64]) {
     for word in std::hint::black_box(words) {
         *word = word.wrapping_add(1);
@@ -110,7 +110,7 @@ pub fn update(words: &mut [u64]) {
 /// State of the generators of [`uniform`], which continue where they stopped.
 pub type Generators = [u64; CHAINS];
 
-/// Fresh generators.
+/// Creates generators from a seed.
 pub fn generators(seed: u64) -> Generators {
     std::array::from_fn(|chain| {
         seed.wrapping_add(chain as u64)
@@ -118,17 +118,17 @@ pub fn generators(seed: u64) -> Generators {
     })
 }
 
-/// Reads `rounds` times [`CHAINS`] lines drawn uniformly from the words.
+/// Reads [`CHAINS`] lines drawn uniformly from the words, and repeats this `rounds` times.
 pub fn uniform(words: &[u64], states: &mut Generators, rounds: usize) {
     let lines = (words.len() / LINE_WORDS) as u64;
     let mut now = *states;
     for _ in 0..rounds {
         for state in &mut now {
-            // Below 2^32 lines, that is 256 GiB, no bits are lost.
+            // With fewer than 2^32 lines (256 GiB), no bits are lost.
             let line = ((*state >> 32) * lines) >> 32;
             let value = words[line as usize * LINE_WORDS];
-            // A linear congruential generator (Knuth's constants). The memory is zero, but the processor must wait for the
-            // value.
+            // A linear congruential generator (Knuth's constants). Adding the value, which is zero, makes the processor wait
+            // for it.
             *state = state
                 .wrapping_add(value)
                 .wrapping_mul(6_364_136_223_846_793_005)
@@ -143,7 +143,7 @@ pub fn dependent_cycles(pairs: usize) -> u64 {
     let (step, flip) = std::hint::black_box((0x9e37_79b9_u64, 0x5555_5555_u64));
     let mut value = step;
     for _ in 0..pairs / 16 {
-        // A compiler cannot fold alternating addition and exclusive-or.
+        // A compiler cannot fold additions that alternate with exclusive-or.
         for _ in 0..16 {
             value = value.wrapping_add(step) ^ flip;
         }
@@ -151,7 +151,7 @@ pub fn dependent_cycles(pairs: usize) -> u64 {
     std::hint::black_box(value)
 }
 
-/// Work for one core with instruction-level parallelism and hardly any memory access: what hyperthreads compete for.
+/// Does work with instruction-level parallelism and hardly any memory access, so hyperthreads compete for the core.
 pub fn independent_work(rounds: usize) -> u64 {
     let mut lanes: [u64; 8] = std::hint::black_box([1, 2, 3, 4, 5, 6, 7, 8]);
     for round in 0..rounds as u64 {
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Counts how often a chase visits each word in `count` steps.
+    /// Counts the visits of a chase to each word in `count` steps.
     fn visits(words: &[u64], first: usize, count: usize) -> Vec<u32> {
         let mut visits = vec![0; words.len()];
         let mut at = [first];

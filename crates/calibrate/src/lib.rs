@@ -1,5 +1,5 @@
 //! Measures the host it runs on, writes the result as a machine file, and validates the twin against it. Also measures how
-//! much memory a guest kernel takes ([`footprint`]), turns programs into workloads ([`profile`]), estimates working sets
+//! much memory a guest kernel takes ([`footprint`]), profiles programs as workloads ([`profile`]), estimates working sets
 //! from logs ([`page_log`]), and turns recorded runs into scenarios ([`recorded`]).
 //!
 //! ```text
@@ -11,16 +11,16 @@
 //!
 //! # Approach
 //!
-//! Every figure is measured several times and kept as a [`Spread`]; the machine file has the median, and the rest in a
-//! comment. One thread's figures are per second of its CPU time, so that other processes on the CPU disturb only through
-//! caches and memory bandwidth. What cannot be measured from inside a process is marked `estimate:` with its source. Noise
-//! is not avoided but reported: CPU time that other processes took or a hypervisor stole meanwhile, and each figure whose
-//! quartiles lie more than a fifth apart.
+//! Every figure is measured several times and kept as a [`Spread`]. The machine file has the median as the value and the
+//! rest in a comment. Figures of one thread are per second of its CPU time, so other processes on the CPU disturb them only
+//! through caches and memory bandwidth. What cannot be measured from inside a process is marked `estimate:` with its source.
+//! Noise is not avoided but reported: the CPU time that other processes took or a hypervisor stole during the measurement,
+//! and each figure whose quartiles are more than a fifth apart.
 //!
 //! # Left out
 //!
-//! Page-table references of a walk, the cost of a virtual interrupt, latency under load across a link (estimates all); links
-//! as the hardware wires them: each pair of nodes is measured as if it had its own.
+//! Not measured but estimated: page-table references of a walk, the cost of a virtual interrupt, and latency under load
+//! across a link. Also left out is the wiring of links: each pair of nodes is measured as if it had a link of its own.
 
 mod fit;
 pub mod footprint;

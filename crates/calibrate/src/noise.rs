@@ -1,4 +1,5 @@
-//! Measures other activity on the host: stolen and foreign CPU time, from `/proc/stat` and this process's own account.
+//! Measures other activity on the host: stolen CPU time and that of other processes, from `/proc/stat` and this process's
+//! own counters.
 
 use std::fs;
 
@@ -10,7 +11,7 @@ struct Ticks {
     /// User, system and interrupt time of all processes; not idle, not stolen.
     busy: u64,
     idle: u64,
-    /// Time in which a hypervisor ran something else while a CPU here had work.
+    /// Time in which a CPU had work, but a hypervisor ran something else.
     stolen: u64,
 }
 
@@ -42,7 +43,7 @@ fn own_ticks(stat: &str) -> Option<u64> {
         .sum()
 }
 
-/// Load over a time span, as shares of the host's total CPU time.
+/// Other load in a time span, as shares of the host's total CPU time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Noise {
     /// Stolen by a hypervisor.
@@ -66,7 +67,7 @@ impl Watch {
         Watch(look())
     }
 
-    /// Returns the load since the beginning; `None` if the kernel does not report it.
+    /// Returns the load since the beginning; `None` if the kernel does not report CPU times.
     pub fn seen(&self) -> Option<Noise> {
         let ((before, own_before), (now, own_now)) = (self.0?, look()?);
         Some(between(before, now, own_now.saturating_sub(own_before)))
@@ -83,7 +84,7 @@ fn between(before: Ticks, now: Ticks, own: u64) -> Noise {
     }
 }
 
-/// Whether a hypervisor runs below this kernel, as the processor says.
+/// Returns true if the processor says that a hypervisor runs below this kernel.
 pub fn under_hypervisor() -> bool {
     let flags = |text: String| {
         text.lines()
@@ -100,7 +101,7 @@ mod tests {
     fn shares_are_of_all_cpu_time_between_two_looks() {
         let before = Ticks::parse("cpu  10 0 10 100 0 0 0 5 0 0\ncpu0 1 2 3 4\n").unwrap();
         let now = Ticks::parse("cpu  60 0 20 120 10 0 0 15 0 0\n").unwrap();
-        // 60 busy, 30 idle, 10 stolen; 45 of the busy ones were ours.
+        // 60 busy, 30 idle, 10 stolen; this process had 45 of the busy ones.
         let noise = between(before, now, 45);
         assert!(
             (noise.steal_share - 0.10).abs() < 1e-12 && (noise.others_share - 0.15).abs() < 1e-12,

@@ -1,8 +1,8 @@
 //! Runs working-set estimators on a log of a guest's pages.
 //!
-//! Each applicable estimator estimates the program's pages and the kernel's, which together are the working set [PRL,
-//! equation 1]. If the log has all used frames, each estimate comes with the true figure. A log that is being written is
-//! followed: the same estimators take in one window after the other ([`Watching`]).
+//! Each estimator that can read the log estimates the program's pages and the kernel's pages; their sum is the working set
+//! [PRL, equation 1]. If the log has all used frames, each estimate comes with the true figure. A log that is still being
+//! written is followed: the same estimators process one window after the other ([`Watching`]).
 
 use std::path::Path;
 
@@ -21,9 +21,9 @@ use serde::Serialize;
 pub struct Report {
     /// The log.
     pub log: About,
-    /// The estimate of each applicable estimator: when its stop rule was first met, else the last one.
+    /// For each applicable estimator, the estimate with which it first settled, or else its last one.
     pub estimates: Vec<Said>,
-    /// The pages used in all windows, if the log has that.
+    /// The pages used in all windows, if the log records all used frames.
     pub truth: Option<Truth>,
 }
 
@@ -32,7 +32,7 @@ pub struct Report {
 pub struct About {
     /// Its path.
     pub file: String,
-    /// The modelled core.
+    /// The modelled processor core.
     pub core: String,
     /// What is logged: `nothing`, `writes`, `walks`.
     pub logs: &'static str,
@@ -42,15 +42,15 @@ pub struct About {
     pub memory_bytes: Bytes,
     /// Number of windows read.
     pub windows: usize,
-    /// Their total duration.
+    /// Total duration of these windows, in seconds.
     pub seconds: f64,
-    /// Page walks in them.
+    /// Number of page walks in these windows.
     pub walks: u64,
-    /// Frames logged.
+    /// Number of frames logged.
     pub logged: u64,
-    /// Logged frames that were lost.
+    /// Number of logged frames that were lost.
     pub lost: u64,
-    /// Number of filled buffers.
+    /// Number of times that a buffer was filled.
     pub buffers_filled: u64,
     /// What is missing from the file, if anything.
     pub missing: Option<String>,
@@ -61,29 +61,29 @@ pub struct About {
 pub struct Said {
     /// The estimator's name.
     pub estimator: &'static str,
-    /// The tracker that delivered its data.
+    /// The tracker that collected the estimator's data.
     pub tracker: Tracker,
-    /// Whether more windows would hardly change the estimate.
+    /// Whether the estimate is settled: more windows would hardly change it.
     pub settled: Settled,
-    /// The time it covers.
+    /// Duration that the estimate covers, in seconds.
     pub window_s: f64,
-    /// The program's hot pages and the kernel's.
+    /// Hot pages of the program and the kernel.
     pub size_bytes: Bytes,
     /// The lower end of the interval.
     pub least_bytes: Bytes,
     /// The upper end.
     pub most_bytes: Bytes,
-    /// What the two ends mean.
+    /// Meaning of the two ends.
     pub certainty: Certainty,
-    /// The program's hot pages; none for a poll, which cannot tell program and kernel apart.
+    /// Hot pages of the program; absent for a poll, which cannot tell program and kernel apart.
     pub program_bytes: Option<Bytes>,
-    /// The kernel's hot pages: epsilon.
+    /// Hot pages of the kernel: epsilon.
     pub kernel_bytes: Option<Bytes>,
     /// Pages used in some windows.
     pub warm_bytes: Bytes,
     /// Pages really used in the same time.
     pub truth_bytes: Option<Bytes>,
-    /// Part of that which a program read or wrote.
+    /// The part of these pages that a program read or wrote.
     pub truth_program_bytes: Option<Bytes>,
     /// What the estimator does not see.
     pub blind_spot: &'static str,
@@ -94,30 +94,30 @@ pub struct Said {
 pub struct Truth {
     /// Pages that a program read or wrote.
     pub program_data_bytes: Bytes,
-    /// Part of them that it wrote.
+    /// The part of these pages that it wrote.
     pub program_written_bytes: Bytes,
-    /// Pages that it only executed.
+    /// Pages that a program only executed.
     pub program_code_bytes: Bytes,
     /// Pages that only the kernel used.
     pub kernel_bytes: Bytes,
 }
 
-/// Estimates after a mu.
+/// Estimates at the end of an interval mu.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Known {
-    /// The last window's number.
+    /// Number of the last window.
     pub window: u64,
-    /// Its end, since the beginning of the log.
+    /// End of that window, in seconds since the beginning of the log.
     pub at_s: f64,
     /// Windows dropped before they could be read.
     pub given_up: u64,
-    /// Result of each estimator.
+    /// Result of each estimator that has an estimate.
     pub estimates: Vec<Said>,
-    /// Pages used since following began, if the log has that.
+    /// Pages used since following began, if the log records all used frames.
     pub truth: Option<Truth>,
 }
 
-/// An estimator that takes in windows, with separate state for the program's pages and the kernel's.
+/// An estimator that processes windows, with separate states for the program's pages and the kernel's.
 struct Eye {
     name: &'static str,
     tracker: Tracker,
@@ -126,14 +126,14 @@ struct Eye {
     frames: Vec<u64>,
 }
 
-/// The program's pages, and the kernel's.
+/// Estimates of the program's pages and of the kernel's.
 struct Estimates {
     program: Estimate,
     kernel: Estimate,
 }
 
 impl Eye {
-    /// Returns the estimators that can read such a log.
+    /// Returns the estimators that can read a log with this header.
     fn all(header: &Header, mu: Ns, tau: u8) -> Vec<Eye> {
         let heat = HeatBy::Logs {
             tau,
@@ -175,7 +175,7 @@ impl Eye {
         estimators.into_iter().map(eye).collect()
     }
 
-    /// Takes in a window; returns estimates after each mu.
+    /// Processes a window; returns estimates at the end of each interval mu.
     fn observe(&mut self, header: &Header, window: &Window) -> Result<Option<Estimates>, Unfit> {
         let program = self.observe_part(header, window, true)?;
         let kernel = self.observe_part(header, window, false)?;
@@ -255,7 +255,7 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// Starts the estimators that can read such a log; see [`report`] for `mu` and `tau`.
+    /// Starts the estimators that can read a log with this header; see [`report`] for `mu` and `tau`.
     pub fn begin(header: &Header, mu: Ns, tau: u8) -> Watching {
         Watching {
             eyes: Eye::all(header, mu, tau),
@@ -263,10 +263,11 @@ impl Watching {
         }
     }
 
-    /// Takes in a window; returns estimates after each mu. `given_up` windows were missed so far.
+    /// Processes a window; returns estimates at the end of each interval mu. `given_up` is the number of windows missed so
+    /// far.
     ///
     /// # Errors
-    /// A window that is not the next.
+    /// A window that is not the next one.
     pub fn look(&mut self, header: &Header, window: &Window, given_up: u64) -> Result<Option<Known>, Unfit> {
         self.used.add(window);
         let mut found = Vec::new();
@@ -276,7 +277,7 @@ impl Watching {
         if found.is_empty() {
             return Ok(None);
         }
-        // Counting all frames is expensive, so only when there are estimates.
+        // Counting all frames is expensive, so it is done only when there are estimates.
         let truth = header.exact.then(|| self.used.truth());
         let said = found.iter().map(|(at, of_mu)| self.eyes[*at].said(of_mu, truth));
         Ok(Some(Known {
@@ -289,7 +290,7 @@ impl Watching {
     }
 }
 
-/// The uses of each frame, over all windows.
+/// Marks of each frame's uses, combined over all windows.
 struct Used(Vec<u8>);
 
 impl Used {
@@ -319,14 +320,14 @@ impl Used {
     }
 }
 
-/// The windows of a log.
+/// The windows of a log that are read.
 struct Reading<'a> {
     header: &'a Header,
     windows: &'a [&'a Window],
 }
 
 impl Reading<'_> {
-    /// Returns the pages used in windows that end no later than `until`.
+    /// Returns the pages used in the windows that end at or before `until`.
     fn truth(&self, until: Ns) -> Truth {
         let mut used = Used::new(self.header);
         let within = self.windows.iter().filter(|window| window.end_ns <= until.0);
@@ -334,7 +335,7 @@ impl Reading<'_> {
         used.truth()
     }
 
-    /// ESX's poll: every mu it draws 100 new frames.
+    /// Polls like ESX: draws 100 new frames in every interval mu. Returns the last estimate.
     fn poll(&self, mu: Ns) -> Result<Option<Estimate>, Unfit> {
         let mut estimator = Sampling::new(sampling::Averages::Three, Bytes::ZERO);
         let mut chance = Chance::new(1);
@@ -370,13 +371,13 @@ impl Reading<'_> {
     }
 }
 
-/// Returns the first settled estimate with something hot, or else the last.
+/// Returns the first settled estimate that has hot pages, or else the last estimate.
 fn chosen(estimates: &[Estimates]) -> Option<&Estimates> {
     let settled = |of: &&Estimates| of.program.settled == Settled::Yes && of.program.hot > Bytes::ZERO;
     estimates.iter().find(settled).or(estimates.last())
 }
 
-/// Runs all estimators on these windows of a log; `mu` is the interval after which frames are judged, `tau` the number of
+/// Runs all estimators on these windows of a log. `mu` is the interval after which frames are judged; `tau` is the number of
 /// log entries that make a frame hot in PRL.
 ///
 /// # Errors
@@ -443,7 +444,7 @@ pub fn report(file: &Path, log: &Log, windows: &[&Window], mu: Ns, tau: u8) -> R
 }
 
 impl Truth {
-    /// Returns the total.
+    /// Returns the total of all pages.
     pub fn all(&self) -> Bytes {
         self.program_data_bytes + self.program_code_bytes + self.kernel_bytes
     }
@@ -454,8 +455,8 @@ mod tests {
     use super::*;
     use homenode_formats::page_log::{Kept, Row, Tables};
 
-    /// A log of ten windows of a second: frames 0 to 99 belong to a program and are logged 20 times in each, 100 to 109 to
-    /// the kernel and logged 30 times; 110 to 119 are used by the program and never logged.
+    /// A log with ten windows of a second. A program uses frames 0 to 99, which are logged 20 times in each window, and 110
+    /// to 119, which are never logged. The kernel uses frames 100 to 109, which are logged 30 times.
     fn log(exact: bool) -> Log {
         let header = Header {
             logs: Logs::Walks,

@@ -3,7 +3,7 @@
 use homenode_units::stats::quantile;
 use serde::Serialize;
 
-/// Spread beyond which a figure is called noisy: quartile range over median.
+/// A figure is noisy if its quartile range over its median exceeds this.
 pub const NOISY: f64 = 0.2;
 
 /// Result of a repeated measurement, in the unit that the field's name says.
@@ -24,7 +24,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Computes the spread of at least one finite value; others are ignored. Quantiles are interpolated between values.
+    /// Computes the spread of the finite values; `None` if there are none. Quantiles are interpolated between values.
     pub fn of(values: &[f64]) -> Option<Spread> {
         let mut sorted: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
@@ -59,12 +59,12 @@ impl Spread {
         (self.q3 - self.q1) / self.median.abs()
     }
 
-    /// Whether the spread is beyond `NOISY`.
+    /// Returns true if the relative spread exceeds `NOISY`.
     pub fn noisy(&self) -> bool {
         self.relative() > NOISY
     }
 
-    /// Formats as `median of 9, 92.1 to 101.3 ns`.
+    /// Formats the spread like `median of 9, 92.1 to 101.3 ns`.
     pub fn in_words(&self, unit: &str) -> String {
         let digits = usize::from(self.median.abs() < 100.0) + usize::from(self.median.abs() < 1.0);
         let Spread { count, min, max, .. } = self;

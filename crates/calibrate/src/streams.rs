@@ -1,7 +1,7 @@
 //! Threads that load memory at a chosen rate while something else is measured.
 //!
-//! Each thread is pinned to a CPU and owns a buffer on the node. It works through the buffer in blocks and counts the bytes;
-//! between blocks it spins according to its rate. Rates are differences of these counts, so a thread that loses its CPU
+//! Each thread is pinned to a CPU and has a buffer on the node. It processes the buffer in blocks and counts the bytes;
+//! between blocks it spins according to its rate. Rates are computed from these counts, so a thread that loses its CPU
 //! counts less, as it should.
 
 use std::io;
@@ -15,7 +15,7 @@ use homenode_units::{CpuId, NodeId};
 use crate::kernels;
 use crate::sys::{self, Memory, Pages};
 
-/// Words between two checks of the orders: 64 KiB, some microseconds.
+/// Words that a thread processes between two checks for orders: 64 KiB, a few microseconds.
 const BLOCK_WORDS: usize = 8192;
 /// Blocks between two readings of a thread's CPU time.
 const BLOCKS_PER_LOOK: u32 = 16;
@@ -31,18 +31,18 @@ pub enum Traffic {
     Update,
 }
 
-/// Orders to all threads, and their counts.
+/// Orders for all threads, and the threads' counts.
 #[derive(Debug, Default)]
 struct Board {
-    /// Threads below this number are active.
+    /// Threads with a number below this are active.
     active: AtomicUsize,
-    /// Share of time that they work, in thousandths.
+    /// Share of time for which active threads work, in thousandths.
     duty: AtomicU32,
     update: AtomicBool,
     end: AtomicBool,
     ready: AtomicUsize,
     bytes: Vec<AtomicU64>,
-    /// Bytes with the CPU time they took, updated less often.
+    /// Bytes, and the CPU time that they took; updated less often.
     counted: Vec<(AtomicU64, AtomicU64)>,
 }
 
@@ -108,7 +108,7 @@ impl<'scope, 'board: 'scope> Streams<'scope, 'board> {
         error.unwrap_or_else(|| io::Error::other("a stream ended without a reason"))
     }
 
-    /// Lets the first `active` threads work for `duty` thousandths of the time; the others rest.
+    /// Makes the first `active` threads work for `duty` thousandths of the time, and the others rest.
     pub fn load(&self, active: usize, traffic: Traffic, duty: u32) {
         let board = &self.board.0;
         board.update.store(traffic == Traffic::Update, Ordering::Relaxed);
@@ -118,7 +118,7 @@ impl<'scope, 'board: 'scope> Streams<'scope, 'board> {
             .store(if duty == 0 { 0 } else { active }, Ordering::Release);
     }
 
-    /// Runs a closure, and returns the bytes per second that all threads moved meanwhile, with its result.
+    /// Runs a closure. Returns the bytes per second that all threads moved during the run, and the closure's result.
     pub fn rate_during<T>(&self, run: impl FnOnce() -> T) -> (f64, T) {
         let bytes = || {
             self.board
@@ -134,8 +134,9 @@ impl<'scope, 'board: 'scope> Streams<'scope, 'board> {
         (moved as f64 / from.elapsed().as_secs_f64(), result)
     }
 
-    /// Returns what the first `active` threads, at full rate, move per second of their CPU time. Threads without CPU time in
-    /// this window are assumed to be like the others; if none got any, it waits on, up to a hundred times as long.
+    /// Returns the bytes that the first `active` threads, at full rate, move per second of their CPU time. Threads that got
+    /// no CPU time in this window are assumed to be like the others. If no thread got any, it waits up to a hundred times as
+    /// long.
     pub fn rate_of_cpu_time(&self, active: usize, window: Duration) -> f64 {
         let look = || -> Vec<(u64, u64)> {
             let counted = self.board.0.counted.iter();

@@ -1,6 +1,7 @@
-//! Direct requests to the kernel and the processor: memory of a page size on a node, pinned threads, time stamps.
+//! Makes direct requests to the kernel and the processor: memory with a given page size on a node, pinned threads, time
+//! stamps.
 //!
-//! The only module of this crate with `unsafe`: mapping memory, binding it to a node, and two instructions.
+//! This is the only module of the crate with `unsafe` code: it maps memory, binds it to a node, and uses two instructions.
 #![allow(unsafe_code)] // each use says why it is sound
 
 use std::io;
@@ -51,7 +52,7 @@ impl Memory {
     pub fn map(bytes: usize, pages: Pages, node: Option<NodeId>) -> io::Result<Memory> {
         let bytes = bytes.max(LINE_BYTES).next_multiple_of(HUGE_BYTES);
         let mapped_bytes = bytes + HUGE_BYTES;
-        // SAFETY: a new anonymous mapping where the kernel likes; nothing else refers to it.
+        // SAFETY: this creates a new anonymous mapping where the kernel chooses; nothing else refers to it.
         let mapped = unsafe {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
             rustix::mm::mmap_anonymous(
@@ -91,9 +92,9 @@ impl Memory {
         let at = usize::from(node.0);
         let mut mask = vec![0 as libc::c_ulong; at / WORD_BITS + 1];
         mask[at / WORD_BITS] |= 1 << (at % WORD_BITS);
-        // The kernel reads one bit less than stated.
+        // The kernel reads one bit less than the stated number.
         let bits = mask.len() * WORD_BITS + 1;
-        // SAFETY: a policy for our own mapping; the mask is alive and as long as stated.
+        // SAFETY: this sets the policy of our own mapping; the mask is alive and has the stated length.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -113,7 +114,7 @@ impl Memory {
 
     /// Returns the memory as words.
     pub fn words(&self) -> &[u64] {
-        // SAFETY: mapped, aligned, and zeroed by the kernel; as long as `self` borrows.
+        // SAFETY: the words are mapped, aligned, and zeroed by the kernel, as long as `self` is borrowed.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 
@@ -151,7 +152,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, whole, and nothing can refer to it any more.
+        // SAFETY: this unmaps our own mapping as a whole, and nothing can refer to it any more.
         let _ = unsafe { rustix::mm::munmap(self.mapped.as_ptr().cast(), self.mapped_bytes) };
     }
 }
@@ -200,7 +201,7 @@ pub fn time_stamp() -> Option<u64> {
     None
 }
 
-/// Whether the last-level cache holds everything that inner caches hold, as the processor states.
+/// Returns true if the last-level cache holds everything that inner caches hold; `None` if the processor does not say.
 pub fn llc_inclusive() -> Option<bool> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -208,7 +209,7 @@ pub fn llc_inclusive() -> Option<bool> {
         #[allow(unused_unsafe)] // safe in some compilers
         // SAFETY: every x86-64 processor has the instruction.
         let leaf = |leaf: u32, sub: u32| unsafe { __cpuid_count(leaf, sub) };
-        // Intel's cache leaf, and AMD's of the same format.
+        // These are Intel's cache leaf, and AMD's, which has the same format.
         let caches = [4_u32, 0x8000_001d].into_iter().filter(|number| {
             let highest = leaf(number & 0x8000_0000, 0).eax;
             highest >= *number
@@ -242,12 +243,12 @@ pub fn page_bytes() -> usize {
     usize::try_from(bytes).unwrap_or(4096)
 }
 
-/// Prepares [`interrupt_others`]; `false` if the kernel cannot.
+/// Prepares [`interrupt_others`]; returns `false` if the kernel does not support it.
 pub fn register_interrupts() -> bool {
     membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
 }
 
-/// Interrupts every other CPU that runs a thread of this process, and returns after their answers.
+/// Interrupts every other CPU that runs a thread of this process, and waits for their answers. Returns `false` on failure.
 pub fn interrupt_others() -> bool {
     membarrier(MembarrierCommand::PrivateExpedited).is_ok()
 }

@@ -1,6 +1,6 @@
 //! Fixtures shared by the tests of several modules.
 
-/// A machine with a node without memory, a whole one, and one without CPUs.
+/// A machine with three nodes: one without memory, a complete one, and one without CPUs.
 pub const ODD: &str = r#"
 name = "odd"
 [[node]]

@@ -11,7 +11,7 @@ use crate::fit::BETA_ESTIMATE;
 use crate::measure::{Calibration, Pair};
 use crate::stats::Spread;
 
-/// Extra cost of an interrupt between vCPUs over a native one, measured on a four-socket Opteron under Xen.
+/// Cost of an interrupt between vCPUs beyond that of a native one, measured on a four-socket Opteron under Xen.
 const VIRTUAL_IPI_EXTRA_NS: f64 = 10_000.0;
 
 /// A machine file and the machine it describes.
@@ -46,7 +46,7 @@ pub fn machine_file(calibration: &Calibration) -> Result<MachineFile, LoadError>
     Ok(file)
 }
 
-/// Returns CPUs by core and by LLC, regardless of the numbering.
+/// Returns the groups of CPUs that share a core, and those that share an LLC, regardless of the numbering.
 fn groups(machine: &Machine) -> (BTreeSet<Vec<CpuId>>, BTreeSet<Vec<CpuId>>) {
     let mut cores: BTreeMap<u32, Vec<CpuId>> = BTreeMap::new();
     for cpu in &machine.cpus {
@@ -108,7 +108,7 @@ fn gb(spread: &Spread) -> Spread {
     spread.map(|bytes| bytes / 1e9)
 }
 
-/// Returns the calibrated machine, and the source of each figure.
+/// Returns the machine with the measured figures, and the source of each figure.
 fn described(c: &Calibration) -> (Machine, Comments) {
     let (mut machine, mut comments) = (c.machine.clone(), Comments::default());
     if machine.memory_allowed != machine.node_set() {
@@ -169,8 +169,8 @@ fn median(pair: &Pair) -> f64 {
     pair.bandwidth().map_or(0.0, |spread| spread.median)
 }
 
-/// Sets one link per direction of each measured pair; an unmeasured direction (a node without memory has nothing to send)
-/// gets the figures of the other.
+/// Sets one link for each direction between two nodes. A direction that could not be measured, because one node has no
+/// memory to send, gets the figures of the opposite direction.
 fn links(c: &Calibration, machine: &mut Machine, comments: &mut Comments) {
     machine.links.clear();
     let ids: Vec<NodeId> = machine.nodes.keys().collect();
@@ -230,7 +230,7 @@ fn llcs(c: &Calibration, machine: &mut Machine, comments: &mut Comments) {
         format!("the kernel says {size}")
     });
     if machine.llcs.is_empty() {
-        // The twin needs an LLC: by node, as on most hosts.
+        // The twin needs an LLC, so each node with CPUs gets one, as on most hosts.
         let size_bytes = Bytes(
             c.llc_effective_bytes
                 .map_or(32 << 20, |spread| spread.median as u64),
@@ -383,7 +383,7 @@ fn memory_curve(c: &Calibration, comments: &mut Comments) -> LoadCurve {
         },
     );
     comments.set("hardware.memory_curve.alpha", words);
-    // Limited to what the twin's machine allows; a fit through noise can exceed it.
+    // The twin's machine limits these values, and a fit through noise can exceed the limits.
     let bounded = |value: f64| round(value.clamp(0.0, 100.0), 4);
     LoadCurve {
         alpha: bounded(fitted.curve.alpha),
@@ -439,7 +439,7 @@ fn link_timing(c: &Calibration, memory_ns: f64, comments: &mut Comments) -> Link
             round((memory_ns * (f64::from(farthest) / 10.0 - 1.0)).max(1.0), 1)
         }
     };
-    // For a whole remote latency over UPI 0.54 and 0.034 were measured; the curve here is for the hop only.
+    // The values 0.54 and 0.034 were measured for the whole remote latency over UPI; the curve here is only for the hop.
     let scale = (memory_ns + hop_ns) / hop_ns;
     let text = "estimate: a measured UPI link (0.54 and 0.034 of a whole remote latency), scaled to the hop";
     comments.set("hardware.link.curve.alpha", text);
@@ -470,7 +470,7 @@ fn smt_throughput(c: &Calibration, comments: &mut Comments) -> f64 {
     }
 }
 
-/// Returns TLB entries as measured, else an estimate marked as such.
+/// Returns the measured number of TLB entries, or else an estimate that is marked as such.
 fn tlb_entries(
     measured_entries: Option<Spread>,
     key: &str,

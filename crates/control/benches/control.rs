@@ -9,7 +9,7 @@ use homenode_twin::{Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, Ns};
 use std::hint::black_box;
 
-/// 32 one-vCPU VMs that have run for a while under Homenode.
+/// Measures a step with 32 one-vCPU VMs that have run under Homenode for a while.
 fn step(c: &mut Criterion) {
     let machine = homenode_machine_files::preset("r910").expect("a preset");
     let vms = (0..32)

@@ -4,12 +4,12 @@
 //! cargo run --release -p homenode-control --example soak [32x7d] [1000x1h]
 //! ```
 //!
-//! Each host is full of VMs that differ, start, stop and change behaviour all the time, so that policies have something to
-//! remember and to forget. The timed part is what the loop does besides acting, [`Control::begin`] and [`Control::finish`],
-//! in the thread's CPU time, which leaves out other work of this machine. Memory is the process's RAM, the twin included;
-//! the mean of the last tenth of the run is compared with that of the first. The agent's memory of the last ten minutes, for
-//! advice on permits, is full before that ([`WARM_UP`]): 8 KiB for each VM. An allocator that counts would see less: it does
-//! not know of fragments, which an operator pays for as well.
+//! Each host is full of different VMs that start, stop and change behaviour all the time, so policies always have something to
+//! remember and to forget. The timed part is what the loop does besides acting: [`Control::begin`] and [`Control::finish`]. The
+//! time is the thread's CPU time, which leaves out other work of this machine. Memory is the process's RAM, the twin included;
+//! the mean of the last tenth of the run is compared with the mean of the first tenth. For advice on permits, the agent remembers
+//! ten minutes (8 KiB for each VM), which the [`WARM_UP`] fills. A counting allocator would report less, since it does not see
+//! fragmentation, for which operators pay as well.
 //!
 //! Results on two CPUs of an EPYC server, shared with others:
 //!
@@ -28,23 +28,24 @@ use homenode_host::Host;
 use homenode_twin::{EventAction, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, Chance, Ns};
 
-/// Limit of a decision's time: a hundredth of the cycles may take longer.
+/// Limit of the time of a cycle's decisions. A hundredth of the cycles may take longer.
 const DECISION_MAX: Duration = Duration::from_millis(100);
-/// Time before both the timing and the memory count.
+/// Time before the measurement of both time and memory begins.
 const WARM_UP: Ns = Ns::from_secs(700);
 /// Limit of memory growth.
 const GROWTH_MAX: u64 = 1 << 20;
 const PROGRAMS: [&str; 8] = [
     "idle", "povray", "soplex", "ep.B", "milc", "idle", "cg.B", "astar",
 ];
-/// An event happens to some VM this often, up to this many events: the twin keeps an account of each event.
+/// Time between two events of the twin. It is longer if there would be more events than this maximum, since the twin keeps an
+/// account of each.
 const EVENT_EVERY: Ns = Ns::from_secs(20);
 const EVENTS_MAX: u64 = 2000;
 
 fn scenario(vms: u64, duration: Ns) -> Scenario {
     let chance = &mut Chance::labelled(1, "soak", 0);
     let name = |n: u64| format!("vm{n}");
-    // More work than there is time for.
+    // The VMs have more work than they can do in the time.
     let vm = |n: u64| {
         let program = PROGRAMS[n as usize % PROGRAMS.len()];
         VmSpec::new(&name(n), 1, Bytes::from_gib(1), program).doing(1e6)
@@ -90,11 +91,11 @@ fn resident() -> Bytes {
     Bytes(pages.expect("a number of pages") * 4096)
 }
 
-/// Runs one host; returns whether it kept within its limits.
+/// Runs one host; returns true if time and memory kept within their limits.
 fn run(vms: u64, duration: Ns) -> bool {
     let mut machine = homenode_machine_files::preset("amd48").expect("a preset");
     for (_, node) in machine.nodes.iter_mut() {
-        // All VMs fit.
+        // Gives the host memory for all VMs.
         node.memory_bytes = Bytes::from_gib(256);
     }
     let scenario = scenario(vms, WARM_UP + duration);
@@ -118,7 +119,7 @@ fn run(vms: u64, duration: Ns) -> bool {
         cycle(&mut control, &mut twin);
     }
     let cycles = duration.0 / config.period.0 / 10 * 10;
-    // Touches all of it now, so that it does not look like growth.
+    // Written now, so that its pages are resident and do not look like growth.
     let mut took = vec![(Duration::MAX, u64::MAX); cycles as usize];
     let mut memory = [0; 10];
     for at in 0..cycles {
@@ -154,7 +155,7 @@ fn milliseconds(time: Duration) -> String {
     format!("{:.2} ms", time.as_secs_f64() * 1e3)
 }
 
-/// Parses `32x7d` and the like.
+/// Parses a run such as `32x7d`.
 fn parsed(text: &str) -> Option<(u64, Ns)> {
     let (vms, time) = text.split_once('x')?;
     let (count, unit) = time.split_at(time.len().checked_sub(1)?);

@@ -1,4 +1,4 @@
-//! Questions to the loop, which it answers from what it knows.
+//! Questions that the loop answers from what it knows.
 
 use homenode_host::observation::TrackerChoice;
 use homenode_host::{CountedBy, HugeMemory, Management, Mode, View};
@@ -24,43 +24,43 @@ pub struct Request {
     pub memory: Bytes,
     /// Declared memory bandwidth.
     pub bandwidth: Option<BytesPerSec>,
-    /// Part of the memory in huge pages, by their size; the rest is in ordinary ones.
+    /// The parts of the memory in huge pages, with their sizes; the rest is in ordinary pages.
     pub huge_pages: Vec<HugeMemory>,
 }
 
-/// A permit that a VM might book.
+/// Permits that a VM might book.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice {
-    /// By its pollution in each of the last periods, on average over the period's slices.
+    /// The permit that suits the VM's pollution in the last periods, averaged over each period's slices.
     pub from_behaviour: Result<Suggestion, NoSuggestion>,
-    /// By its memory; `None` if the host's caches or memory are not known.
+    /// The permit that suits the VM's memory; `None` if the host's caches or memory are not known.
     pub from_memory: Option<Permit>,
-    /// Its memory.
+    /// Memory of the VM.
     pub memory_bytes: Bytes,
-    /// Why its pollution is unknown now, if it is.
+    /// Why the VM's pollution is unknown at present, if it is.
     pub unmetered: Option<permits::Unmetered>,
 }
 
-/// The answer to a VM that is about to start.
+/// The nodes reserved for a VM that is about to start.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Reserved {
     /// Nodes; never empty.
     pub nodes: NodeSet,
     /// The VM's name, if the hook reported it.
     pub name: Option<String>,
-    /// Why it got all nodes, if it did.
+    /// Why the VM got all nodes, if it did.
     pub unplaceable: Option<Unplaceable>,
 }
 
 impl Control {
-    /// Returns the objection to a memory policy for a VM, if any; `None` too for a VM that does not run.
+    /// Returns the objection to a memory policy for a VM, if any. For a VM that does not run, returns `None`.
     pub fn objection(&self, vm: VmId, policy: MemoryPolicy) -> Option<String> {
         let (sample, _) = self.last.as_ref()?;
         let vm = sample.vm(vm)?;
         memory::objection(sample, vm, hands_off(vm, &self.foreign), policy)
     }
 
-    /// Returns what the operator should know of a memory policy that a VM can have, each a sentence.
+    /// Returns sentences that the operator should read before choosing a memory policy that is possible for a VM.
     pub fn cautions(&self, vm: VmId, policy: MemoryPolicy) -> Vec<String> {
         let Some((sample, vm)) = self
             .last
@@ -75,12 +75,14 @@ impl Control {
         memory::caution(vm, policy).into_iter().chain(modelled).collect()
     }
 
-    /// Returns the memory policy thought to suit a VM; `None` if no such VM runs, or it was not looked at yet.
+    /// Returns the memory policy that the advisor suggests for a VM. Returns `None` if no such VM runs, or it was not examined
+    /// yet.
     pub fn memory_advice(&self, vm: VmId) -> Option<&advisor::Advice> {
         self.states.memory.advisor.advice(vm)
     }
 
-    /// Has a VM's memory use watched for `wait`, on behalf of a client, in windows of this length if the client names one.
+    /// Watches a VM's memory use for `wait`, on behalf of a client. Windows have the length that the client names, if it names
+    /// one.
     pub fn want_working_set(&mut self, vm: VmId, window: Option<Ns>, wait: Ns) {
         self.inputs.push(Input::WorkingSetWanted { vm, window, wait });
         let until = Ns(self.now().0.saturating_add(wait.0));
@@ -94,7 +96,7 @@ impl Control {
         &self.states.working_set
     }
 
-    /// Whether the operator opted this VM out.
+    /// Returns true if the operator opted this VM out.
     pub fn is_opted_out(&self, vm: VmId) -> bool {
         let vm = self.last.as_ref().and_then(|(sample, _)| sample.vm(vm));
         vm.is_some_and(|vm| vm.settings.management == Management::Ignored)
@@ -105,22 +107,22 @@ impl Control {
         self.last.as_ref().map_or(&[], |(sample, _)| &sample.trackers)
     }
 
-    /// Returns the outcomes of changes, predicted against seen.
+    /// Returns the trials of homes: for each, the predicted and the measured outcome.
     pub fn trials(&self) -> &trial::State {
         &self.states.arrange.trials
     }
 
-    /// Predicts how fast VMs would be if some had other homes; for an empty question, as they are.
+    /// Predicts how fast VMs would be if the homes in `wanted` were in force; if it is empty, how fast they are.
     ///
     /// # Errors
-    /// A home that is none on this host; too little is known of a VM to move.
+    /// If a home is not a home node of this host, or too little is known of a VM that would move.
     pub fn what_if(&self, machine: &Machine, wanted: &Wanted) -> Result<Forecast, NoForecast> {
         self.look(machine, |view| {
             arrange::what_if(view, self.config.of_homes(), &self.states.arrange, wanted)
         })
     }
 
-    /// Suggests a permit for a VM, by its behaviour and by its size; `None` if no such VM runs.
+    /// Suggests permits for a VM, from its behaviour and from its size. Returns `None` if no such VM runs.
     pub fn suggest(&self, machine: &Machine, vm: VmId) -> Option<Advice> {
         let (sample, _) = self.last.as_ref()?;
         let memory = sample.vm(vm)?.memory_bytes;
@@ -136,15 +138,15 @@ impl Control {
         })
     }
 
-    /// Returns where a VM that does not run yet would go.
+    /// Returns the nodes where a VM that does not run yet would be placed.
     ///
     /// # Errors
-    /// The resource that is short, and where.
+    /// If it fits nowhere: which resource is short, and where.
     pub fn place(&self, machine: &Machine, request: &Request) -> Result<Placement, Unplaceable> {
         self.place_for(machine, request, None, NodeSet::new()).1
     }
 
-    /// Predicts how fast it would be there next to the running VMs, and they next to it.
+    /// Predicts how fast the requested VM would be on `nodes`, and how fast the running VMs would be next to it.
     pub fn beside(&self, machine: &Machine, request: &Request, nodes: &NodeSet) -> Beside {
         // An agent that changes nothing leaves the placement to the kernel.
         let home = (self.mode == Mode::Act).then_some(nodes);
@@ -154,7 +156,7 @@ impl Control {
         })
     }
 
-    /// Returns what nodes have left.
+    /// Returns the resources that nodes have left.
     pub(crate) fn supply<'a>(&'a self, view: &View<'a>) -> Supply {
         let (history, ledger) = (&self.states.history, &self.states.placement.ledger);
         Supply::new(view, history, ledger, &self.config.placement, &[])
@@ -184,8 +186,8 @@ impl Control {
         (demand, placed)
     }
 
-    /// Reserves nodes for a VM that is about to start. There is always an answer: a VM that fits nowhere gets all nodes that
-    /// VMs may use, without a reservation, and [`Reserved::unplaceable`] says why.
+    /// Reserves nodes for a VM that is about to start. Always returns nodes: a VM that fits nowhere gets all nodes that VMs may
+    /// use, without a reservation, and [`Reserved::unplaceable`] says why.
     pub fn reserve(&mut self, machine: &Machine, asked: impl Into<Asked>) -> Reserved {
         let asked = asked.into();
         let shape = asked.shape();
@@ -201,7 +203,7 @@ impl Control {
             .filter(|home| home.is_subset(&machine.memory_nodes()));
         let memory = Bytes::from_mib(shape.memory_mib);
         let told = announced.as_ref().map(|a| a.huge_pages.clone());
-        // The request has one page size for all of the memory; the hook has each part.
+        // numad's request has one page size for all of the memory; the hook lists the parts.
         let all = |page_bytes| HugeMemory {
             page_bytes,
             memory_bytes: memory,
@@ -244,7 +246,7 @@ impl Control {
         }
     }
 
-    /// Returns the nodes that VMs may use; all nodes with memory if there are none.
+    /// Returns the nodes that VMs may use, or all nodes with memory if VMs may use none.
     fn anywhere(&self, machine: &Machine) -> NodeSet {
         self.look(machine, |view| match view.homes() {
             homes if homes.is_empty() => machine.memory_nodes(),
@@ -260,7 +262,7 @@ impl Control {
             .collect()
     }
 
-    /// Withdraws a reservation: its resources are free from now on. Returns whether there was one of this number.
+    /// Withdraws a reservation and frees its resources. Returns false if no reservation has this number.
     pub fn drop_reservation(&mut self, id: u64) -> bool {
         self.inputs.push(Input::ReservationDropped { id });
         let now = self.now();
@@ -275,7 +277,7 @@ impl Control {
     /// Approves a recommendation on behalf of the operator: it is carried out from the next cycle on.
     ///
     /// # Errors
-    /// There is no such recommendation, or it is not open.
+    /// If there is no such recommendation, or it is not open.
     pub fn approve(&mut self, id: u64) -> Result<Recommendation, NotThat> {
         self.inputs.push(Input::Approved { id });
         let now = self.now();
@@ -286,7 +288,7 @@ impl Control {
     /// Rejects a recommendation on behalf of the operator.
     ///
     /// # Errors
-    /// There is no such recommendation, or it is not open.
+    /// If there is no such recommendation, or it is not open.
     pub fn reject(&mut self, id: u64) -> Result<Recommendation, NotThat> {
         self.inputs.push(Input::Rejected { id });
         let now = self.now();

@@ -17,20 +17,21 @@ use crate::{http, recommendations, record, stages};
 
 /// The shortest time between samples: a sample of a large host takes some milliseconds.
 pub const PERIOD_MIN: Ns = Ns::from_millis(10);
-/// The longest: half of the longest time that the ledger of permits regards as watched.
+/// The longest time between samples: half of the longest time that the ledger of permits regards as watched.
 pub const PERIOD_MAX: Ns = Ns(permits::PERIOD_MAX.0 / 2);
-/// A lease outlasts at least this many periods.
+/// Least number of periods that a lease must outlast.
 const LEASE_PERIODS_MIN: u64 = 3;
 
 /// Which policies act.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicySet {
-    /// None: the host's own scheduler, watched.
+    /// No policies: the host's own scheduler decides, and the agent only watches.
     Default,
     /// First fit, each vCPU pinned to one CPU, memory bound: the baseline of \[TAVO\].
     FfPin,
-    /// numad's own: binds large VMs to nodes and moves their memory whole, for comparison ([`homenode_policy::numad`]).
+    /// The behaviour of numad, for comparison: binds large VMs to nodes, and moves all their memory there
+    /// ([`homenode_policy::numad`]).
     Numad,
     /// Only memory policies and repatriation: operators choose the homes.
     Memory,
@@ -44,7 +45,7 @@ pub enum PolicySet {
 }
 
 impl PolicySet {
-    /// All of them.
+    /// All sets of policies.
     pub const ALL: [PolicySet; 6] = [
         PolicySet::Default,
         PolicySet::FfPin,
@@ -66,7 +67,7 @@ impl PolicySet {
         }
     }
 
-    /// Returns its name in tables and JSON.
+    /// Returns the set's name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             PolicySet::Default => "default",
@@ -79,18 +80,18 @@ impl PolicySet {
     }
 }
 
-/// A name that no policies, or no policy, have.
+/// A name that is neither a set of policies nor a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownPolicy {
-    /// It names no set of policies.
+    /// The name is not that of a set of policies.
     #[error("no policies are named `{name}`{valid}")]
     Set {
-        /// The name.
+        /// The unknown name.
         name: String,
-        /// The names that there are.
+        /// The valid names.
         valid: Candidates,
     },
-    /// These name no policy that decides.
+    /// The names are not those of policies that decide; a sentence for each.
     #[error("{}", .0.join("; "))]
     Modes(Vec<String>),
 }
@@ -108,13 +109,13 @@ impl std::str::FromStr for PolicySet {
     }
 }
 
-/// Modes of single policies; a policy that is not named has the mode of the run.
+/// Modes of single policies. A policy that is not named here has the mode of the run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "BTreeMap<String, Mode>", into = "BTreeMap<String, Mode>")]
 pub struct Modes(BTreeMap<String, Mode>);
 
 impl Modes {
-    /// Returns the mode of a policy, as decisions name it; `None` if it has that of the run.
+    /// Returns the mode of a policy, by its name in decisions; `None` if the policy has the mode of the run.
     pub fn of(&self, policy: &str) -> Option<Mode> {
         self.0.get(policy).copied()
     }
@@ -147,7 +148,7 @@ impl From<Modes> for BTreeMap<String, Mode> {
 
 /// The operator's settings, in one file.
 ///
-/// Deserializing checks them: [`Config::check`](Settings::check) is part of it.
+/// Deserializing also checks them with [`Config::check`](Settings::check).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self", deny_unknown_fields, default)]
 pub struct Config {
@@ -156,31 +157,31 @@ pub struct Config {
     pub period: Ns,
     /// Which policies act.
     pub policies: PolicySet,
-    /// Mode of decisions.
+    /// How far decisions go in this run.
     pub mode: Mode,
     /// Modes of single policies.
     pub modes: Modes,
-    /// How long recommendations live.
+    /// How long recommendations stay open or approved.
     pub recommendations: recommendations::Config,
     /// Placement and limits of CPUs, memory and links.
     pub placement: placement::Config,
-    /// When a VM counts with its measured use.
+    /// When a VM's measured use counts instead of its size.
     pub demand: demand::Config,
-    /// What homes must promise, and how often they are reviewed.
+    /// What gain homes must promise, and how often they are reviewed.
     pub arrange: arrange::Config,
     /// What predictions assume, and how fast they learn.
     pub predict: predict::Config,
     /// How changes of homes are judged.
     pub trial: trial::Config,
-    /// Which vCPUs are lent, and when a home assigned at arrival changes.
+    /// Which vCPUs are lent to other nodes, and when a home that was assigned at arrival changes.
     pub balance: balance::Config,
-    /// Page budgets.
+    /// Budgets for moving pages home.
     pub repatriate: repatriate::Config,
-    /// Whether memory may move by migrating a VM to where it is.
+    /// Whether memory may be moved by migrating a VM to its own host.
     pub local_migration: LocalMigration,
     /// How memory policies are carried out.
     pub memory: memory::Config,
-    /// When moves slow down.
+    /// When moves of pages slow down.
     pub pace: pace::Config,
     /// How VMs are held to their permits.
     pub permits: permits::Config,
@@ -188,7 +189,7 @@ pub struct Config {
     pub working_set: working_set::Config,
     /// How memory is taken from VMs that have a floor.
     pub overcommit: overcommit::Config,
-    /// How soon and how often guests are notified where they are.
+    /// How soon and how often guests are notified of where they are.
     pub topology_feed: topology_feed::Config,
     /// How much is recorded on disk.
     pub record: record::Config,
@@ -252,7 +253,7 @@ homenode_units::settings! {
 
 impl<'de> Deserialize<'de> for Config {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Config, D::Error> {
-        // The derived deserializer, which does not check.
+        // Uses the derived deserializer, which does not check.
         let config = Config::deserialize(d)?;
         config.check().map_err(D::Error::custom)?;
         Ok(config)
@@ -269,15 +270,15 @@ impl Config {
     /// Checks what depends on a machine.
     ///
     /// # Errors
-    /// A setting that names something the machine does not have.
+    /// If a setting names something that the machine does not have.
     pub fn check_on(&self, machine: &Machine) -> Result<(), BadSetting> {
         self.placement
             .check_on(machine)
             .map_err(|bad| bad.of("placement"))
     }
 
-    /// Returns the settings that a running agent takes over from newer ones, and the changed keys that it does not: some
-    /// only a start takes in, since state in force was made from them.
+    /// Returns the settings in force after a running agent takes over `newer`, and the changed keys that it does not take over.
+    /// These keys take effect at the next start, because the agent's state was made from their old values.
     pub fn taken_over(&self, newer: Config) -> (Config, Vec<&'static str>) {
         fn keep<T: Clone + PartialEq>(
             kept: &mut Vec<&'static str>,
@@ -306,7 +307,7 @@ impl Config {
         (taken.completed(), kept)
     }
 
-    /// Returns the settings of homes that are predicted and tried.
+    /// Returns the settings that concern predicted homes and their trials.
     pub(crate) fn of_homes(&self) -> arrange::Settings<'_> {
         arrange::Settings {
             placement: &self.placement,
@@ -316,7 +317,7 @@ impl Config {
         }
     }
 
-    /// Returns the settings of lent vCPUs.
+    /// Returns the settings that concern lent vCPUs.
     pub(crate) fn of_balance(&self) -> balance::Settings<'_> {
         balance::Settings {
             placement: &self.placement,
@@ -324,13 +325,12 @@ impl Config {
         }
     }
 
-    /// Completes the settings with what follows from them: first fit for the policies that need it, and leases that outlast
-    /// periods.
+    /// Completes the settings: first fit if the set of policies needs it, and leases that outlast several periods.
     pub(crate) fn completed(mut self) -> Config {
         if self.policies == PolicySet::FfPin {
             self.placement.algorithm = placement::Algorithm::FirstFit;
         }
-        // A limit or watch must not end before the next cycle can renew it.
+        // A leased limit or watch must not end before the next cycle can renew it.
         let lease_min = Ns(self.period.0.saturating_mul(LEASE_PERIODS_MIN));
         self.permits.lease = self.permits.lease.max(lease_min);
         self.working_set.lease = self.working_set.lease.max(lease_min);

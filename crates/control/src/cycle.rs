@@ -25,10 +25,10 @@ use crate::{
     TopologyStatus, Turn, stages,
 };
 
-/// Observations and actions of one step.
+/// What the agent saw and did in one cycle.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Cycle {
-    /// The host before any action of this cycle; homes as they are after it.
+    /// The host before any action of this cycle, except that homes are those after it.
     #[serde(flatten)]
     pub status: Status,
     /// Changes, decisions and actions, in order.
@@ -56,7 +56,7 @@ impl Begun {
     /// Commits the acting part of the plan, unless it is empty.
     ///
     /// # Errors
-    /// The host's refusal.
+    /// If the host refuses the plan.
     pub fn commit<H: Host + ?Sized>(&self, host: &mut H) -> Result<Receipt, Refusal> {
         let (acts, told) = self.plan.decisions.split_at(self.acts_count);
         let mut receipt = match (acts, told) {
@@ -79,7 +79,7 @@ impl Control {
     /// Runs one cycle: sample, derive, plan, commit.
     ///
     /// # Errors
-    /// The host cannot be read. Nothing was done then, and the next step may succeed.
+    /// If the host cannot be read. Then nothing was done, and the next step may succeed.
     pub fn step<H: Host + ?Sized>(&mut self, host: &mut H) -> Result<Cycle, HostError> {
         let sample = host.sample()?;
         let begun = self.begin(host.machine(), sample);
@@ -87,8 +87,8 @@ impl Control {
         Ok(self.finish(host.machine(), begun, answer))
     }
 
-    /// Runs the first half of a cycle: everything but acting. Between [`Control::begin`] and [`Control::finish`] the loop
-    /// may be shared: moving pages takes long, and a VM that starts meanwhile needs an answer.
+    /// Runs the first half of a cycle: everything except acting. Between [`Control::begin`] and [`Control::finish`] the caller
+    /// may release the loop: moving pages takes long, and a VM that starts meanwhile needs an answer.
     pub fn begin(&mut self, machine: &Machine, sample: Sample) -> Begun {
         self.let_go_of_opted_out(&sample);
         self.since.retain_mut(|set| {
@@ -127,8 +127,8 @@ impl Control {
         }
     }
 
-    /// Forgets what was in force on VMs that operators opted out: the host restores them, so nothing of it is expected any
-    /// more.
+    /// Forgets the homes, pins and quotas of VMs that operators opted out. The host restores these VMs, so the agent expects
+    /// nothing on them.
     fn let_go_of_opted_out(&mut self, sample: &Sample) {
         let opted_out = |vm: &&VmSample| vm.settings.management == Management::Ignored;
         for vm in sample.vms.iter().filter(opted_out) {
@@ -138,7 +138,7 @@ impl Control {
         }
     }
 
-    /// Runs the second half of a cycle: remembers what was done.
+    /// Runs the second half of a cycle: remembers what the host did.
     pub fn finish(&mut self, machine: &Machine, begun: Begun, answer: Result<Receipt, Refusal>) -> Cycle {
         let Begun {
             sample,
@@ -166,7 +166,7 @@ impl Control {
                     if outcome == Outcome::DryRun && !self.told.insert(told) {
                         continue;
                     }
-                    // If decisions are carried out, state must not depend on those that were only reported.
+                    // In a run that acts, state must not depend on decisions that were only reported.
                     if at < acts_count || self.mode == Mode::Observe {
                         self.remember(&decision.action, &outcome, sample.at);
                         self.in_force.outcome(&decision, &outcome, sample.at);
@@ -189,7 +189,7 @@ impl Control {
         }
     }
 
-    /// Takes in observations before anything is planned from them.
+    /// Takes in a sample before anything is planned from it.
     pub fn observe(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) {
         self.homes.retain(|id, _| sample.vm(*id).is_some());
         if stages::leave_homes_to_operators(self.config.policies) {
@@ -212,13 +212,13 @@ impl Control {
         working_set::observe(&view, &mut self.states.working_set);
     }
 
-    /// Returns the policies' merged plan from what [`Control::observe`] took in last. Changes only the loop's own memory.
+    /// Returns the merged plan of the policies, from what [`Control::observe`] last took in. Changes nothing on the host.
     pub fn plan(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> Plan {
         self.decide(machine, sample, rates).0
     }
 
-    /// Returns the plan with the number of decisions to carry out, which come first. Waiting decisions become
-    /// recommendations.
+    /// Returns the plan and the number of decisions to carry out, which come first. Decisions that must wait for the operator
+    /// become recommendations.
     fn decide(&mut self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> (Plan, usize) {
         let view = view(
             machine,
@@ -279,7 +279,7 @@ impl Control {
         (plan, acts_count)
     }
 
-    /// Notes what an action that was carried out leaves in force.
+    /// Remembers what a carried-out action leaves in force.
     pub(crate) fn remember(&mut self, action: &Action, outcome: &Outcome, at: Ns) {
         let vm = action.vm;
         match (&action.act, outcome) {
@@ -295,7 +295,8 @@ impl Control {
                     self.foreign.expect(vm, *index, cpus.clone());
                 }
             }
-            // Some vCPUs may have been pinned: the agent itself did that, and expects no particular affinity of them.
+            // The agent may have pinned some of the vCPUs before the failure, so it expects no particular affinity of any of
+            // them.
             (Act::PinVcpus { vcpus, .. }, Outcome::Failed(_)) => self.foreign.forget(vm, vcpus),
             (Act::SetHome { .. }, Outcome::Failed(_)) => self.states.placement.ledger.withdraw(vm),
             (Act::Lift { lever: Lever::Home }, Outcome::Failed(_)) => self.foreign.forget_pins(vm),
@@ -327,7 +328,7 @@ impl Control {
         view(machine, sample, rates, barred, homes, layouts, &self.foreign)
     }
 
-    /// Calls `look` with the policies' view of the last sample, an empty one before the first cycle.
+    /// Calls `look` with the policies' view of the last sample. Before the first cycle the view is empty.
     pub(crate) fn look<T>(&self, machine: &Machine, look: impl FnOnce(&View<'_>) -> T) -> T {
         let empty = Sample::default();
         let last = self.last.as_ref();
@@ -335,7 +336,7 @@ impl Control {
         look(&self.view(machine, sample, rates))
     }
 
-    /// Returns the host as last seen, with settings made since; empty before the first cycle.
+    /// Returns the host at the last sample, with the settings made since. Before the first cycle the status is empty.
     pub fn status(&self, machine: &Machine) -> Status {
         let last = self.last.as_ref();
         last.map_or_else(Status::default, |(sample, rates)| {
@@ -369,7 +370,7 @@ impl Control {
     }
 }
 
-/// Returns the plans of a planner from outside, in place of the stages'.
+/// Returns the plans of an external planner, which replace those of the stages.
 fn external_plans(
     external: &mut External,
     view: &View<'_>,
@@ -385,8 +386,8 @@ fn external_plans(
     plans
 }
 
-/// Assigns an approved home, unless its policy has just decided the same lever. A home of the arranger is a trial from now
-/// on.
+/// Assigns an approved home, unless a policy has just decided on the VM's home. If the arranger recommended the home, its trial
+/// begins now.
 fn give_home(
     view: &View<'_>,
     config: &Config,
@@ -420,7 +421,7 @@ fn give_home(
     plan.decisions.extend(decisions);
 }
 
-/// Predicts the gains of the VMs that get homes, all of them together; only of those for which a prediction exists.
+/// Predicts the gains of VMs from new homes, all assigned together. Leaves out VMs for which there is no prediction.
 fn gains(
     view: &View<'_>,
     config: &Config,
@@ -442,7 +443,7 @@ fn gains(
     forecast.vms.iter().filter_map(gain).collect()
 }
 
-/// Returns the part of the host that is not for VMs.
+/// Returns the CPUs and nodes of the host that VMs must not use.
 pub(crate) fn barred<'a>(config: &'a Config, drained: &'a NodeSet) -> Barred<'a> {
     Barred {
         cpus: Some(&config.placement.reserved_cpus),
@@ -472,7 +473,7 @@ pub(crate) fn view<'a>(
     View::new(machine, sample, rates, barred, vms.collect())
 }
 
-/// Returns the home nodes that a VM's vCPUs may run on; all home nodes if there are none.
+/// Returns the home nodes on which a VM's vCPUs may run, or all home nodes if there are none.
 fn may_use(machine: &Machine, vm: &VmSample) -> NodeSet {
     let cpus = vm.vcpus.iter().flat_map(|vcpu| vcpu.affinity.iter());
     let nodes: NodeSet = cpus.filter_map(|cpu| machine.node_of(cpu)).collect();
@@ -484,8 +485,8 @@ fn may_use(machine: &Machine, vm: &VmSample) -> NodeSet {
     }
 }
 
-/// Returns a key by which two decisions of a dry run count as the same: budgets change with every page that the guest
-/// touches.
+/// Returns the key by which a decision is recognized that was already reported. It leaves out budgets, which change with every
+/// page that the guest touches.
 pub(crate) fn what_is_told(action: &Action) -> String {
     let vm = action.vm;
     match &action.act {

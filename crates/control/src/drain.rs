@@ -1,8 +1,8 @@
-//! Operator requests for the whole host for a while: nodes without VMs, or no changes.
+//! An operator's temporary requests for the whole host: to keep VMs off some nodes, or to change nothing.
 //!
-//! A *drained* node is no home: [`homenode_host::View::cpus`] has none of its CPUs, so each policy sees that by itself. VMs
-//! with their home there get other homes, unplaced ones a home elsewhere for as long as the drain lasts, and memory follows
-//! home.
+//! A *drained* node cannot be a home: [`homenode_host::View::cpus`] has none of its CPUs, so each policy avoids it without
+//! further rules. VMs whose home is there get another home. Unplaced VMs get a home elsewhere for as long as the drain lasts.
+//! Memory follows the home.
 
 use homenode_host::{Sample, View, VmView};
 use homenode_machine::Machine;
@@ -18,7 +18,7 @@ use crate::{Control, Input, Mode, stages};
 /// Why nodes cannot be drained.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotDrained {
-    /// Some are not nodes of this host.
+    /// Some of the nodes do not exist on this host.
     #[error("this host has no node {missing}; it has {there}")]
     NoSuchNode {
         /// The unknown nodes.
@@ -32,7 +32,7 @@ pub enum NotDrained {
         /// Nodes that can be a home.
         homes: NodeSet,
     },
-    /// No policy would carry it out.
+    /// No policy would carry out the drain.
     #[error("{0}")]
     Idle(String),
 }
@@ -42,7 +42,7 @@ pub enum NotDrained {
 pub struct DrainStatus {
     /// The node.
     pub node: NodeId,
-    /// VMs that have memory or vCPUs there, those with most memory first.
+    /// VMs that have memory or vCPUs on the node, those with most memory there first.
     pub vms: Vec<LeftBehind>,
 }
 
@@ -53,16 +53,16 @@ pub struct LeftBehind {
     pub name: String,
     /// UUID.
     pub id: VmId,
-    /// Memory that it has there; `None` if the host does not know.
+    /// The VM's memory on the node; `None` if the host does not know it.
     pub memory_bytes: Option<Bytes>,
-    /// vCPUs that last ran there.
+    /// Number of the VM's vCPUs that last ran on the node.
     pub vcpus: usize,
-    /// Why it stays, if it does.
+    /// Why the VM stays, if it does.
     pub why: Option<String>,
 }
 
 impl LeftBehind {
-    /// Returns what is left of a VM on a node; `None` if nothing is.
+    /// Returns what is left of a VM on a node, or `None` if nothing is.
     fn of(
         view: &View<'_>,
         vm: &VmView<'_>,
@@ -108,10 +108,10 @@ fn why_it_stays(view: &View<'_>, vm: &VmView<'_>, node: NodeId, mode: Mode) -> O
 }
 
 impl Control {
-    /// Has these nodes, and no others, drained of VMs until the operator's next request.
+    /// Keeps VMs off these nodes, and no others, until the operator's next request.
     ///
     /// # Errors
-    /// Unknown nodes; no node would be left; policies that assign no homes.
+    /// If a node does not exist, no node would be left, or no policy would assign other homes.
     pub fn drain(&mut self, machine: &Machine, nodes: NodeSet) -> Result<(), NotDrained> {
         let there = machine.node_set();
         let missing = nodes.difference(&there);
@@ -136,18 +136,18 @@ impl Control {
         Ok(())
     }
 
-    /// Sets the drained nodes of an earlier agent, for a loop that only answers.
+    /// Sets the drained nodes of an earlier agent, for a loop that only answers questions.
     pub fn with_drained(mut self, nodes: NodeSet) -> Control {
         self.drained = nodes;
         self
     }
 
-    /// Returns the nodes that are to be drained.
+    /// Returns the nodes that are being drained.
     pub fn drained(&self) -> &NodeSet {
         &self.drained
     }
 
-    /// Returns what is left on them, ascending.
+    /// Returns what is left on each drained node, by ascending node.
     pub fn drains(&self, machine: &Machine) -> Vec<DrainStatus> {
         let of_policy = self.config.modes.of(placement::POLICY);
         let mode = |vm: &VmView<'_>| most_careful(self.mode, of_policy, vm.sample.settings.mode);
@@ -169,14 +169,14 @@ impl Control {
         })
     }
 
-    /// Suspends all changes for this long, on behalf of the operator; zero ends a pause.
+    /// Suspends all changes for `span`, on behalf of the operator. Zero ends a pause.
     pub fn pause(&mut self, span: Ns) {
         self.inputs.push(Input::Paused { span });
         let now = self.now();
         self.paused_until = (span > Ns::ZERO).then(|| Ns(now.0.saturating_add(span.0)));
     }
 
-    /// Returns how long the pause still lasts; `None` if the agent is not paused.
+    /// Returns how much longer the pause lasts, or `None` if the agent is not paused.
     pub fn paused_for(&self) -> Option<Ns> {
         let now = self.now();
         let until = self.paused_until.filter(|until| *until > now)?;
@@ -187,13 +187,13 @@ impl Control {
         self.paused_until.is_some_and(|until| until > now)
     }
 
-    /// Returns why no VM gets a home, if so.
+    /// Returns why no VM would get another home, or `None` if VMs would.
     fn homes_idle(&self) -> Option<String> {
         let gives = |stage: &&stages::Stage| [placement::POLICY, arrange::POLICY].contains(&stage.policy);
         let stage = stages::of(self.config.policies).find(gives);
         let not = "give no VM another home";
         let idle = self.idle(stage.map_or(placement::POLICY, |stage| stage.policy), not);
-        // VMs that must leave get their homes from placement, also if the arranger weighs homes.
+        // VMs that must leave get their homes from `placement`, even if the arranger chooses homes otherwise.
         let observes = self.config.modes.of(placement::POLICY) == Some(Mode::Observe);
         let of_mode = || {
             format!(

@@ -1,4 +1,4 @@
-//! Events that the agent reports: one line of text for people, one JSON object for programs, from the same value.
+//! Events that the agent reports. Each gives one line of text for people and one JSON object for programs.
 
 use std::fmt;
 
@@ -29,7 +29,7 @@ pub enum Event {
         /// Its name.
         name: String,
     },
-    /// Another program or the operator changed a vCPU's affinity; the agent leaves the VM's vCPUs alone from now on.
+    /// Another program or the operator changed a vCPU's affinity. From now on the agent leaves the VM's vCPUs alone.
     ChangedByOther {
         /// The VM.
         vm: VmId,
@@ -42,14 +42,15 @@ pub enum Event {
         /// The affinity in force.
         found: CpuSet,
     },
-    /// All vCPUs of such a VM may run anywhere again, so the agent manages it again.
+    /// All vCPUs of a VM that was left alone may run anywhere again, so the agent manages the VM again.
     GivenBack {
         /// The VM.
         vm: VmId,
         /// Its name.
         name: String,
     },
-    /// Another program or the operator changed the CPU quota that the agent had set; the agent leaves it alone from now on.
+    /// Another program or the operator changed the CPU quota that the agent had set. From now on the agent leaves the quota
+    /// alone.
     QuotaChangedByOther {
         /// The VM.
         vm: VmId,
@@ -60,7 +61,7 @@ pub enum Event {
         /// The quota in force.
         found: Option<CpuQuota>,
     },
-    /// Such a VM has no quota any more, so the agent decides on it again.
+    /// A quota that the agent left alone was removed, so the agent decides on the VM's quota again.
     QuotaGivenBack {
         /// The VM.
         vm: VmId,
@@ -77,7 +78,7 @@ pub enum Event {
         /// The outcome.
         result: Outcome,
     },
-    /// A policy would decide this, and waits for the operator.
+    /// A decision that waits for the operator's approval.
     Recommended {
         /// Number of the recommendation.
         id: u64,
@@ -91,7 +92,7 @@ pub enum Event {
         /// Predicted gain, as a share of the VM's speed.
         gain: Option<f64>,
     },
-    /// The operator agreed to a recommendation.
+    /// The operator approved a recommendation.
     Approved {
         /// Number of the recommendation.
         id: u64,
@@ -140,7 +141,7 @@ pub enum Event {
     },
     /// The host refused a whole plan; a new one is made in the next cycle.
     Refused {
-        /// Why.
+        /// Why the host refused it.
         refusal: Refusal,
     },
 }
@@ -165,7 +166,7 @@ impl Event {
         }
     }
 
-    /// Returns the event as it is kept and searched; `at` is its time by the host's clock.
+    /// Returns the event in the form in which it is stored and searched. `at` is its time by the host's clock.
     pub fn record(&self, at: Ns) -> EventRecord {
         let (kind, vm, name) = match self {
             Event::Appeared { vm, name, .. } => ("appeared", Some(*vm), Some(name)),

@@ -1,20 +1,22 @@
-//! A policy from outside of the workspace: a planner that decides in each cycle in place of the stages.
+//! A policy from outside the workspace: a planner that decides in each cycle, in place of the stages.
 //!
 //! # Problem
-//! A student of policies wants to try one without Rust. It must be judged as the agent's own are, and must not be able to do
-//! what they cannot.
+//! A researcher wants to try a policy without writing Rust. Such a policy must be judged like the agent's own policies, and must
+//! not be able to do anything that they cannot do.
 //!
 //! # Approach
 //! ```text
 //!   View ─▶ ViewDocument ─▶ Planner ─▶ PlanDocument ─▶ checked ─▶ gate ─▶ levers::merge ─▶ host.commit()
 //!               ▲ last: its outcome ◀──────────────────────┴──────────────────────────────────────┘
 //! ```
-//! 1. No stage plans next to it: only the planner decides. The protections of VMs stay: leases end, operators' modes and
-//!    pauses hold (`gate`), and what may no longer stay in force is lifted.
-//! 2. A plan is checked as a host checks it, and against operators' settings, which the agent's own policies obey by
-//!    themselves. It is carried out whole, or refused whole with the reason. The planner's next view says which.
-//! 3. A planner that fails (it ends, hangs, or answers with no plan) gets no more requests: everything in force for it is
-//!    lifted in that cycle, and its run is over ([`crate::Control::failed_planner`]). Pages stay where they are.
+//! 1. Only the planner decides; no stage plans next to it. VMs stay protected: leases end, operators' modes and pauses apply
+//!    (`gate`), and what may no longer stay in force is lifted.
+//! 2. A plan is checked in the way a host checks it, and also against operators' settings, which the agent's own policies obey
+//!    without a check. The whole plan is carried out, or the whole plan is refused with a reason. The planner's next view says
+//!    which.
+//! 3. A planner has failed if it ends, hangs, or answers with something that is not a plan. It then gets no more requests,
+//!    everything that it set is lifted in that cycle, and its run is over ([`crate::Control::failed_planner`]). Pages stay where
+//!    they are.
 //!
 //! # Properties (`tests/control/external.rs`)
 //! - `a_plan_is_carried_out_whole_or_refused_whole`
@@ -42,29 +44,29 @@ pub use view::{
 
 use crate::gate::InForce;
 
-/// Its name in decisions.
+/// The name of this policy in decisions.
 pub const POLICY: &str = "external";
 
-/// Why a planner cannot decide, in a sentence that follows its name.
+/// Why a planner cannot decide: a sentence to be read after the planner's name.
 pub type PlannerError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A policy from outside.
+/// A planner from outside the workspace.
 pub trait Planner: Send {
-    /// Returns its name in errors.
+    /// Returns the planner's name in errors.
     fn name(&self) -> &str;
 
-    /// Decides from a view. It is called once in each cycle, in order.
+    /// Decides from a view. Called once in each cycle, in order.
     ///
     /// # Errors
-    /// Why it cannot: it is not called again then. A refused plan is no error.
+    /// If the planner cannot decide: why. It is not called again then. A refused plan is not an error.
     fn plan(&mut self, view: &ViewDocument<'_>) -> Result<PlanDocument, PlannerError>;
 }
 
-/// Why a planner is not called any more.
+/// Why a planner is no longer called.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("policy {name}: {why}")]
 pub struct PlannerFailed {
-    /// Its name.
+    /// The planner's name.
     pub name: String,
     /// What went wrong.
     pub why: String,
@@ -74,18 +76,18 @@ pub struct PlannerFailed {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "result", rename_all = "kebab-case")]
 pub enum LastPlan {
-    /// All of it was tried.
+    /// The host tried all of the plan.
     CarriedOut {
-        /// Version of the view that it was made from.
+        /// Version of the view from which the plan was made.
         version: Version,
-        /// Outcome of each action, in its order; `None` if it waits for the operator (mode `recommend`).
+        /// Outcome of each action, in the plan's order; `None` if the action waits for the operator (mode `recommend`).
         outcomes: Vec<Option<Outcome>>,
     },
-    /// Nothing of it was done.
+    /// Nothing of the plan was done.
     Refused {
-        /// Version that it named.
+        /// The version that the plan named.
         version: Version,
-        /// Why.
+        /// Why it was refused.
         #[serde(flatten)]
         refusal: Refusal,
         /// The reason in a sentence.
@@ -103,20 +105,20 @@ impl LastPlan {
     }
 }
 
-/// A planner and what is remembered of it.
+/// A planner, and what the agent remembers of it.
 pub(crate) struct External {
     planner: Box<dyn Planner>,
-    /// Its decisions of this cycle.
+    /// The planner's decisions in this cycle.
     decided: Vec<Decision>,
     last: Option<LastPlan>,
-    /// Whether its plan of this cycle was refused before any host saw it.
+    /// Whether the planner's plan of this cycle was refused before it reached the host.
     is_refused: bool,
     /// The refusal, until it is reported.
     refused: Option<Refusal>,
     failed: Option<PlannerFailed>,
-    /// VMs with vCPUs that it pinned, which is undone like a home.
+    /// VMs whose vCPUs the planner pinned. Their pins are lifted like a home.
     pinned: BTreeSet<VmId>,
-    /// Memory policies in force before its own.
+    /// Memory policies that were in force before the planner changed them.
     memory_policies: BTreeMap<VmId, MemoryPolicy>,
 }
 
@@ -143,7 +145,8 @@ impl External {
         }
     }
 
-    /// Calls the planner, unless it has failed. Nothing is planned if its plan is refused; everything is lifted if it fails.
+    /// Calls the planner, unless it has failed. If its plan is refused, returns an empty plan; if it fails, lifts everything that
+    /// it set.
     pub fn plan(&mut self, view: &View<'_>, in_force: &InForce, mode: impl Fn(&VmSample) -> Mode) -> Plan {
         self.decided.clear();
         self.is_refused = false;
@@ -206,17 +209,17 @@ impl External {
         }
     }
 
-    /// Takes the refusal of its plan, if the plan was refused before any host saw it; returns it once.
+    /// Returns the refusal of the planner's plan, once, if the plan was refused before it reached the host.
     pub fn take_refusal(&mut self) -> Option<Refusal> {
         self.refused.take()
     }
 
-    /// Returns whether it has failed, and why.
+    /// Returns why the planner has failed, if it has.
     pub fn failed(&self) -> Option<&PlannerFailed> {
         self.failed.as_ref()
     }
 
-    /// Takes in the outcomes of a cycle's decisions, some of which are its own.
+    /// Takes in the outcomes of a cycle's decisions, which include the planner's.
     pub fn answered(&mut self, version: Version, decisions: &[Decision], answer: &Result<Receipt, Refusal>) {
         let outcomes = match answer {
             Ok(receipt) => &receipt.outcomes,

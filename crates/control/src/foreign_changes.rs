@@ -1,5 +1,5 @@
-//! Detects changes by operators and other programs. Each cycle compares the agent's settings with those in force. If they
-//! differ, the operator (or another tool) wants something else, and the agent steps back until that change is undone.
+//! Detects changes by operators and other programs. Each cycle compares the values that the agent set with those in force. If
+//! they differ, the operator (or another tool) wants something else, and the agent steps back until that change is undone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,11 +13,12 @@ use crate::Event;
 pub(crate) struct ForeignChanges {
     expected: BTreeMap<VcpuId, CpuSet>,
     vms: BTreeSet<VmId>,
-    /// With the end of its lease: a quota that is gone after that was not removed by another program.
+    /// Quotas that the agent set, each with the end of its lease. A quota that disappears after that has expired, and was not
+    /// removed.
     quotas: BTreeMap<VmId, (CpuQuota, Ns)>,
-    /// End of the time in which the kernel explains another affinity.
+    /// Until this time, a changed affinity is the kernel's work.
     kernels_until: Ns,
-    /// The quota found in place of the agent's.
+    /// The quotas found in place of the agent's.
     foreign_quotas: BTreeMap<VmId, Option<CpuQuota>>,
 }
 
@@ -33,17 +34,17 @@ impl ForeignChanges {
             .retain(|vcpu, _| vcpu.vm != vm || !vcpus.contains(&vcpu.index));
     }
 
-    /// Forgets all pins of a VM: without a home its vCPUs run where they did before the agent pinned them.
+    /// Forgets all pins of a VM that loses its home: its vCPUs then run where they did before the agent pinned them.
     pub fn forget_pins(&mut self, vm: VmId) {
         self.expected.retain(|vcpu, _| vcpu.vm != vm);
     }
 
-    /// Whether another program pinned vCPUs of the VM while the agent managed it.
+    /// Returns true if another program pinned vCPUs of the VM while the agent managed it.
     pub fn changed_by_other(&self, vm: VmId) -> bool {
         self.vms.contains(&vm)
     }
 
-    /// Notes that the agent holds a VM to this quota, until its lease is over.
+    /// Notes that the agent holds a VM to this quota until the lease ends.
     pub fn expect_quota(&mut self, vm: VmId, quota: CpuQuota, until: Ns) {
         self.quotas.insert(vm, (quota, until));
     }
@@ -53,18 +54,19 @@ impl ForeignChanges {
         self.quotas.remove(&vm);
     }
 
-    /// Whether another program changed the quota that the agent had set.
+    /// Returns true if another program changed the quota that the agent had set.
     pub fn quota_changed_by_other(&self, vm: VmId) -> bool {
         self.foreign_quotas.contains_key(&vm)
     }
 
-    /// Lets the agent decide on a VM's quota again, as the operator wants.
+    /// Lets the agent decide on a VM's quota again, because the operator wants that.
     pub fn give_back_quota(&mut self, vm: VmId) {
         self.foreign_quotas.remove(&vm);
     }
 
-    /// Finds quotas that are not what the agent set. The agent manages a VM's quota again when the quota found is removed.
-    /// If none was found, an operator wants the VM to have none: then only [`ForeignChanges::give_back_quota`] helps.
+    /// Finds quotas that differ from what the agent set. When the foreign quota is removed, the agent manages the VM's quota
+    /// again. If the foreign change was to remove the agent's quota, the operator wants none, and only
+    /// [`ForeignChanges::give_back_quota`] ends that.
     fn compare_quotas(&mut self, now: &Sample, events: &mut Vec<Event>) {
         self.quotas
             .retain(|id, (_, until)| *until > now.at && now.vm(*id).is_some());
@@ -93,8 +95,8 @@ impl ForeignChanges {
         }
     }
 
-    /// Finds VMs that came and went, and affinities and quotas that are not what the agent set. A VM with vCPUs that may all
-    /// run anywhere again is the agent's again: that is how an operator returns it. Offline CPUs do not count.
+    /// Finds VMs that appeared and vanished, and affinities and quotas that differ from what the agent set. If all vCPUs of a VM
+    /// may run anywhere again, the agent manages it again; that is how an operator returns it. Offline CPUs do not count.
     pub fn compare(&mut self, before: Option<&Sample>, now: &Sample) -> Vec<Event> {
         let mut events = Vec::new();
         for vm in &now.vms {
@@ -122,7 +124,7 @@ impl ForeignChanges {
         self.compare_quotas(now, &mut events);
         let online = |sample: &Sample| -> CpuSet { sample.cpus.iter().map(|cpu| cpu.id).collect() };
         let all = online(now);
-        // When CPUs go offline or come back the kernel changes affinities, which is no operator's wish.
+        // When CPUs go offline or come back, the kernel itself changes affinities: no operator wanted that.
         if before.is_some_and(|before| online(before) != all) {
             self.kernels_until = now.at + CPUS_SETTLE;
         }
@@ -177,7 +179,7 @@ mod tests {
         CpuQuota::of(share, Ns::from_millis(30))
     }
 
-    /// One VM of one vCPU with a quota in force, at this second.
+    /// Returns a sample at this second, with one VM of one vCPU that has this quota.
     fn sample(seconds: u64, quota: Option<CpuQuota>) -> Sample {
         let vcpu = VcpuSample {
             quota,
@@ -199,7 +201,7 @@ mod tests {
         foreign.compare(Some(now), now)
     }
 
-    /// One VM of one vCPU, on a host of these CPUs.
+    /// Returns a sample of a host with these CPUs, and one VM of one vCPU.
     fn on_cpus(online: &str, affinity: &str) -> Sample {
         let online: CpuSet = online.parse().unwrap();
         let mut sample = sample(1, None);
@@ -225,7 +227,7 @@ mod tests {
             before = now;
         }
         assert!(!foreign.changed_by_other(VM));
-        // Later on it is.
+        // After that time it is a foreign change.
         let mut later = on_cpus("0-3", "1");
         later.at = before.at + CPUS_SETTLE;
         let said = foreign.compare(Some(&before), &later);

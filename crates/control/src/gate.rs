@@ -1,24 +1,24 @@
-//! How far each decision goes, and what is lifted when it may no longer stay in force.
+//! Decides how far each decision goes, and lifts what may no longer stay in force.
 //!
 //! # Algorithm
-//! The most careful of three modes decides how far a decision goes: that of the run, of its policy (`[modes]`), and of its
-//! VM ([`Mode`]). Under `observe` it is reported, under `recommend` it becomes a recommendation
-//! ([`crate::recommendations`]), under `act` it is carried out.
+//! Three modes apply to a decision: that of the run, that of its policy (`[modes]`), and that of its VM ([`Mode`]). The most
+//! careful of the three counts. Under `observe` the decision is reported, under `recommend` it becomes a recommendation
+//! ([`crate::recommendations`]), and under `act` it is carried out.
 //!
 //! Decisions that protect a VM, or restore what it had, need no approval under `recommend`:
 //! 1. lifting anything that the agent has set;
-//! 2. a vCPU that is lent to another node comes home;
-//! 3. a trial that did not pay is undone: the earlier home, or memory policy, is restored.
+//! 2. returning a vCPU that is lent to another node to its home;
+//! 3. undoing a trial that did not pay, which restores the earlier home or memory policy.
 //!
-//! Limits with a lease (quotas, parts of caches, memory, watches) are lifted in the cycle in which they may no longer stay
-//! in force, not at the end of the lease: a VM that is put from `act` to `recommend` is let go at once. A home stays then,
-//! and is lifted under `observe`: nothing of the agent's is in force on a VM that is only observed. A client that asks for a
-//! working set has consented to the watch that this takes.
+//! Limits with a lease (quotas, parts of caches, memory, watches) are lifted as soon as they may no longer stay in force, not at
+//! the end of the lease. So if a VM's mode changes from `act` to `recommend`, its limits end at once, while its home stays. Under
+//! `observe` the home is lifted too, since the agent keeps nothing in force on a VM that it only observes. A client that asks for
+//! a working set thereby approves the watch.
 //!
-//! While the agent is *paused* nothing else is done at all: other decisions are only reported. Limits with a lease are
-//! lifted, homes stay, and recommendations go on waiting.
+//! While the agent is *paused*, only decisions that need no approval are carried out; all others are only reported. Limits with a
+//! lease are lifted, homes stay, and recommendations continue to wait.
 //!
-//! The arranger's homes of one cycle are predicted together. If one of them waits, all of them do.
+//! The arranger predicts all homes of one cycle together. If one of them waits for approval, all of them wait.
 //!
 //! # Properties (`tests/control/modes.rs`)
 //! - `the_most_careful_of_run_policy_and_vm_holds_for_every_pair`
@@ -49,12 +49,12 @@ pub(crate) struct Gate<'a> {
     pub is_paused: bool,
     pub modes: &'a Modes,
     pub recommendations: &'a Recommendations,
-    /// Until when clients wait for working sets.
+    /// VMs whose working sets clients wait for, and until when.
     pub asked: &'a BTreeMap<VmId, Ns>,
 }
 
 impl Gate<'_> {
-    /// Returns how far decisions of a policy on a VM go, unless they need no approval.
+    /// Returns how far decisions of a policy on a VM go. Decisions that need no approval may go further.
     pub fn mode(&self, policy: &str, vm: Option<&VmSample>) -> Mode {
         most_careful(
             self.run,
@@ -129,11 +129,11 @@ impl Gate<'_> {
     }
 }
 
-/// Settings of this run in force on VMs, as far as they can be lifted.
+/// What this run has in force on VMs, as far as it can be lifted.
 #[derive(Debug, Default)]
 pub(crate) struct InForce(BTreeMap<(VmId, Lever), Set>);
 
-/// The policy that set it, and when it ends by itself.
+/// The policy that set a lever, and when the setting ends by itself.
 #[derive(Debug)]
 struct Set {
     policy: &'static str,
@@ -165,7 +165,7 @@ impl InForce {
         }
     }
 
-    /// Returns all that can be lifted.
+    /// Returns the VMs and levers that can be lifted.
     pub fn levers(&self) -> impl Iterator<Item = (VmId, Lever)> + '_ {
         self.0.keys().copied()
     }
@@ -194,7 +194,8 @@ impl InForce {
                     !lever.is_leased()
                         || !gate.is_paused && gate.recommendations.lets_stand(*id, set.policy, *lever)
                 }
-                // Homes that an earlier agent left, under another configuration, are not lifted for that.
+                // The mode of the run or policy does not lift homes, since an earlier agent with other settings may have left
+                // them.
                 Mode::Observe => !lever.is_leased() && of_vm != Some(Mode::Observe),
             };
             if !stands {

@@ -1,4 +1,4 @@
-//! Use of VMs against their permits, hour by hour.
+//! How much VMs use of their permits, hour by hour.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,8 @@ use homenode_units::{Ns, Permit, Resource, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Hours that are kept: a month and a day, whatever the month. A bound of the usage's file, no setting.
+/// Number of hours that are kept: a month and a day, however long the month. Bounds the size of the usage file, and is not a
+/// setting.
 const HOURS_MAX: u64 = 32 * 24;
 const HOUR: Ns = Ns::from_secs(3600);
 
@@ -23,29 +24,29 @@ impl Hour {
     }
 }
 
-/// One VM in one hour.
+/// What one VM used in one hour.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Line {
     /// The VM.
     pub vm: VmId,
-    /// Its last name, for readers.
+    /// The VM's last name, for readers.
     pub name: String,
     /// The hour.
     pub hour: Hour,
     /// The booked resource.
     pub resource: Resource,
-    /// How much was booked, and how much of it was used.
+    /// How much was booked, and how much was used.
     #[serde(flatten)]
     pub usage: Usage,
 }
 
 impl Line {
-    /// Returns used over booked; above 1 the VM broke its permit. `None` if nothing was booked.
+    /// Returns the used share of what was booked; above 1 the VM broke its permit. Returns `None` if nothing was booked.
     pub fn used_share(&self) -> Option<f64> {
         (self.usage.booked_units > 0).then(|| self.usage.used_units as f64 / self.usage.booked_units as f64)
     }
 
-    /// Returns the use per slice on average, in the units of the permit.
+    /// Returns the mean use per slice, in the units of the permit.
     pub fn used_per_slice(&self) -> Option<f64> {
         let slices = self.usage.time_ns.as_f64() / Permit::SLICE.as_f64();
         (slices > 0.0).then(|| self.usage.used_units as f64 / slices)
@@ -59,7 +60,7 @@ pub struct HourlyUsage {
 }
 
 impl HourlyUsage {
-    /// Adds what a VM used to an hour's line. An hour that comes twice, because a clock was set back, is one line.
+    /// Adds what a VM used to an hour's line. If a clock is set back, the repeated hour is added to the same line.
     pub fn add(&mut self, hour: Hour, vm: VmId, name: &str, resource: Resource, usage: Usage) {
         let (known, sum) = self.lines.entry((vm, hour, resource)).or_default();
         if known != name {
@@ -68,7 +69,7 @@ impl HourlyUsage {
         *sum += usage;
     }
 
-    /// Drops everything older than a month at this hour.
+    /// Drops all lines that are more than a month older than `now`.
     pub fn forget_before(&mut self, now: Hour) {
         let oldest = Hour(now.0.saturating_sub(HOURS_MAX));
         self.lines.retain(|(_, hour, _), _| *hour >= oldest);

@@ -1,9 +1,9 @@
-//! Access over HTTP. The caller of the loop answers requests; the loop itself knows no client.
+//! Settings of access over HTTP. The loop's caller answers requests; the loop itself does not know clients.
 
 use homenode_units::Any;
 use serde::{Deserialize, Serialize};
 
-/// Which clients have access over HTTP, and how.
+/// Which clients have access over HTTP, and how they get it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {

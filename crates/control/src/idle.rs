@@ -1,47 +1,48 @@
-//! Why the agent does not carry out what a policy would do, derived from the table of stages.
+//! Says why the agent does not carry out what a policy would do, according to the table of stages.
 
 use homenode_policy::{arrange, memory, overcommit, permits, topology_feed, working_set};
 
 use crate::{Control, Mode, stages};
 
 impl Control {
-    /// Returns why permits are recorded but not enforced, if so.
+    /// Returns why permits are recorded but not enforced, or `None` if they are enforced.
     pub fn permits_idle(&self) -> Option<String> {
         self.idle(permits::POLICY, "hold no VM to a permit")
     }
 
-    /// Returns why memory policies are recorded but not applied, if so.
+    /// Returns why memory policies are recorded but not applied, or `None` if they are applied.
     pub fn memory_policies_idle(&self) -> Option<String> {
         self.idle(memory::POLICY, "set no memory policy")
     }
 
-    /// Returns why memory floors are recorded but not used, if so.
+    /// Returns why memory floors are recorded but not used, or `None` if they are used.
     pub fn memory_floors_idle(&self) -> Option<String> {
         self.idle(overcommit::POLICY, "take no VM's memory")
     }
 
-    /// Returns why no VM's memory is watched now, if so.
+    /// Returns why no VM's memory is watched, or `None` if it can be watched.
     pub fn watching_idle(&self) -> Option<String> {
         let not = "watch no VM's memory, since that takes clearing what tells of its use";
         self.idle(working_set::POLICY, not)
     }
 
-    /// Returns why no guest is notified where it is, if so.
+    /// Returns why no guest is notified of where it is, or `None` if guests are notified.
     pub fn topology_idle(&self) -> Option<String> {
         self.idle(topology_feed::POLICY, "tell guests nothing")
     }
 
-    /// Returns why no prediction is proven by a trial, if so.
+    /// Returns why no prediction is tested by a trial, or `None` if trials are made.
     pub fn trials_idle(&self) -> Option<String> {
         self.idle(arrange::POLICY, "try nothing")
     }
 
-    /// Returns why there are no predictions, if so; a dry run has them.
+    /// Returns why there are no predictions, or `None` if there are. A dry run has predictions.
     pub fn predictions_idle(&self) -> Option<String> {
         self.without(arrange::POLICY, "keep no predictions")
     }
 
-    /// Returns why a policy has no effect; `not` names the missing effect, as in "the policies set no memory policy".
+    /// Returns why a policy has no effect, if it has none. `not` names the missing effect, as in "the policies set no memory
+    /// policy".
     pub(crate) fn idle(&self, policy: &str, not: &str) -> Option<String> {
         let of_policy = self.config.modes.of(policy) == Some(Mode::Observe);
         let why = match self.mode {
@@ -56,7 +57,7 @@ impl Control {
         why.or_else(|| self.without(policy, not))
     }
 
-    /// Returns why a policy does not even plan.
+    /// Returns why a policy does not plan at all, if it does not.
     fn without(&self, policy: &str, not: &str) -> Option<String> {
         let plans = stages::of(self.config.policies).any(|stage| stage.policy == policy);
         (!plans).then(|| format!("the policies of this agent {not}; run it with --policies homenode"))

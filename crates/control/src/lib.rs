@@ -9,13 +9,13 @@
 //! | file | contents |
 //! |---|---|
 //! | `stages` | a table of which policies plan, in which order, and what each may set |
-//! | `external` | a policy from outside in their place |
+//! | `external` | a planner from outside the workspace that replaces the policies |
 //! | `run` | the loop, and what each kind of run does around it |
-//! | `cycle` | one round of it: observe, plan, commit, remember |
-//! | `answers`, `idle` | questions to the loop: where a VM would go, what is known of it, why nothing is done |
+//! | `cycle` | one round of the loop: observe, plan, commit, remember |
+//! | `answers`, `idle` | questions to the loop: where a VM would be placed, what is known of it, why nothing is done |
 //! | `config` | the operator's settings |
 //! | `drain` | which nodes are being drained, what is left on them, and whether the agent is paused |
-//! | `gate` | how far each decision goes, and what is lifted when it may no longer stay in force |
+//! | `gate` | how far each decision goes, and lifting what may no longer stay in force |
 //! | `recommendations` | decisions that wait for the operator's approval |
 //! | `foreign_changes` | changes by operators and other programs |
 //! | `turn`, `replay` | the loop's inputs other than samples, and how a recorded run is repeated |
@@ -76,8 +76,8 @@ pub use status::{
 };
 pub use turn::{Decided, Input, Inputs, Turn};
 
-/// Number of samples without a setting that the host carried out during which it is still shown: libvirt reports changes a
-/// little later. After that, another program has changed it again.
+/// For this many samples, a setting that the host carried out is shown although the sample lacks it, since libvirt reports
+/// changes a little later. If it is still missing after that, another program has changed it again.
 const SHOWN_WITHOUT: u32 = 2;
 
 /// A setting that was carried out since the last sample.
@@ -103,31 +103,31 @@ pub struct Control {
     external: Option<External>,
     /// Nodes that are being drained.
     drained: NodeSet,
-    /// Until when the operator has paused all changes.
+    /// End of the operator's pause.
     paused_until: Option<Ns>,
-    /// Decisions already reported: one that is only reported recurs in every cycle, and is reported once.
+    /// Decisions that were already reported. A decision that is only reported recurs in every cycle, and is reported once.
     told: BTreeSet<(VmId, String)>,
     /// Recommendations that wait for the operator, and those that were approved.
     recommendations: Recommendations,
-    /// Settings of this run in force.
+    /// What this run has in force on VMs.
     in_force: InForce,
-    /// Until when clients wait for working sets.
+    /// VMs whose working sets clients wait for, and until when.
     asked: BTreeMap<VmId, Ns>,
-    /// Shared with other holders: it is large, and does not change any more.
+    /// The last sample and its rates. The sample is shared, since it is large and does not change any more.
     last: Option<(Arc<Sample>, Option<Rates>)>,
-    /// Settings that were carried out since the last sample: they are shown, and used for decisions once a sample has them.
+    /// Settings that were carried out since the last sample. The status shows them; decisions use them once a sample has them.
     since: Vec<SetSince>,
-    /// Its inputs since the last half of a cycle.
+    /// Inputs since the last half of a cycle.
     inputs: Inputs,
-    /// The last cycle but for its sample.
+    /// The last cycle without its sample.
     turn: Turn,
-    /// Cycles that were begun.
+    /// Number of cycles that were begun.
     begun_count: u64,
     recent: Recent,
 }
 
 impl Control {
-    /// Creates a loop that has seen nothing yet. Its decisions go as far as the settings say, and no further than `mode`.
+    /// Creates a loop that has not sampled the host. Its decisions go as far as the settings allow, but not further than `mode`.
     pub fn new(config: Config, mode: Mode) -> Control {
         let config = config.completed();
         let mode = mode.min(config.mode);
@@ -143,19 +143,19 @@ impl Control {
         }
     }
 
-    /// Uses a planner from outside that decides in place of all policies ([`external`]).
+    /// Uses an external planner that decides in place of all policies ([`external`]).
     pub fn with_planner(mut self, planner: Box<dyn Planner>) -> Control {
         self.config.policies = PolicySet::Default;
         self.external = Some(External::new(planner));
         self
     }
 
-    /// Returns why the planner from outside is no longer called, once it has failed: a run that depends on it is over.
+    /// Returns why the external planner failed and is no longer called, if so. A run that depends on the planner is then over.
     pub fn failed_planner(&self) -> Option<&PlannerFailed> {
         self.external.as_ref()?.failed()
     }
 
-    /// Uses a ledger of earlier reservations.
+    /// Continues with the reservations of an earlier ledger.
     pub fn with_ledger(mut self, ledger: Ledger) -> Control {
         self.states.placement.ledger = ledger;
         self
@@ -166,18 +166,18 @@ impl Control {
         &self.states.placement.ledger
     }
 
-    /// Uses what an earlier run counted.
+    /// Continues with the usage that an earlier run counted.
     pub fn with_usage(mut self, hourly_usage: HourlyUsage) -> Control {
         self.hourly_usage = hourly_usage;
         self
     }
 
-    /// Returns what VMs used of their permits, up to the last [`Control::settle_usage`].
+    /// Returns how much VMs used of their permits, up to the last [`Control::settle_usage`].
     pub fn hourly_usage(&self) -> &HourlyUsage {
         &self.hourly_usage
     }
 
-    /// Adds the use since the last call to this hour's account.
+    /// Adds the usage since the last call to this hour's account.
     pub fn settle_usage(&mut self, hour: Hour) {
         let Some((sample, _)) = &self.last else { return };
         for (id, usage) in self.states.permits.take_usage() {
@@ -191,8 +191,8 @@ impl Control {
         self.hourly_usage.forget_before(hour);
     }
 
-    /// Notes a setting of the operator's for a VM that the host has carried out: it is shown from now on. Setting a permit
-    /// also lets the agent decide on the VM's CPU quota again, whatever changed that.
+    /// Notes that the host has carried out an operator's setting for a VM, and shows it from now on. Setting a permit also lets
+    /// the agent decide on the VM's CPU quota again, whichever program changed the quota.
     pub fn was_set(&mut self, vm: VmId, setting: Setting) {
         if let Setting::Permit(_) = setting {
             self.inputs.push(Input::PermitSet { vm });
@@ -207,7 +207,8 @@ impl Control {
         });
     }
 
-    /// Returns the settings of a VM: those last seen, and those carried out since. `None` if it was not seen.
+    /// Returns the settings of a VM: those in the last sample, with those carried out since. Returns `None` if the sample lacks
+    /// the VM.
     pub fn settings(&self, vm: VmId) -> Option<VmSettings> {
         let mut settings = self.sample()?.vm(vm)?.settings.clone();
         self.with_set_since(vm, &mut settings);
@@ -219,7 +220,7 @@ impl Control {
         since.for_each(|set| settings.set(set.setting));
     }
 
-    /// Takes over newer settings, as far as a running loop can; returns the keys that wait for the next start.
+    /// Takes over newer settings, as far as a running loop can. Returns the keys that take effect at the next start.
     pub fn take_over(&mut self, newer: Config) -> Vec<&'static str> {
         let (config, kept) = self.config.taken_over(newer);
         if config != self.config {
@@ -236,12 +237,13 @@ impl Control {
         &self.config
     }
 
-    /// Returns the most permissive mode of this run's decisions.
+    /// Returns the furthest mode that this run allows.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Takes over the home that an earlier agent gave a VM. The host knows better which of the VM's pins are that agent's.
+    /// Takes over the home that an earlier agent gave a VM. Pins are not taken over, since the host knows better which of them
+    /// that agent set.
     pub fn adopt(&mut self, vm: VmId, home: Option<NodeSet>) {
         let input = Input::Adopted {
             vm,
@@ -254,12 +256,12 @@ impl Control {
         self.homes.extend(home.map(|home| (vm, home)));
     }
 
-    /// Returns the last cycle but for its sample, once it is finished.
+    /// Returns the last finished cycle without its sample.
     pub fn turn(&self) -> &Turn {
         &self.turn
     }
 
-    /// Whether there was a cycle: before it nothing is known of the host.
+    /// Returns true if there was a cycle: before that, the loop knows nothing of the host.
     pub fn has_looked(&self) -> bool {
         self.last.is_some()
     }
@@ -281,7 +283,7 @@ impl Control {
         self.last.as_ref().map(|(sample, _)| sample.as_ref())
     }
 
-    /// Returns the last sample for a caller that keeps it.
+    /// Returns the last sample for a caller that wants to keep it.
     pub fn shared_sample(&self) -> Option<Arc<Sample>> {
         self.last.as_ref().map(|(sample, _)| Arc::clone(sample))
     }

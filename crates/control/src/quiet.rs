@@ -1,9 +1,9 @@
-//! Keeps a log readable: a repeated event is printed once, then summed up with its count.
+//! Keeps a log readable: an event that repeats is printed once, and its repeats are summed up with a count.
 //!
-//! Decisions and findings that differ only in figures are alike: same VM, policy, kind and outcome. The first is printed.
-//! Later ones are counted, and summed up once a minute with the last of them. Changes of a VM's state (it came, left, got
-//! another home, was changed by another program) are always printed, and so is the first failure of each kind. JSON output
-//! and the history get everything.
+//! Decisions and findings that differ only in figures are alike: they have the same VM, policy, kind and outcome. The first is
+//! printed. Later ones are counted, and once a minute the last of them is printed with the count. Changes of a VM's state (it
+//! came, left, got another home, was changed by another program) are always printed, and so is the first failure of each kind.
+//! JSON output and the history get every event.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use homenode_units::Ns;
 
 use crate::event::Event;
 
-/// How long like events are counted before they are summed up.
+/// Time for which repeats are counted before they are summed up.
 const SUMMED_UP_EVERY: Ns = Ns::from_secs(60);
 
-/// What makes events alike.
+/// Events with the same key are alike.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     vm: String,
@@ -22,16 +22,16 @@ struct Key {
     kind: String,
 }
 
-/// A printed event, and its repeats since.
+/// A printed event, and its repeats since then.
 #[derive(Debug)]
 struct Row {
     /// When it was last printed or summed up.
     since: Ns,
-    /// The count of repeats since, and the last of them.
+    /// The number of repeats since then, and the text of the last one.
     more: Option<(u64, String)>,
 }
 
-/// The events printed lately.
+/// The events printed recently.
 #[derive(Debug, Default)]
 pub struct Quiet {
     rows: BTreeMap<Key, Row>,
@@ -44,7 +44,7 @@ impl Quiet {
         said.map(|(text, _)| text).collect()
     }
 
-    /// Like [`Quiet::of`], each line with its event; sums have none.
+    /// Like [`Quiet::of`], but returns each line with its event. Sums have no event.
     pub fn with_events<'e>(&mut self, at: Ns, events: &'e [Event]) -> Vec<(String, Option<&'e Event>)> {
         let sums = |said: Vec<String>| said.into_iter().map(|text| (text, None));
         let mut said: Vec<_> = sums(self.summed_up(at, SUMMED_UP_EVERY)).collect();
@@ -78,12 +78,12 @@ impl Quiet {
         said
     }
 
-    /// Sums up all remaining repeats, after the last cycle.
+    /// Sums up the remaining repeats after the last cycle.
     pub fn end(&mut self, at: Ns) -> Vec<String> {
         self.summed_up(at, Ns::ZERO)
     }
 
-    /// Sums up repeats counted for at least `every`, and forgets events that did not repeat.
+    /// Sums up repeats that were counted for at least `every`, and forgets events that did not repeat.
     fn summed_up(&mut self, at: Ns, every: Ns) -> Vec<String> {
         let mut said = Vec::new();
         self.rows.retain(|_, row| {
@@ -126,7 +126,7 @@ fn sentence((count, last): (u64, String), lasted: Ns) -> String {
     }
 }
 
-/// The key of an event that may repeat; `None` for those always printed.
+/// Returns the key of an event that may repeat, or `None` for events that are always printed.
 fn key(event: &Event) -> Option<Key> {
     match event {
         Event::Decided {
@@ -166,7 +166,7 @@ fn key(event: &Event) -> Option<Key> {
     }
 }
 
-/// A sentence without its words that hold digits.
+/// Returns a sentence without the words that contain digits.
 fn without_figures(text: &str) -> String {
     let is_figure = |word: &&str| word.contains(|c: char| c.is_ascii_digit());
     text.split_whitespace()
@@ -227,7 +227,7 @@ mod tests {
                 "permits: VM web: it has 10 ms (59 more like this in the last 60 s)".to_owned(),
             ]
         );
-        // One is left; a single repeat is printed as it is.
+        // One repeat is left; a single repeat is printed without a count.
         assert_eq!(quiet.end(at(121)), ["permits: VM web: it has 11 ms"]);
         assert_eq!(quiet.end(at(121)), Vec::<String>::new());
     }
@@ -237,7 +237,7 @@ mod tests {
         let mut quiet = Quiet::default();
         let (mut lines, mut told) = (Vec::new(), 0);
         for second in 0..1000 {
-            // Between none and several, of two kinds.
+            // Zero to four limits, and every third second a lift, which is of another kind.
             let count = (second * 7 % 5) as usize;
             let mut events = vec![limit(second % 50, Outcome::Done); count];
             if second % 3 == 0 {

@@ -7,21 +7,21 @@ use homenode_units::Ns;
 
 use crate::Event;
 
-/// Number of events that are remembered; the history has all of them. It bounds memory, and is no setting.
+/// Number of events that are remembered; the history has all events. Bounds memory, and is not a setting.
 const EVENTS_MAX: usize = 256;
 
-/// The last events, the oldest first, in few words: a decision may list many thousand frames.
+/// The last events, the oldest first, in short form: a decision may list many thousand frames.
 #[derive(Debug, Default)]
 pub(crate) struct Recent(VecDeque<EventRecord>);
 
 impl Recent {
-    /// Remembers events of this time of the host's clock.
+    /// Remembers events that happened at this time of the host's clock.
     pub fn extend(&mut self, at: Ns, events: &[Event]) {
         self.0.extend(events.iter().map(|event| event.record(at)));
         self.0.drain(..self.0.len().saturating_sub(EVENTS_MAX));
     }
 
-    /// Returns all that is remembered.
+    /// Returns all remembered events.
     pub fn iter(&self) -> impl Iterator<Item = &EventRecord> {
         self.0.iter()
     }

@@ -1,13 +1,13 @@
 //! Recommendations of policies, which wait for the operator's approval: mode `recommend` ([`Mode`]).
 //!
 //! # Problem
-//! An operator wants to see each change before it is made, and to approve or reject it once, not in every period. A policy
-//! that waits must be able to go on, and the approved change must be the one that is made.
+//! An operator wants to see each change before it is made, and to approve or reject it once, not in every period. While its
+//! decision waits, a policy must be able to continue. The change that is made must be the one that was approved.
 //!
 //! # Terms
-//! - *Subject*: a VM, a policy, and a lever. Each has one recommendation at a time. A home includes what follows it: where
-//!   its vCPUs run, and its pages' way there.
-//! - A policy *wants* a recommendation in each cycle in which it decides on its subject.
+//! - *Subject*: a VM, a policy, and a lever. Each subject has one recommendation at a time. The recommendation of a home includes
+//!   what follows the home: pinning the vCPUs, and moving the pages there.
+//! - A policy *wants* a recommendation in each cycle in which it makes a decision on the recommendation's subject.
 //!
 //! # Algorithm
 //! ```text
@@ -16,16 +16,17 @@
 //!                     │ └──── the operator's word ──▶ rejected
 //!                     └── not wanted for long, too old, or its VM is gone ──▶ expired
 //! ```
-//! 1. A decision that waits becomes a recommendation, or renews the open one of its subject. A home on other nodes is
-//!    another recommendation: an operator must see what they approve. The arranger's homes are predicted together, so a new
-//!    arrangement ends the open recommendations of the one before.
-//! 2. An approved decision goes through from the next cycle on, for as long as its policy wants it: pages take many cycles, and
-//!    leases are renewed. That ends after [`Config::pause_max`] without it, and after [`Config::life_max`]. A home is decided
-//!    once, so that its policy need not want it again: it is assigned as recommended, as soon as it was approved.
+//! 1. A decision that waits becomes a recommendation, or renews the open one of its subject. A home on other nodes is a different
+//!    recommendation, since an operator must see what they approve. The arranger's homes are predicted together, so a new
+//!    arrangement ends the open recommendations of the previous arrangement.
+//! 2. An approved decision goes through from the next cycle on, for as long as its policy wants it, because pages take many
+//!    cycles and leases must be renewed. The approval ends when the policy has not wanted the decision for [`Config::pause_max`],
+//!    and at the latest after [`Config::life_max`]. A home is decided only once, so its policy need not want it again: it is
+//!    assigned in the next cycle as recommended.
 //! 3. A rejected decision is not recommended again for [`Config::rejected_for`], unless its predicted gain grows by
 //!    [`Config::much_more`].
 //!
-//! Nothing here acts or has a clock: it is part of the loop, and its inputs are recorded.
+//! Nothing here acts or reads a clock. Recommendations are part of the loop, whose inputs are recorded.
 //!
 //! # Properties
 //! - `what_is_wanted_again_is_one_recommendation_and_told_once`
@@ -47,11 +48,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::Event;
 
-/// Most recommendations that may be open or approved; further ones wait for one of them to end.
+/// Most recommendations that may be open or approved. Further decisions wait until one of these ends.
 const LIVE_MAX: usize = 4096;
-/// Number of past ones that are remembered.
+/// Number of past recommendations that are remembered.
 const PAST_MAX: usize = 256;
-/// Number of rejections that are remembered; beyond it the oldest are forgotten. These three bound memory, and are no
+/// Number of rejections that are remembered; beyond it the oldest are forgotten. These three limits bound memory, and are not
 /// settings.
 const REJECTED_MAX: usize = 4096;
 
@@ -59,25 +60,24 @@ const REJECTED_MAX: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// How long one stays open after its policy last wanted it.
+    /// How long a recommendation stays open after its policy last wanted it.
     #[serde(with = "homenode_units::text")]
     pub quiet_max: Ns,
-    /// How long one stays open, and how long an approved one goes through, at most.
+    /// How long a recommendation stays open at most, and how long an approved one lets decisions through at most.
     #[serde(with = "homenode_units::text")]
     pub life_max: Ns,
-    /// How long a rejected one is not recommended again.
+    /// How long a rejected recommendation is not made again.
     #[serde(with = "homenode_units::text")]
     pub rejected_for: Ns,
-    /// How long an approved one still goes through after its policy last wanted it.
+    /// How long an approved recommendation lets decisions through after its policy last wanted it.
     #[serde(with = "homenode_units::text")]
     pub pause_max: Ns,
-    /// How much the predicted gain of a rejected one must grow, as a share of the VM's speed, for it to be recommended
-    /// again.
+    /// How much the predicted gain of a rejected recommendation must grow, as a share of the VM's speed, for it to be made again.
     pub much_more: f64,
 }
 
 impl Default for Config {
-    /// Five minutes, as policies look at whole arrangements every two; an hour; a day.
+    /// Five minutes, since policies review whole arrangements every two minutes; then an hour, and a day.
     fn default() -> Self {
         Config {
             quiet_max: Ns::from_secs(300),
@@ -89,7 +89,7 @@ impl Default for Config {
     }
 }
 
-/// Times from the shortest between two samples to a day.
+/// Limits of these times: from the shortest time between two samples to a day.
 const SPAN: std::ops::RangeInclusive<Ns> = Ns::from_millis(10)..=Ns::from_secs(86_400);
 
 homenode_units::settings! {
@@ -102,9 +102,9 @@ homenode_units::settings! {
 pub enum State {
     /// It waits for the operator.
     Open,
-    /// The operator agreed, and it goes through.
+    /// The operator approved it, and it lets decisions through.
     Approved,
-    /// The operator agreed, and it was carried out.
+    /// The operator approved it, and it was carried out.
     Applied,
     /// The operator rejected it.
     Rejected,
@@ -113,7 +113,7 @@ pub enum State {
 }
 
 impl State {
-    /// Returns its name in JSON.
+    /// Returns the state's name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             State::Open => "open",
@@ -128,23 +128,23 @@ impl State {
 /// One recommendation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recommendation {
-    /// Its number in this run of the agent, from 1.
+    /// Number of the recommendation in this run of the agent, from 1.
     pub id: u64,
     /// The VM's name.
     pub name: String,
-    /// The decision; of several the one that the others follow.
+    /// The decision; if there are several, the one that the others follow.
     pub decision: Decision,
-    /// The decision with what follows it, as last decided.
+    /// The decision and those that follow it, as last decided.
     decisions: Vec<Decision>,
     /// The decision in words.
     pub text: String,
-    /// Predicted gain, as a share of the VM's speed (.12: 12 percent faster), if there is a prediction.
+    /// Predicted gain, as a share of the VM's speed (.12 means 12 percent faster), if there is a prediction.
     pub gain: Option<f64>,
-    /// Others that were recommended with it, on which the prediction depends too.
+    /// Other recommendations of the same arrangement, on which the prediction also depends.
     pub together: Vec<u64>,
     /// When it was made.
     pub made_at: Ns,
-    /// When it ends if nothing happens; for a past one when it ended.
+    /// When it will end if nothing happens; for a past recommendation, when it ended.
     pub expires_at: Ns,
     /// Its state.
     pub state: State,
@@ -164,7 +164,7 @@ impl Recommendation {
         }
     }
 
-    /// Whether this recommendation, once approved, lets a decision through.
+    /// Returns true if this recommendation is approved and lets a decision through.
     fn lets_through(&self, decision: &Decision) -> bool {
         if !matches!(self.state, State::Approved | State::Applied) {
             return false;
@@ -190,7 +190,7 @@ impl Recommendation {
     }
 }
 
-/// VM, policy, lever.
+/// A VM, a policy, and a lever.
 type Subject = (VmId, &'static str, Lever);
 
 fn subject_of(decision: &Decision) -> Subject {
@@ -200,22 +200,22 @@ fn subject_of(decision: &Decision) -> Subject {
 /// Why a recommendation cannot be approved or rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotThat {
-    /// There is none with this number.
+    /// No recommendation has this number.
     #[error("there is no recommendation {id}; {}", open_ones(.open))]
     Unknown {
-        /// The number.
+        /// The unknown number.
         id: u64,
-        /// Numbers of the open ones.
+        /// Numbers of the open recommendations.
         open: Vec<u64>,
     },
-    /// It is over, or was approved already.
+    /// The recommendation is over, or already approved.
     #[error("recommendation {id} is {} already; {}", .state.name(), open_ones(.open))]
     Over {
         /// The number.
         id: u64,
         /// Its state.
         state: State,
-        /// Numbers of the open ones.
+        /// Numbers of the open recommendations.
         open: Vec<u64>,
     },
 }
@@ -228,22 +228,22 @@ fn open_ones(open: &[u64]) -> String {
     }
 }
 
-/// All of them.
+/// All recommendations of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Recommendations {
     last_id: u64,
-    /// Those that are open, and those that let decisions through.
+    /// Recommendations that are open, and those that let decisions through.
     live: BTreeMap<Subject, Recommendation>,
-    /// Those that are over, the oldest first.
+    /// Recommendations that are over, the oldest first.
     past: VecDeque<Recommendation>,
-    /// Until when subjects stay rejected, and their predicted gains.
+    /// Rejected subjects, each with the end of the rejection and the gain predicted at that time.
     rejected: BTreeMap<Subject, (Ns, Option<f64>)>,
     /// Events since they were last taken.
     events: Vec<Event>,
 }
 
 impl Recommendations {
-    /// Returns all that are remembered, by number.
+    /// Returns all remembered recommendations, by number.
     pub fn all(&self) -> Vec<&Recommendation> {
         let mut all: Vec<_> = self.past.iter().chain(self.live.values()).collect();
         all.sort_by_key(|one| one.id);
@@ -255,12 +255,12 @@ impl Recommendations {
         std::mem::take(&mut self.events)
     }
 
-    /// Whether the operator approved a decision.
+    /// Returns true if the operator approved a decision.
     pub fn lets_through(&self, decision: &Decision) -> bool {
         self.of(decision.action.vm).any(|one| one.lets_through(decision))
     }
 
-    /// Whether the operator approved what a policy has in force on a lever of a VM.
+    /// Returns true if the operator approved what a policy has in force on a lever of a VM.
     pub fn lets_stand(&self, vm: VmId, policy: &'static str, lever: Lever) -> bool {
         let found = self.live.get(&(vm, policy, lever));
         found.is_some_and(|one| matches!(one.state, State::Approved | State::Applied))
@@ -273,7 +273,7 @@ impl Recommendations {
             .map(|(_, one)| one)
     }
 
-    /// Ends what is over by now.
+    /// Ends recommendations whose time is over or whose VM is gone.
     pub fn expire(&mut self, config: &Config, sample: &Sample) {
         let now = sample.at;
         self.rejected.retain(|_, (until, _)| *until > now);
@@ -323,7 +323,7 @@ impl Recommendations {
         self.past.drain(..self.past.len().saturating_sub(PAST_MAX));
     }
 
-    /// Takes in the decisions that wait in this cycle. `gains` predicts the gains of VMs from homes, all of them together.
+    /// Takes in the decisions that wait in this cycle. `gains` predicts the gains of VMs from these homes, all assigned together.
     pub fn take(
         &mut self,
         config: &Config,
@@ -364,8 +364,7 @@ impl Recommendations {
         self.note_together(&arranged, &gains);
     }
 
-    /// Replaces the arrangement before by a new one: open recommendations of the old that are not part of the new one
-    /// expire.
+    /// Ends the open recommendations of the previous arrangement that are not part of the new one.
     fn replace_arrangement(&mut self, arranged: &[Subject], now: Ns) {
         if arranged.is_empty() {
             return;
@@ -383,14 +382,14 @@ impl Recommendations {
             .for_each(|subject| self.end(subject, State::Expired, now));
     }
 
-    /// Renews the recommendation of a subject; returns whether it is known. A home on other nodes is not, and ends the open
-    /// one.
+    /// Renews the recommendation of a subject. Returns false if there is none. If the home is on other nodes now, ends the open
+    /// recommendation, and returns false.
     fn renew(&mut self, config: &Config, sample: &Sample, subject: &Subject, group: &[Decision]) -> bool {
         let now = sample.at;
         let Some(one) = self.live.get_mut(subject) else {
             return false;
         };
-        // What was approved is what is done.
+        // What was approved must be what is done, so it does not change any more.
         if one.state != State::Open {
             return true;
         }
@@ -451,7 +450,7 @@ impl Recommendations {
         self.live.insert(subject, one);
     }
 
-    /// Notes in each recommendation of an arrangement the others, and the present prediction.
+    /// Stores in each recommendation of an arrangement the numbers of the others, and the current prediction.
     fn note_together(&mut self, arranged: &[Subject], gains: &BTreeMap<VmId, f64>) {
         let is_open = |subject: &&Subject| self.live.get(subject).is_some_and(|one| one.state == State::Open);
         let open: Vec<Subject> = arranged.iter().filter(is_open).copied().collect();
@@ -514,8 +513,8 @@ impl Recommendations {
         Ok(self.past.back().cloned().expect("it has just ended"))
     }
 
-    /// Returns approved homes that are not assigned yet, with what follows each, as recommended. One that is not possible
-    /// any more ends.
+    /// Returns approved homes that are not assigned yet, each with the decisions that follow it, as recommended. Ends a
+    /// recommendation whose home is no longer possible.
     pub fn due(&mut self, view: &View<'_>) -> Vec<(Recommendation, Vec<Decision>)> {
         let is_due = |one: &&Recommendation| one.state == State::Approved && one.is_home_on().is_some();
         let due: Vec<Recommendation> = self.live.values().filter(is_due).cloned().collect();
@@ -527,7 +526,7 @@ impl Recommendations {
             let can_be = |decision: &Decision| {
                 vm.is_some_and(|vm| decision.action.act.check(view.machine, vm.sample).is_ok())
             };
-            // Its node may be drained by now.
+            // The home's nodes may have been drained since.
             let may_live = |nodes: &NodeSet| {
                 let allowed = vm.and_then(|vm| homenode_policy::placement::allowed_nodes(view, vm));
                 allowed.is_none_or(|allowed| nodes.is_subset(&allowed))
@@ -565,7 +564,7 @@ impl Recommendations {
                 one.wanted_at = now;
                 if is_lead && one.state == State::Approved {
                     one.state = State::Applied;
-                    // From now on it ends once it is not wanted any more.
+                    // It now ends when its policy no longer wants it, or after `life_max`.
                     one.expires_at = now + config.life_max;
                 }
             }
@@ -584,7 +583,7 @@ fn home_of(decision: &Decision) -> Option<&NodeSet> {
     }
 }
 
-/// Groups decisions by subject, the one that others follow first in each.
+/// Groups decisions by subject. Each group begins with the decision that the others follow.
 fn groups(waiting: Vec<Decision>) -> Vec<Vec<Decision>> {
     let mut groups: Vec<Vec<Decision>> = Vec::new();
     let follows_home = |lever| matches!(lever, Lever::VcpuPlacement | Lever::Pages);

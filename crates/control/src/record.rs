@@ -1,9 +1,9 @@
-//! How much is recorded on disk. The caller of the loop writes it; the loop itself does no I/O.
+//! How much is recorded on disk. The loop's caller writes it; the loop itself does no I/O.
 
 use homenode_units::{Bytes, Ns};
 use serde::{Deserialize, Serialize};
 
-/// Extent of the history.
+/// How much the history keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -11,10 +11,10 @@ pub struct Config {
     pub days: u32,
     /// Hours that the host's samples are kept in full; 0 for none.
     pub samples_hours: u32,
-    /// Room for samples.
+    /// Disk space for samples.
     #[serde(with = "homenode_units::text")]
     pub samples_max: Bytes,
-    /// Room for everything together.
+    /// Disk space for everything together.
     #[serde(with = "homenode_units::text")]
     pub max: Bytes,
 }
@@ -30,7 +30,7 @@ impl Default for Config {
     }
 }
 
-/// Room that is enough to keep anything.
+/// Least and most disk space that may be set.
 const ROOM: std::ops::RangeInclusive<Bytes> = Bytes::from_mib(1)..=Bytes::from_gib(1 << 20);
 
 homenode_units::settings! {

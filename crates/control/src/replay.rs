@@ -2,21 +2,20 @@
 //!
 //! # Problem
 //!
-//! Under its own settings the run must decide as it did, bit for bit; under others it shows what it would have decided
-//! otherwise.
+//! Under its own settings, the repeated run must make the same decisions, bit for bit. Under other settings, it shows what the
+//! agent would have decided differently.
 //!
 //! # Approach
 //!
-//! Each recorded cycle is stepped through [`Control::begin`] and [`Control::finish`]. A decision that was also recorded gets
-//! its recorded outcome. Any other counts as in a dry run: it was not carried out on the host, as the samples that follow
-//! show.
+//! Each recorded cycle is stepped through [`Control::begin`] and [`Control::finish`]. A decision that was also recorded gets its
+//! recorded outcome. Any other decision counts as one of a dry run, since the host did not carry it out, as later samples show.
 //!
 //! # Properties
 //!
-//! - *A run that is repeated from its beginning under its own settings decides the same*: the loop has no clock, no chance and
-//!   no other input than [`Turn`]s and samples.
-//! - Once a decision differs, samples show the effects of the recorded decisions, not of the new ones: later differences say
-//!   what the policies thought of that host, not how the other one would have been.
+//! - *A run that is repeated from its beginning under its own settings decides the same*: the loop has no clock, no randomness,
+//!   and no input other than [`Turn`]s and samples.
+//! - Once a decision differs, samples show the effects of the recorded decisions, not of the new ones. Later differences say what
+//!   the policies decide on the recorded host, not how a host with the new decisions would have developed.
 
 use homenode_host::{Action, Outcome, Receipt, Sample};
 use homenode_machine::Machine;
@@ -32,40 +31,40 @@ pub struct Replay {
     machine: Machine,
     control: Control,
     next: u64,
-    /// Whether changes of settings during the run are made again.
+    /// Whether recorded changes of settings are applied again.
     settings: Settings,
 }
 
 /// Settings under which a run is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settings {
-    /// Its own, with the changes that were made to them while it ran.
+    /// The run's own settings, with the changes that were made to them while it ran.
     OfThen,
-    /// Others, from beginning to end.
+    /// Other settings, from beginning to end.
     Others,
 }
 
-/// Decisions of a cycle, then and now. They are matched by policy and action.
+/// Decisions of a cycle, in the recording and now, matched by policy and action.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compared {
-    /// Decided both times.
+    /// Decided in the recording and now.
     pub same: Vec<Decided>,
-    /// Decided only then.
+    /// Decided only in the recording.
     pub then_only: Vec<Decided>,
     /// Decided only now.
     pub now_only: Vec<Decided>,
-    /// Number of those in `same` with another reason now.
+    /// Number of decisions in `same` that have another reason now.
     pub other_reason_count: usize,
-    /// Whether those in `same` were decided in the same order.
+    /// Whether the decisions in `same` were made in the same order.
     pub same_order: bool,
-    /// Number of missing cycles between the one before and this one.
+    /// Number of missing cycles between the previous one and this one.
     pub missing_count: u64,
     /// Number of missing inputs before or in this cycle.
     pub inputs_missing_count: u64,
 }
 
 impl Compared {
-    /// Whether the plan is the same to the last letter.
+    /// Returns true if the plan is identical, including reasons and order.
     pub fn is_same(&self) -> bool {
         self.then_only.is_empty()
             && self.now_only.is_empty()
@@ -75,7 +74,7 @@ impl Compared {
 }
 
 impl Replay {
-    /// Starts before the first cycle.
+    /// Creates a replay that starts before the first cycle.
     pub fn new(machine: Machine, (config, settings): (Config, Settings), mode: Mode) -> Replay {
         Replay {
             machine,
@@ -85,7 +84,7 @@ impl Replay {
         }
     }
 
-    /// Starts with this cycle and these homes, for a run whose beginning is missing.
+    /// Starts with cycle `number` and these homes, if the beginning of the run is missing.
     pub fn begin_in_the_middle(&mut self, number: u64, homes: impl IntoIterator<Item = (VmId, NodeSet)>) {
         self.next = number;
         for (vm, home) in homes {
@@ -97,7 +96,7 @@ impl Replay {
     pub fn step(&mut self, sample: Sample, turn: Turn) -> Compared {
         let control = &mut self.control;
         if control.mode != Mode::Observe {
-            // New decisions are reported in each cycle again, as a dry run's are.
+            // Decisions that were not recorded are reported in each cycle, like those of a dry run.
             control.told.clear();
         }
         take_in(control, &self.machine, &turn.before, self.settings);
@@ -120,7 +119,7 @@ impl Replay {
     }
 }
 
-/// Returns what two actions have in common that differ only in amounts that change with every sample.
+/// Returns a key that is the same for two actions that differ only in amounts, which change with every sample.
 pub fn kind_of(action: &Action) -> String {
     what_is_told(action)
 }
@@ -134,7 +133,7 @@ fn take_in(control: &mut Control, machine: &Machine, inputs: &Inputs, settings: 
             Input::Announced(announcement) => control.announce(announcement),
             Input::Reserved(asked) => drop(control.reserve(machine, asked)),
             Input::ReservationDropped { id } => drop(control.drop_reservation(id)),
-            // Under other settings there may be none with this number.
+            // Under other settings there may be no recommendation with this number.
             Input::Approved { id } => drop(control.approve(id)),
             Input::Rejected { id } => drop(control.reject(id)),
             Input::Configured { config } if settings == Settings::OfThen => drop(control.take_over(*config)),
@@ -146,7 +145,7 @@ fn take_in(control: &mut Control, machine: &Machine, inputs: &Inputs, settings: 
     }
 }
 
-/// Compares decisions then and now; returns the outcome of each one now.
+/// Compares the recorded decisions with those of now. Returns the outcome of each decision of now.
 fn compare(turn: &Turn, now: Vec<Decided>) -> (Compared, Vec<Outcome>) {
     let mut compared = Compared {
         same_order: true,

@@ -1,4 +1,4 @@
-//! The one loop over a host: sample, plan, commit, wait, until it is over. The caller supplies everything else of a run.
+//! The only loop over a host: sample, plan, commit, wait, until the run is over. The caller supplies everything else.
 
 use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
@@ -20,7 +20,7 @@ pub enum Phase {
     Remember,
 }
 
-/// Hooks around the cycles of a run: how it is shown, how time passes, when it ends.
+/// Hooks around the cycles of a run. They determine how the run is shown, how time passes, and when the run ends.
 pub trait Around<H: Host> {
     /// An error that ends a run before it is over.
     type Error;
@@ -31,11 +31,11 @@ pub trait Around<H: Host> {
     /// An error that ends the run.
     fn before(&mut self, host: &mut H) -> Result<ControlFlow<()>, Self::Error>;
 
-    /// Called when a part of a cycle begins, and the one before it is over: for timing.
+    /// Called when a phase of a cycle begins, which ends the previous phase. Used for timing.
     fn begins(&mut self, _: Phase) {}
 
-    /// Called with the observations and actions of a cycle, or with the reason the host could not be read: nothing was done
-    /// then, and the next sample may succeed. May end the run.
+    /// Called with what the agent saw and did in a cycle, or with the error if the host could not be read. In that case nothing
+    /// was done, and the next sample may succeed. May end the run.
     ///
     /// # Errors
     /// An error that ends the run.
@@ -45,12 +45,12 @@ pub trait Around<H: Host> {
         cycle: Result<Cycle, HostError>,
     ) -> Result<ControlFlow<()>, Self::Error>;
 
-    /// Lets the time to the next cycle pass.
+    /// Waits until the next cycle.
     fn wait(&mut self, host: &mut H);
 }
 
-/// Runs until the hooks end it. The control loop's state is locked in two short stretches of each cycle and not while a plan
-/// is carried out, so that others can query it meanwhile.
+/// Runs until the hooks end it. In each cycle, the control loop's state is locked for two short stretches, but not while a plan
+/// is carried out, so other threads can query it meanwhile.
 ///
 /// # Errors
 /// An error that ended the run before it was over.

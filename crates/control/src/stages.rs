@@ -1,8 +1,8 @@
 //! The table of stages: which policies plan, in which order, and what each may set.
 //!
-//! A row has a policy's place in the order, the sets that it acts in, the levers that it may set, and how it plans. To add a
-//! policy, add a row; nothing else lists them. The order is that of precedence (see [`homenode_policy::levers`]), and that
-//! in which the host carries plans out:
+//! A row has the sets in which a policy acts, the levers that it may set, and the function with which it plans. To add a policy,
+//! add a row; no other code lists policies. The order of rows is the order of precedence (see [`homenode_policy::levers`]), and
+//! the order in which the host carries plans out:
 //!
 //! | set | stages |
 //! |---|---|
@@ -22,24 +22,24 @@ use crate::{Config, PolicySet};
 
 /// A row of the table.
 pub(crate) struct Stage {
-    /// Its name in decisions.
+    /// The policy's name in decisions.
     pub policy: &'static str,
-    /// Sets that it plans in.
+    /// Sets in which the policy plans.
     pub sets: &'static [PolicySet],
-    /// Levers that it may set.
+    /// Levers that the policy may set.
     pub levers: &'static [Lever],
     plan: fn(&View<'_>, &Config, &mut States, &mut [Plan]) -> Plan,
 }
 
-/// Makes [`States`] and [`STAGES`] from rows of the form `module(its State) [sets] [levers] => plan`. A policy without
-/// memory, or with the memory of another row, has no state: `module()`.
+/// Makes [`States`] and [`STAGES`] from rows of the form `module(its State) [sets] [levers] => plan`. If a policy has no state,
+/// or uses the state of another row, its row begins with `module()`.
 macro_rules! stages {
     (|$view:ident, $config:ident, $states:ident, $earlier:ident|
      $($policy:ident($($state:ident)?) [$($set:ident)*] [$($lever:ident)*] => $plan:expr;)*) => {
         /// State of the policies.
         #[derive(Debug, Default)]
         pub(crate) struct States {
-            /// Needs of VMs so far, which several policies use.
+            /// Measured needs of VMs, which several policies use.
             pub history: demand::History,
             $($(pub $policy: $policy::$state,)?)*
         }
@@ -87,15 +87,15 @@ pub(crate) fn of(set: PolicySet) -> impl Iterator<Item = &'static Stage> {
     STAGES.iter().filter(move |stage| stage.sets.contains(&set))
 }
 
-/// Whether a set moves pages home but assigns no homes: home is then the operator's choice for a VM, or all nodes it may
-/// use.
+/// Returns true if a set moves pages home but assigns no homes. The home is then the operator's choice for a VM, or else all
+/// nodes that the VM may use.
 pub(crate) fn leave_homes_to_operators(set: PolicySet) -> bool {
     let has = |lever| of(set).any(|stage| stage.levers.contains(&lever));
     has(Lever::Pages) && !has(Lever::Home)
 }
 
-/// Returns the policies of a set, each once: those that choose between nodes and have nothing to do on a single one, and the
-/// others.
+/// Returns the policies of a set in two lists without duplicates. Those in the first choose between nodes, so they have nothing
+/// to do on a host with one node; those in the second do not.
 pub fn stages_by_need_of_nodes(set: PolicySet) -> (Vec<&'static str>, Vec<&'static str>) {
     const BETWEEN_NODES: [Lever; 5] = [
         Lever::Home,
@@ -115,7 +115,7 @@ pub fn stages_by_need_of_nodes(set: PolicySet) -> (Vec<&'static str>, Vec<&'stat
     (names(idle), names(busy))
 }
 
-/// Returns the policies that decide something, each once, as decisions name them.
+/// Returns the names of all policies that decide something, without duplicates.
 pub(crate) fn deciding_policies() -> Vec<&'static str> {
     let deciding = STAGES.iter().filter(|stage| !stage.levers.is_empty());
     let mut names: Vec<&'static str> = deciding.map(|stage| stage.policy).collect();
@@ -127,13 +127,14 @@ pub(crate) fn deciding_policies() -> Vec<&'static str> {
 /// Plans of the stages of the configured set, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Plans {
-    /// Plans to carry out. Later stages see them: they leave alone what these move, and these use up budgets.
+    /// Plans to carry out. Later stages see them: they leave alone the VMs and pages that these plans move, and have only the
+    /// rest of the budgets.
     pub acting: Vec<Plan>,
-    /// Other plans, each with its mode: they wait, or are only reported.
+    /// Other plans, each with its mode: they wait for approval, or are only reported.
     pub kept: Vec<(Plan, Mode)>,
 }
 
-/// Plans with each stage of the configured set, in order.
+/// Returns the plans of all stages of the configured set.
 pub(crate) fn plans(view: &View<'_>, config: &Config, gate: &Gate<'_>, states: &mut States) -> Plans {
     let mut plans = Plans::default();
     for stage in of(config.policies) {
@@ -172,7 +173,7 @@ impl Plans {
 }
 
 impl States {
-    /// Notes that a decision was not carried out, lest policies learn from it as from a change that failed.
+    /// Notes that a decision was not carried out, so policies do not learn from it as from a change that failed.
     pub fn was_kept(&mut self, decision: &Decision) {
         let vm = decision.action.vm;
         match (&decision.action.act, decision.policy) {
@@ -184,7 +185,7 @@ impl States {
 }
 
 impl Stage {
-    /// Panics if a plan uses a lever that its row does not list: a mistake in the table. For debug builds.
+    /// Panics if a plan uses a lever that its row does not list, which is a mistake in the table. Used in debug builds.
     fn check(&self, plan: &Plan) {
         for decision in &plan.decisions {
             let lever = decision.action.act.lever();

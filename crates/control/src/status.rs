@@ -1,4 +1,4 @@
-//! One picture of the host for all views of it: tables, JSON, the agent's socket.
+//! One picture of the host that all views share: tables, JSON, the agent's socket.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub struct Status {
     pub nodes: Vec<NodeStatus>,
     /// Traffic between nodes, if counted.
     pub links: Vec<LinkStatus>,
-    /// Every VM, by name.
+    /// Every VM, in the order of names.
     pub vms: Vec<VmStatus>,
     /// How much longer the pause lasts; `None` if the agent is not paused.
     #[serde(default)]
@@ -47,28 +47,28 @@ pub struct NodeStatus {
     pub vcpus_waiting: Option<f64>,
     /// Memory of the node.
     pub memory_bytes: Bytes,
-    /// Free or reclaimable part of it.
+    /// Part of the node's memory that is free or reclaimable.
     pub memory_free_bytes: Bytes,
     /// Memory traffic, if counted.
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
-    /// Rate that the controllers can sustain, if known.
+    /// Rate that the node's controllers can sustain, if known.
     pub bandwidth_max_bytes_per_s: Option<BytesPerSec>,
-    /// Resources that a VM that does not run yet could get here; `None` if VMs can have no home here.
+    /// Resources that a further VM could get here; `None` if the node cannot be a home.
     #[serde(default)]
     pub headroom: Option<Headroom>,
-    /// Whether it is being drained ([`crate::Control::drain`]).
+    /// Whether the node is being drained ([`crate::Control::drain`]).
     #[serde(default)]
     pub is_drained: bool,
 }
 
-/// Resources that a VM that does not run yet could get: those left by measured use and by reservations that are not used yet.
+/// Resources left for a further VM, after measured use and after reservations of VMs that do not run yet.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Headroom {
     /// CPUs.
     pub cpus: f64,
     /// Memory.
     pub memory_bytes: Bytes,
-    /// Bandwidth of the controllers, if known for all nodes.
+    /// Bandwidth of the nodes' controllers, if known for all nodes.
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
 }
 
@@ -104,17 +104,17 @@ pub struct VmStatus {
     pub id: VmId,
     /// Home nodes; `None` for an unplaced VM: the kernel decides where it runs.
     pub home: Option<NodeSet>,
-    /// How many of its vCPUs last ran on each node.
+    /// Number of the VM's vCPUs that last ran on each node.
     pub vcpus_by_node: Vec<NodeVcpus>,
     /// Memory policy in force.
     pub memory_policy: MemoryPolicy,
     /// Memory policy that the operator chose, if any.
     pub memory_policy_chosen: Option<MemoryPolicy>,
-    /// The source of samples of which nodes use its pages, if its memory policy needs them.
+    /// The source of samples that show which nodes use the VM's pages, if its memory policy needs them.
     pub pages_sampled_by: Option<CountedBy>,
     /// Caution about the policy that the operator chose.
     pub memory_policy_caution: Option<String>,
-    /// Why its memory stays where it is, if it does.
+    /// Why the VM's memory stays where it is, if it does.
     pub memory_fixed: Option<String>,
     /// Touched pages on each node, if known.
     pub pages_by_node: Option<Vec<NodePages>>,
@@ -122,30 +122,30 @@ pub struct VmStatus {
     pub memory_bytes: Bytes,
     /// CPUs used over the last period.
     pub cpus_used: Option<f64>,
-    /// vCPUs that waited over the last period, if the host can tell.
+    /// vCPUs that waited for a CPU over the last period, if the host can tell.
     pub vcpus_waiting: Option<f64>,
     /// The source of LLC miss counts, if there is one.
     pub counted_by: Option<CountedBy>,
-    /// LLC misses over references.
+    /// LLC misses divided by references.
     pub llc_miss_rate: Option<f64>,
     /// Share of memory accesses that were local.
     pub local_access_ratio: Option<f64>,
-    /// Memory traffic over the last period, by its LLC misses; `None` if they are not counted.
+    /// Memory traffic over the last period, estimated from LLC misses; `None` if these are not counted.
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
-    /// Traffic by the node of the controllers, an estimate: by its accesses if they are counted, else by where its pages
+    /// Estimated traffic by the node of the controllers: from the VM's accesses if they are counted, else from where its pages
     /// are.
     pub traffic_by_node: Option<Vec<NodeTraffic>>,
-    /// Why its vCPUs are left alone, if they are.
+    /// Why the VM's vCPUs are left alone, if they are.
     pub left_alone: Option<String>,
-    /// Mode of decisions about it, unless the policy's own is more careful.
+    /// Mode of decisions about the VM, unless the policy's own mode is more careful.
     pub mode: Mode,
-    /// Mode that its operator chose for it, if any.
+    /// Mode that the operator chose for the VM, if any.
     pub mode_chosen: Option<Mode>,
-    /// Its permit, and how it kept it.
+    /// The VM's permit, and how it keeps the permit.
     pub permit: PermitStatus,
-    /// Its memory, and how much it could have.
+    /// The VM's memory, and how much it could have.
     pub memory: MemoryStatus,
-    /// What its guest sees of nodes, and was last notified of.
+    /// The nodes that the guest sees, and the topology that it was last notified of.
     pub topology: TopologyStatus,
 }
 
@@ -181,22 +181,22 @@ pub struct NodeTraffic {
 pub struct PermitStatus {
     /// The permit that it booked, if any.
     pub permit: Option<Permit>,
-    /// Its use per slice in the last period: LLC misses, or bytes if bandwidth is booked.
+    /// The VM's use per slice in the last period: LLC misses, or bytes if bandwidth is booked.
     pub units_per_slice: Option<u64>,
     /// UNDER or OVER.
     pub standing: Option<Standing>,
-    /// Balance of its account; a debt if below zero.
+    /// Balance of the VM's account; a debt if negative.
     pub balance_units: Option<i64>,
     /// How many times it went OVER.
     pub punished_count: u32,
-    /// CPU quota in force on its vCPUs, whatever set it.
+    /// CPU quota in force on the VM's vCPUs, whichever program set it.
     pub quota: Option<CpuQuota>,
-    /// Why its pollution is unknown, if it is.
+    /// Why the VM's pollution is unknown, if it is.
     pub unmetered: Option<String>,
 }
 
 impl PermitStatus {
-    /// Combines the sample and the policy's memory.
+    /// Combines the sample with the state of the policy.
     pub(crate) fn of(vm: &VmSample, state: &permits::State) -> PermitStatus {
         let account = state.account(vm.id);
         let conduct = state.conduct(vm.id);
@@ -215,22 +215,22 @@ impl PermitStatus {
 /// How much memory a VM has, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MemoryStatus {
-    /// Memory that its operator assigned; `None` if it has no balloon.
+    /// Memory that the operator assigned to the VM; `None` if it has no balloon.
     pub maximum_bytes: Option<Bytes>,
-    /// Memory that the agent left it, while that is less.
+    /// Memory that the agent left the VM, if that is less.
     pub limit_bytes: Option<Bytes>,
-    /// Memory below which its operator lets no agent hold it, if the agent may take memory.
+    /// Memory below which no agent may hold the VM. `None` if the operator does not let the agent take memory.
     pub floor_bytes: Option<Bytes>,
-    /// Memory that it needs, if known.
+    /// Memory that the VM needs, if known.
     pub need_bytes: Option<Bytes>,
-    /// Memory that its guest says it could spare.
+    /// Memory that the guest says it could spare.
     pub usable_bytes: Option<Bytes>,
-    /// Why it has this much.
+    /// Why the VM has this much memory.
     pub why: Option<String>,
 }
 
 impl MemoryStatus {
-    /// Combines the sample and the policy's memory.
+    /// Combines the sample with the state of the policy.
     pub(crate) fn of(vm: &VmSample, state: &overcommit::State) -> MemoryStatus {
         let standing = state.standing(vm.id);
         let why = standing.map(|standing| standing.why.clone());
@@ -245,38 +245,38 @@ impl MemoryStatus {
     }
 }
 
-/// What a VM's guest sees of nodes, and what it is notified of.
+/// The nodes that a VM's guest sees, and what the guest is notified of.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TopologyStatus {
-    /// The nodes that it sees, by number; none if it sees one.
+    /// The nodes that the guest sees, in the order of their numbers; empty if it sees only one.
     pub virtual_nodes: Vec<VirtualNodeStatus>,
-    /// The last topology published to it.
+    /// The last topology published to the guest.
     #[serde(rename = "told")]
     pub published: Option<Published>,
-    /// Time since then.
+    /// Time since that publication.
     #[serde(rename = "told_age_ns")]
     pub published_age_ns: Option<Ns>,
-    /// Virtual node that it believes each vCPU to be on since then, by index.
+    /// For each vCPU, by index, the virtual node that the guest believes it to be on since then.
     pub vcpus_believed_on: Vec<usize>,
-    /// Why nothing is published to it, if so.
+    /// Why nothing is published to the guest, if so.
     pub why_not: Option<String>,
 }
 
-/// A node as a guest sees it.
+/// A virtual node, as a guest sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VirtualNodeStatus {
     /// Its vCPUs when the guest booted.
     pub vcpus: Vec<u16>,
     /// Its memory.
     pub memory_bytes: Bytes,
-    /// The home node that is to hold all of it, once the VM has a home.
+    /// The home node that is to hold all of this memory, once the VM has a home.
     pub home: Option<NodeId>,
-    /// Nodes of its pages, if known.
+    /// Host nodes of its pages, if known.
     pub pages_by_node: Option<Vec<NodePages>>,
 }
 
 impl TopologyStatus {
-    /// Combines the sample and the layout.
+    /// Combines the sample with the VM's layout.
     pub(crate) fn of(machine: &Machine, vm: &VmSample, now: Ns, layout: Option<&[NodeId]>) -> TopologyStatus {
         let published = vm.published.as_ref();
         let believed = |published: &Published| {
@@ -299,7 +299,7 @@ impl TopologyStatus {
     }
 }
 
-/// The agent's knowledge of a VM beyond the host's.
+/// What the agent knows of a VM and the host does not.
 pub(crate) struct Known {
     pub home: Option<NodeSet>,
     pub left_alone: Option<String>,
@@ -383,7 +383,7 @@ impl Status {
 }
 
 impl Status {
-    /// Returns the VMs that load the controllers of a node, the greatest load first; VMs without traffic there are left out.
+    /// Returns the VMs that load the controllers of a node, the greatest load first. VMs without traffic there are left out.
     pub fn fillers(&self, node: NodeId) -> Vec<(&VmStatus, BytesPerSec)> {
         let on = |vm: &VmStatus| {
             let traffic = vm.traffic_by_node.iter().flatten();
@@ -412,7 +412,7 @@ pub(crate) fn links(machine: &Machine, rates: Option<&Rates>) -> Vec<LinkStatus>
     links.collect()
 }
 
-/// Returns the nodes that a VM's guest sees, with the home of each one's memory.
+/// Returns the nodes that a VM's guest sees, each with the home of its memory.
 pub(crate) fn virtual_nodes(vm: &VmSample, layout: Option<&[NodeId]>) -> Vec<VirtualNodeStatus> {
     let virtual_nodes = vm.virtual_nodes.iter().enumerate();
     let virtual_nodes = virtual_nodes.map(|(at, seen)| VirtualNodeStatus {
@@ -431,7 +431,7 @@ pub(crate) fn pages_by_node(pages: &NodeMap<Pages>) -> Vec<NodePages> {
         .collect()
 }
 
-/// Lists traffic by node; nodes without any are left out.
+/// Lists traffic by node. Nodes without traffic are left out.
 pub(crate) fn traffic_by_node(traffic: &NodeMap<BytesPerSec>) -> Vec<NodeTraffic> {
     let some = traffic.iter().filter(|(_, bytes_per_s)| bytes_per_s.0 > 0);
     let of = |(node, bytes_per_s): (NodeId, &BytesPerSec)| NodeTraffic {

@@ -1,5 +1,5 @@
-//! Inputs of a cycle other than its sample, and its decisions. Together with the samples they are enough to repeat a run
-//! ([`crate::replay`]).
+//! The inputs of a cycle other than its sample, and the decisions of the cycle. Together with the samples, they are enough to
+//! repeat a run ([`crate::replay`]).
 
 use homenode_host::{Action, Decision, Outcome, Receipt, Refusal};
 use homenode_policy::placement::{Announcement, Asked};
@@ -8,55 +8,55 @@ use serde::{Deserialize, Serialize};
 
 use crate::Config;
 
-/// Number of inputs kept between two cycles: a host may not be readable for days, and clients ask meanwhile. It bounds
-/// memory, and is no setting.
+/// Most inputs kept between two cycles: if a host cannot be read for days, clients still send requests. Bounds memory, and is not
+/// a setting.
 const INPUTS_MAX: usize = 4096;
 
 /// An input to the loop other than a sample.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "input", rename_all = "kebab-case")]
 pub enum Input {
-    /// A VM whose home an earlier agent chose ([`crate::Control::adopt`]).
+    /// An earlier agent had given a VM this home ([`crate::Control::adopt`]).
     Adopted {
         /// The VM.
         vm: VmId,
         /// Its home.
         home: Option<NodeSet>,
     },
-    /// The operator set a permit; the next sample has it ([`crate::Control::was_set`]).
+    /// The operator set a permit, which the next sample contains ([`crate::Control::was_set`]).
     PermitSet {
         /// The VM.
         vm: VmId,
     },
     /// A VM is about to start ([`crate::Control::announce`]).
     Announced(Announcement),
-    /// libvirt asked for nodes ([`crate::Control::reserve`]).
+    /// libvirt requested nodes ([`crate::Control::reserve`]).
     #[serde(alias = "promised")]
     Reserved(Asked),
     /// The operator withdrew a reservation ([`crate::Control::drop_reservation`]).
     #[serde(alias = "promise-dropped")]
     ReservationDropped {
-        /// Its number.
+        /// Number of the reservation.
         id: u64,
     },
     /// The operator approved a recommendation ([`crate::Control::approve`]).
     Approved {
-        /// Its number.
+        /// Number of the recommendation.
         id: u64,
     },
     /// The operator rejected a recommendation ([`crate::Control::reject`]).
     Rejected {
-        /// Its number.
+        /// Number of the recommendation.
         id: u64,
     },
-    /// The operator's settings were read again ([`crate::Control::take_over`]).
+    /// The operator's settings were reloaded ([`crate::Control::take_over`]).
     Configured {
         /// All settings in force from then on.
         config: Box<Config>,
     },
     /// The operator chose the nodes to drain ([`crate::Control::drain`]).
     Drained {
-        /// All of them.
+        /// All nodes to be drained.
         nodes: NodeSet,
     },
     /// The operator paused all changes for this long ([`crate::Control::pause`]); zero ends a pause.
@@ -68,7 +68,7 @@ pub enum Input {
     WorkingSetWanted {
         /// The VM.
         vm: VmId,
-        /// Length of windows, if the client named one.
+        /// Length of observation windows, if the client named one.
         window: Option<Ns>,
         /// How long the client waits.
         wait: Ns,
@@ -82,12 +82,12 @@ pub struct Inputs {
     /// The inputs, the oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub list: Vec<Input>,
-    /// Number of further inputs that were not kept.
+    /// Number of further inputs that could not be kept.
     #[serde(skip_serializing_if = "is_zero")]
     pub missed_count: u64,
 }
 
-/// A decision as it is recorded.
+/// A decision in recorded form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decided {
     /// Policy that decided.
@@ -99,19 +99,19 @@ pub struct Decided {
     pub reason: String,
 }
 
-/// A cycle but for its sample.
+/// A cycle without its sample.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Turn {
-    /// Number of cycles of this run before it, so that a missing one shows.
+    /// Number of earlier cycles in this run, by which a missing cycle is noticed.
     pub number: u64,
-    /// Inputs before it, since the cycle before.
+    /// Inputs before this cycle, since the previous one.
     #[serde(skip_serializing_if = "Inputs::is_empty")]
     pub before: Inputs,
     /// The plan, in the order in which it was to be carried out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub decided: Vec<Decided>,
-    /// Inputs while it was carried out.
+    /// Inputs while the plan was carried out.
     #[serde(skip_serializing_if = "Inputs::is_empty")]
     pub during: Inputs,
     /// Outcome of each decision; empty if the plan was refused.
@@ -135,7 +135,7 @@ impl Inputs {
         }
     }
 
-    /// Whether there were none.
+    /// Returns true if there were no inputs, kept or not.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty() && self.missed_count == 0
     }

@@ -1,4 +1,4 @@
-//! Writes archives that kernels unpack at boot: `initramfs`, cpio in its "newc" form.
+//! Writes archives that kernels unpack at boot (`initramfs`), in cpio's "newc" format.
 
 /// An archive under construction.
 #[derive(Debug, Default)]
@@ -10,8 +10,8 @@ pub struct Archive {
 impl Archive {
     fn entry(&mut self, name: &str, mode: u32, contents: &[u8]) {
         self.entries += 1;
-        // Magic, then 13 fields of 8 hexadecimal digits: inode, mode, uid, gid, links, time, size, 4 device
-        // numbers, length of the name with its final zero, checksum.
+        // Magic, then 13 fields of 8 hexadecimal digits: inode, mode, uid, gid, links, time, size, 4 device numbers, length of
+        // the name with its final zero, checksum.
         let fields = [
             self.entries,
             mode,
@@ -42,12 +42,12 @@ impl Archive {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    /// Adds a file of at most 4 GiB. Its folder must have been added before it.
+    /// Adds a file of at most 4 GiB. Its directory must have been added before.
     pub fn file(&mut self, name: &str, permissions: u32, contents: &[u8]) {
         self.entry(name, 0o100_000 | permissions, contents);
     }
 
-    /// Adds a folder.
+    /// Adds a directory.
     pub fn directory(&mut self, name: &str) {
         self.entry(name, 0o040_755, &[]);
     }

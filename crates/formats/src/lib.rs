@@ -1,5 +1,5 @@
-//! Formats exchanged between Homenode's programs: layouts of shared memory and formats of files. Readers need no model of
-//! caches or of page walks.
+//! Formats that Homenode's programs exchange: layouts of shared memory and formats of files. This crate is separate so that
+//! readers need not depend on models of caches or page walks.
 //!
 //! | module | written by | read by |
 //! |---|---|---|

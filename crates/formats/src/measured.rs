@@ -1,5 +1,5 @@
-//! Committed measurements: here of programs under the emulator's plugin, which take half an hour and packages that a machine
-//! for reproducing claims need not have.
+//! Committed measurements. These are of programs under the emulator's plugin; they take half an hour and need packages that a
+//! machine for reproducing claims may lack.
 
 use homenode_machine_files::file::{FileError, read_toml};
 use serde::{Deserialize, Serialize};
@@ -23,78 +23,78 @@ pub struct Measured {
     pub kernel: String,
     /// The core whose TLBs were modelled.
     pub core: String,
-    /// Number of intervals (mu) in a run.
+    /// Number of intervals (mu) that a run was divided into.
     pub intervals: u64,
     /// The programs.
     pub program: Vec<Program>,
 }
 
-/// A program from start to end. Pages are distinct ones of 4 KiB.
+/// A program, measured from start to end. Page counts are of distinct pages of 4 KiB.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Program {
-    /// Its name here.
+    /// The program's name in this project.
     pub name: String,
     /// Whether it is part of PARSEC.
     pub parsec: bool,
-    /// Debian's package, with its version.
+    /// The Debian package, with its version.
     pub package: String,
     /// The command line.
     pub command: String,
-    /// Duration, emulated.
+    /// Duration on the emulated clock.
     pub seconds: f64,
-    /// Pages that it read or wrote.
+    /// Pages that the program read or wrote.
     pub used: u64,
-    /// Used pages that were written, by it or by the kernel.
+    /// Used pages that the program or the kernel wrote.
     pub written: u64,
     /// Used pages that PRL logged.
     pub logged: u64,
-    /// Pages that it only executed.
+    /// Pages that the program only executed.
     pub code: u64,
     /// Pages used only by the kernel.
     pub kernel: u64,
-    /// Pages used, counted in each interval and summed.
+    /// Pages used in an interval, summed over all intervals.
     pub intervals_used: u64,
-    /// Pages written, likewise.
+    /// Pages written in an interval, summed over all intervals.
     pub intervals_written: u64,
-    /// Pages logged, likewise.
+    /// Pages logged in an interval, summed over all intervals.
     pub intervals_logged: u64,
-    /// PRL by the paper's rule.
+    /// PRL's estimate by the paper's rule.
     pub prl: Prl,
-    /// PRL by the repaired rule.
+    /// PRL's estimate by the repaired rule.
     pub prl_repaired: Prl,
 }
 
-/// An estimate by PRL.
+/// An estimate of the hot pages by PRL.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prl {
-    /// Whether its loop ended by its own rule, not with the run.
+    /// Whether PRL's loop ended by its own rule, rather than with the run.
     pub settled: bool,
-    /// Intervals until then.
+    /// Intervals until the loop ended.
     pub after: f64,
-    /// The program's pages that it calls hot.
+    /// The program's pages that PRL calls hot.
     pub hot: u64,
-    /// Pages that the program used until then.
+    /// Pages that the program used until the loop ended.
     pub used: u64,
-    /// The kernel's pages that it calls hot.
+    /// The kernel's pages that PRL calls hot.
     pub kernel: u64,
 }
 
 /// Why a measurement cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasuredError {
-    /// It does not parse.
+    /// The file does not parse.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It has another version.
+    /// The file has another version.
     #[error(
         "{path}: a measurement of version {found}, and this program reads {VERSION}: measure again, as the file's head says"
     )]
     Version {
         /// Path of the file.
         path: String,
-        /// Its version.
+        /// The file's version.
         found: u32,
     },
     /// A part is larger than the whole.
@@ -133,7 +133,7 @@ impl Measured {
     /// Parses a measurement.
     ///
     /// # Errors
-    /// A parse error, another version, or a contradiction.
+    /// If the text does not parse, has another version, or contradicts itself.
     pub fn parse(path: &str, text: &str) -> Result<Measured, MeasuredError> {
         let measured: Measured = read_toml(path, text)?;
         let path = path.to_owned();
@@ -187,7 +187,7 @@ impl Measured {
                 .for_each(|figure| *figure = (*figure * 10.0).round() / 10.0);
         }
         let mut document = toml_edit::ser::to_document(&rounded).expect("nothing here is beyond TOML");
-        // Programs one below the other, with each one's tables inline.
+        // Writes each program as a table of its own, with nested tables inline.
         let programs = std::mem::take(&mut document["program"]);
         document["program"] = programs
             .into_array_of_tables()

@@ -1,5 +1,5 @@
-//! Shared memory of a modelled PMU: a file mapped by the emulator and, as a device's memory (ivshmem, BAR 2), by the
-//! emulated machine.
+//! Shared memory of a modelled PMU. It is a file that the emulator maps, and that the emulated machine sees as memory of a device
+//! (ivshmem, BAR 2).
 //!
 //! ```text
 //!   word 0   magic                     6   bytes of a line
@@ -15,13 +15,13 @@
 //!   tags      for each frame: its owner, bytes; written by the reader of counts, 0 at first
 //! ```
 //!
-//! All words are little-endian. Counts only grow, and wrap after 2^64. They come from a model, never from hardware.
+//! All words are little-endian. Counts only grow, and wrap around at 2^64. They come from a model, never from hardware.
 //!
 //! # Samples
 //!
-//! Like a processor's IBS and PEBS: every n-th access that misses the LLC is recorded, with the CPU, the frame and whether
-//! it wrote. Only the CPU itself writes its ring, and never waits for readers: samples overwritten before they were read are
-//! lost, and the reader learns their number.
+//! As with a processor's IBS or PEBS, every n-th access that misses the LLC is recorded, with the CPU, the frame and whether it
+//! wrote. Only the CPU itself writes to its ring, and it never waits for readers. Samples that were overwritten before they were
+//! read are lost, and the reader learns how many.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -34,7 +34,7 @@ pub enum Use {
     Write,
 }
 
-/// Layout of the shared page of counters.
+/// Layout of the shared memory ("page") of counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// CPUs of the machine.
@@ -49,13 +49,13 @@ pub struct Layout {
     pub samples: u64,
 }
 
-/// Why memory is not a page of counters.
+/// Why memory cannot be used as a page of counters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PageError {
-    /// It has another magic.
+    /// The memory begins with another magic.
     #[error("not a modelled PMU: it begins with {0:#018x}, not {MAGIC:#018x}")]
     Magic(u64),
-    /// It has another version.
+    /// The layout has another version.
     #[error(
         "a modelled PMU of version {0}; this program reads {VERSION}: take plugin and agent of one build"
     )]
@@ -67,7 +67,7 @@ pub enum PageError {
         what: &'static str,
         /// Its value.
         value: u64,
-        /// The possible range.
+        /// The range that is valid.
         expected: String,
     },
 }
@@ -84,7 +84,7 @@ const WANTED_WORD: usize = 11;
 const PERIOD_WORD: usize = 12;
 /// Maximum number of tags, including 0 (no owner).
 pub const TAGS_MAX: u64 = 256;
-/// Default number of samples kept per CPU: those of a second at a million misses, with one of 61 sampled.
+/// Default number of samples kept per CPU: enough for a second at a million misses per second, with one in 61 sampled.
 pub const SAMPLES: u64 = 1 << 14;
 /// Maximum number of samples kept per CPU.
 pub const SAMPLES_MAX: u64 = 1 << 20;
@@ -92,49 +92,49 @@ pub const SAMPLES_MAX: u64 = 1 << 20;
 impl Layout {
     /// Maximum number of CPUs.
     const CPUS_MAX: u64 = 4096;
-    /// Frames of 16 TiB.
+    /// Number of frames in 16 TiB.
     const FRAMES_MAX: u64 = 1 << 32;
 
     fn words_per_cpu(&self) -> u64 {
         1 + 2 * self.tags
     }
 
-    /// Returns the offset of samples, bytes.
+    /// Returns the byte offset of the samples.
     pub fn samples_at(&self) -> u64 {
         8 * (HEADER_WORDS as u64 + self.cpus * self.words_per_cpu())
     }
 
-    /// Returns the offset of tags, bytes.
+    /// Returns the byte offset of the tags.
     pub fn tags_at(&self) -> u64 {
         self.samples_at() + 8 * self.cpus * (1 + self.samples)
     }
 
-    /// Returns the total size, bytes.
+    /// Returns the total size in bytes.
     pub fn bytes(&self) -> u64 {
         self.tags_at() + self.frames.next_multiple_of(8)
     }
 
-    /// Returns the word with a CPU's instructions.
+    /// Returns the index of the word with a CPU's instructions.
     pub fn instructions_word(&self, cpu: u64) -> usize {
         HEADER_WORDS + (cpu * self.words_per_cpu()) as usize
     }
 
-    /// Returns the word with a CPU's references to memory of this tag; its misses are in the next.
+    /// Returns the index of the word with a CPU's references to memory with this tag. The next word has the misses.
     pub fn references_word(&self, cpu: u64, tag: u8) -> usize {
         self.instructions_word(cpu) + 1 + 2 * usize::from(tag)
     }
 
-    /// Returns the word with the number of samples a CPU has taken; its ring follows.
+    /// Returns the index of the word with the number of samples that a CPU has taken. Its ring follows.
     fn taken_word(&self, cpu: u64) -> usize {
         (self.samples_at() / 8 + cpu * (1 + self.samples)) as usize
     }
 
-    /// Returns the word with a CPU's sample of this number.
+    /// Returns the index of the word with a CPU's sample of this number.
     fn sample_word(&self, cpu: u64, number: u64) -> usize {
         self.taken_word(cpu) + 1 + (number & (self.samples - 1)) as usize
     }
 
-    /// Returns the first words of such a page.
+    /// Returns the header: the first words of a page with this layout.
     pub fn header(&self) -> [u64; HEADER_WORDS] {
         let counts_at = 8 * HEADER_WORDS as u64;
         [
@@ -154,11 +154,11 @@ impl Layout {
         ]
     }
 
-    /// Parses the first words of memory of this many bytes. Nothing is trusted: any process with access to the memory could
+    /// Parses the header of memory of this many bytes. Nothing is trusted, because any process with access to the memory could
     /// have written anything.
     ///
     /// # Errors
-    /// [`PageError`], naming the invalid value.
+    /// [`PageError`], which names the invalid value.
     pub fn parse(header: [u64; HEADER_WORDS], mapped_bytes: u64) -> Result<Layout, PageError> {
         let [
             magic,
@@ -224,7 +224,7 @@ impl Layout {
     }
 }
 
-/// A page in memory shared with others.
+/// A page of counters in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Page<'a> {
     layout: Layout,
@@ -232,12 +232,12 @@ pub struct Page<'a> {
     tags: &'a [AtomicU8],
 }
 
-/// Counts of a CPU for memory of a tag. Two readings can be subtracted, wrapping.
+/// Counts of a CPU for memory with one tag. Two readings can be subtracted (wrapping).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Lines requested from the LLC.
     pub references: u64,
-    /// Those that missed.
+    /// Requested lines that missed.
     pub misses: u64,
 }
 
@@ -253,17 +253,17 @@ pub struct Sampled {
 /// Samples of a CPU since the last reading.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// Oldest first.
+    /// The samples, oldest first.
     pub samples: Vec<Sampled>,
-    /// Those overwritten before they were read, or with a frame outside the page.
+    /// Number of samples that were overwritten before they were read, or whose frame is outside of the page.
     pub lost: u64,
 }
 
 impl<'a> Page<'a> {
-    /// Creates a page over the words of its header, counts and samples and the bytes of its tags.
+    /// Creates a page from the words of its header, counts and samples, and the bytes of its tags.
     ///
     /// # Panics
-    /// There are fewer than the layout needs.
+    /// If there are fewer words or bytes than the layout needs.
     pub fn new(layout: Layout, words: &'a [AtomicU64], tags: &'a [AtomicU8]) -> Page<'a> {
         assert!(words.len() as u64 * 8 >= layout.tags_at() && tags.len() as u64 >= layout.frames);
         Page { layout, words, tags }
@@ -274,26 +274,26 @@ impl<'a> Page<'a> {
         self.layout
     }
 
-    /// Writes the header: from now on the page can be read.
+    /// Writes the header, after which readers accept the page.
     pub fn begin(&self) {
-        // The magic is written last.
+        // The magic, which comes first, is written last.
         for (word, value) in self.words.iter().zip(self.layout.header()).rev() {
             word.store(value, Ordering::Release);
         }
     }
 
-    /// Requests counts: the model starts now.
+    /// Requests counts, which starts the model.
     pub fn want(&self) {
         self.words[WANTED_WORD].store(1, Ordering::Release);
     }
 
-    /// Stops requesting counts: the model no longer costs anything.
+    /// Stops requesting counts, after which the model costs nothing.
     pub fn rest(&self) {
         self.words[WANTED_WORD].store(0, Ordering::Release);
     }
 
-    /// Samples one of this many misses, or none with 0. For accesses at a constant stride, choose a period coprime to the
-    /// stride to see all of them equally.
+    /// Sets the sampling period: one of this many misses is sampled, or none if it is 0. For accesses at a constant stride,
+    /// choose a period coprime to the stride, so that all accesses are sampled equally.
     pub fn sample_every(&self, misses: u64) {
         self.words[PERIOD_WORD].store(misses, Ordering::Release);
     }
@@ -304,23 +304,23 @@ impl<'a> Page<'a> {
         self.words[PERIOD_WORD].load(Ordering::Relaxed)
     }
 
-    /// Whether counts are requested.
+    /// Returns true if counts are requested.
     pub fn is_wanted(&self) -> bool {
         self.words[WANTED_WORD].load(Ordering::Acquire) != 0
     }
 
-    /// Returns the owner of a frame; 0 for those beyond the page.
+    /// Returns the tag of a frame's owner; 0 if the page does not have the frame.
     #[inline]
     pub fn tag(&self, frame: u64) -> u8 {
         let tag = self
             .tags
             .get(frame as usize)
             .map_or(0, |tag| tag.load(Ordering::Relaxed));
-        // The emulated machine writes tags: one without counts in the layout has no owner.
+        // The emulated machine writes tags. A tag beyond the layout's counts is treated as no owner.
         if u64::from(tag) < self.layout.tags { tag } else { 0 }
     }
 
-    /// Sets the owner of a frame; ignores those beyond the page.
+    /// Sets the tag of a frame's owner; ignores a frame that the page does not have.
     pub fn set_tag(&self, frame: u64, tag: u8) {
         if let Some(place) = self.tags.get(frame as usize) {
             place.store(tag, Ordering::Relaxed);
@@ -332,7 +332,7 @@ impl<'a> Page<'a> {
         self.tags.iter().for_each(|tag| tag.store(0, Ordering::Relaxed));
     }
 
-    /// Adds to a word with a single writing thread.
+    /// Adds to a word that only one thread writes.
     #[inline]
     fn add(&self, word: usize, count: u64) {
         let word = &self.words[word];
@@ -342,13 +342,13 @@ impl<'a> Page<'a> {
         );
     }
 
-    /// Counts instructions that a CPU has begun. Only its own thread may call this.
+    /// Counts instructions that a CPU has begun. Only the CPU's own thread may call this.
     #[inline]
     pub fn instructions(&self, cpu: u64, count: u64) {
         self.add(self.layout.instructions_word(cpu), count);
     }
 
-    /// Counts a line of memory with a tag that a CPU requested from the LLC. Only its own thread may call this.
+    /// Counts a line that a CPU requested from the LLC, for the tag of the line's frame. Only the CPU's own thread may call this.
     #[inline]
     pub fn referenced(&self, cpu: u64, tag: u8, missed: bool) {
         let word = self.layout.references_word(cpu, tag);
@@ -358,13 +358,13 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Records a sampled access of a CPU. Only its own thread may call this.
+    /// Records a sampled access of a CPU. Only the CPU's own thread may call this.
     #[inline]
     pub fn sampled(&self, cpu: u64, sample: Sampled) {
         let taken = &self.words[self.layout.taken_word(cpu)];
         let number = taken.load(Ordering::Relaxed);
         let word = sample.frame << 1 | u64::from(sample.wanted == Use::Write);
-        // A reader that sees this sample also sees the count of those before it, and so which one it overwrote.
+        // A reader that sees this sample also sees the count of samples before it, and so knows which one it overwrote.
         self.words[self.layout.sample_word(cpu, number)].store(word, Ordering::Release);
         taken.store(number.wrapping_add(1), Ordering::Release);
     }
@@ -377,7 +377,7 @@ impl<'a> Page<'a> {
         self.words[self.layout.taken_word(cpu)].load(Ordering::Acquire)
     }
 
-    /// Returns a CPU's samples after number `since`, which is updated. None if the number went backwards.
+    /// Returns a CPU's samples from number `since` on, and updates `since`. Returns no samples if the number went backwards.
     pub fn take_samples(&self, cpu: u64, since: &mut u64) -> Taken {
         let (before, now) = (*since, self.samples_taken(cpu));
         *since = now;
@@ -392,7 +392,7 @@ impl<'a> Page<'a> {
                 self.words[self.layout.sample_word(cpu, number)].load(Ordering::Acquire)
             })
             .collect();
-        // The CPU continued meanwhile: that many of the oldest were overwritten, and one may be in progress.
+        // The CPU has continued meanwhile: this many of the oldest samples were overwritten, and one may be just being written.
         let late = self.samples_taken(cpu).wrapping_sub(now).saturating_add(1);
         let over = (kept.saturating_add(late))
             .saturating_sub(self.layout.samples)
@@ -422,7 +422,7 @@ impl<'a> Page<'a> {
         let there = cpu < self.layout.cpus && u64::from(tag) < self.layout.tags;
         there.then(|| {
             let word = self.layout.references_word(cpu, tag);
-            // The CPU continues meanwhile: references read second are never fewer than those that belong to the misses.
+            // The CPU continues meanwhile. References are read last, so there are never fewer than misses.
             let misses = self.words[word + 1].load(Ordering::Acquire);
             let references = self.words[word].load(Ordering::Relaxed);
             Counts { references, misses }
@@ -511,7 +511,7 @@ mod tests {
         assert_eq!((taken.samples, taken.lost), (last, 13));
     }
 
-    /// Miri runs it too, with other orders of threads and memory accesses.
+    /// Miri also runs this test, with other orders of threads and memory accesses.
     #[test]
     fn what_is_taken_while_it_is_written_is_true_and_comes_once() {
         const ALL: u64 = if cfg!(miri) { 30 } else { 1000 };
@@ -527,7 +527,7 @@ mod tests {
                     last = Some(sample.frame);
                 }
                 count += taken.samples.len() as u64 + taken.lost;
-                // Lost samples come before the returned ones.
+                // All lost samples are older than the returned ones.
                 assert!(taken.samples.is_empty() || last == Some(count - 1));
                 std::hint::spin_loop();
             }

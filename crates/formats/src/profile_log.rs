@@ -1,7 +1,7 @@
-//! The log that the plugin writes when a program has ended, for `homenode profile`.
+//! The log that the plugin writes when a program has ended; `homenode profile` reads it.
 //!
-//! One JSON object, its first key the version. It is written under another name and then renamed, so that a log is complete
-//! or absent. The reader trusts nothing: the file may have another version, be truncated, or have another format.
+//! One JSON object, whose first key is the version. The file is written under another name and then renamed, so a log is either
+//! complete or absent. The reader trusts nothing: the file may have another version, be truncated, or have another format.
 
 use std::fs;
 use std::io::Read;
@@ -19,9 +19,9 @@ pub struct Log {
     pub private_bytes: u64,
     /// Size of a line, bytes.
     pub line_bytes: u64,
-    /// Share of sampled lines at the end, in (0, 1].
+    /// Share of lines that were sampled when the program ended, in (0, 1].
     pub rate: f64,
-    /// vCPUs (in user mode: threads) that executed something.
+    /// Number of vCPUs (in user mode: threads) that executed something.
     pub vcpus: u64,
     /// Instructions.
     pub instructions: u64,
@@ -31,63 +31,63 @@ pub struct Log {
     pub writes: u64,
     /// Lines requested from the LLC.
     pub llc_accesses: u64,
-    /// Written lines that private caches evicted.
+    /// Written lines that the private caches evicted.
     pub written_back: u64,
-    /// Used lines, in bytes, estimated from the sample.
+    /// Size of all used lines, in bytes, estimated from the sample.
     pub footprint_bytes: u64,
     /// Processes that the program forked; they were not followed.
     pub forks: u64,
     /// Number of times the program called exec; the new program was not followed.
     pub execs: u64,
-    /// Size of the assumed reorder buffer, in instructions, for the rule for overlap.
+    /// Size of the assumed reorder buffer, in instructions, for the overlap rule.
     pub window: u64,
-    /// Size of the LLC that separates hits from misses for the rule, bytes.
+    /// Size of the LLC that separates hits from misses for the overlap rule, bytes.
     pub llc_bytes: u64,
     /// Hits in that LLC, and how they overlap.
     pub hits: Flights,
-    /// Misses beyond it, and how they overlap.
+    /// Misses of that LLC, and how they overlap.
     pub misses: Flights,
     /// Pages of 4 KiB, with their heat, sharing and writes.
     pub pages: Pages,
-    /// Share of `llc_accesses` that misses an LLC of a capacity used by the program only, at [`Log::capacities`].
+    /// Share of `llc_accesses` that misses, for an LLC of each of [`Log::capacities`] that only this program uses.
     pub curve: Vec<Point>,
-    /// Share of loads and stores that misses a TLB of a reach, at [`Log::reaches`].
+    /// Share of loads and stores that misses, for a TLB of each of [`Log::reaches`].
     pub translation: Vec<Point>,
 }
 
-/// Accesses of one kind, and the number of latencies until all are done by the rule of `docs/PROFILE.md`.
+/// Accesses of one kind, and the time until all are done, in units of one access's latency (rule: `docs/PROFILE.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Flights {
     /// Number of accesses.
     pub accesses: u64,
-    /// Accesses that a stream prefetcher had requested.
+    /// Accesses whose line a stream prefetcher had already requested.
     pub foreseen: u64,
-    /// Latencies if each access that was not prefetched waits for the previous one.
+    /// Time if each access that was not prefetched waits for the previous one.
     pub latencies_least: f64,
-    /// Latencies if each waits for those whose data contain a pointer to it.
+    /// Time if each access waits for those whose data contain a pointer to it.
     pub latencies_rule: f64,
-    /// Latencies if none waits for another.
+    /// Time if no access waits for another.
     pub latencies_most: f64,
 }
 
 impl Flights {
-    /// Returns the percentage of accesses that a prefetcher had requested.
+    /// Returns the percentage of accesses whose line a prefetcher had already requested.
     pub fn foreseen_percent(&self) -> f64 {
         100.0 * self.foreseen as f64 / self.accesses.max(1) as f64
     }
 
-    /// Returns the minimum in flight on average.
+    /// Returns the average number in flight if each access waits for the previous one: the lower bound.
     pub fn least(&self) -> f64 {
         self.over(self.latencies_least)
     }
 
-    /// Returns the average in flight by the rule.
+    /// Returns the average number in flight by the rule.
     pub fn rule(&self) -> f64 {
         self.over(self.latencies_rule)
     }
 
-    /// Returns the maximum in flight on average.
+    /// Returns the average number in flight if no access waits for another: the upper bound.
     pub fn most(&self) -> f64 {
         self.over(self.latencies_most)
     }
@@ -100,7 +100,7 @@ impl Flights {
         }
     }
 
-    /// Sums the accesses of two cores, each with its own time.
+    /// Adds up the accesses of two cores, and the times of both.
     #[must_use]
     pub fn and(&self, other: &Flights) -> Flights {
         Flights {
@@ -113,27 +113,27 @@ impl Flights {
     }
 }
 
-/// Pages of 4 KiB by their accesses to the LLC.
+/// Statistics of pages of 4 KiB. Accesses here are those that reach the LLC.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pages {
-    /// Pages used.
+    /// Number of pages used.
     pub used: u64,
-    /// Share of accesses to the hottest pages, at [`Pages::PARTS`] of all pages.
+    /// Shares of accesses that go to the hottest pages, for each of [`Pages::PARTS`].
     pub heat: Vec<f64>,
     /// Share of pages that more than one vCPU used.
     pub shared: f64,
-    /// Share of accesses to these pages.
+    /// Share of accesses that go to these shared pages.
     pub shared_accesses: f64,
-    /// Share of the pages used in the second half of the run that were not written in it.
+    /// Share of the pages used in the second half of the run that were not written in that half.
     pub only_read: f64,
 }
 
 impl Pages {
-    /// Shares of all pages, hottest first, at which `heat` has their share of accesses.
+    /// Shares of all pages, hottest first, for which `heat` has the share of accesses.
     pub const PARTS: [f64; 9] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9];
 
-    /// Returns the share of accesses for one of [`Pages::PARTS`]; `None` for another part.
+    /// Returns the share of accesses that go to this part of the pages; `None` if it is not one of [`Pages::PARTS`].
     pub fn of_hottest(&self, part: f64) -> Option<f64> {
         let at = Pages::PARTS.iter().position(|known| *known == part)?;
         self.heat.get(at).copied()
@@ -146,14 +146,14 @@ impl Pages {
 pub struct Point {
     /// Capacity.
     pub bytes: u64,
-    /// Miss ratio with it, in [0, 1].
+    /// Miss ratio at this capacity, in [0, 1].
     pub miss_ratio: f64,
 }
 
-/// Why a file is not a log.
+/// Why a file cannot be read as a log.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error("{path}: {error}")]
     Io {
         /// Path of the file.
@@ -161,10 +161,10 @@ pub enum LogError {
         /// The system's error.
         error: std::io::Error,
     },
-    /// It is larger than any log.
+    /// The file is larger than any log.
     #[error("{0}: larger than {LOG_BYTES_MAX} bytes: not a log of the plugin")]
     TooLarge(String),
-    /// It has another format.
+    /// The file has another format.
     #[error("{path}: not a log of the plugin, or cut off: {error}")]
     Format {
         /// Path of the file.
@@ -172,7 +172,7 @@ pub enum LogError {
         /// The parse error.
         error: serde_json::Error,
     },
-    /// It was written by a plugin of another version.
+    /// A plugin of another version wrote the file.
     #[error("{path}: written by a plugin of log version {version}, this program reads {expected}: install both again", expected = Log::VERSION)]
     Version {
         /// Path of the file.
@@ -189,12 +189,12 @@ pub enum LogError {
         key: &'static str,
         /// Its value.
         value: f64,
-        /// The possible range.
+        /// The range that is valid.
         expected: &'static str,
     },
 }
 
-/// Upper limit for the size of a log.
+/// Largest size of a log, bytes.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 
 impl Log {
@@ -208,7 +208,7 @@ impl Log {
             .chain([1 << 28])
     }
 
-    /// Returns the reaches of a TLB: two per octave from 256 KiB (64 pages of 4 KiB, the plugin's own TLB) to 1 GiB.
+    /// Returns the reaches of a TLB: two per octave, from 256 KiB (the plugin's own TLB, 64 pages of 4 KiB) to 1 GiB.
     pub fn reaches() -> impl Iterator<Item = u64> {
         (18..30)
             .flat_map(|octave| [1 << octave, 3 << (octave - 1)])
@@ -254,7 +254,7 @@ impl Log {
     /// # Errors
     /// As [`Log::read`].
     pub fn parse(path: &str, text: &str) -> Result<Log, LogError> {
-        /// The part common to logs of all versions.
+        /// The part that logs of all versions share.
         #[derive(Deserialize)]
         struct Any {
             version: u64,
@@ -332,7 +332,7 @@ impl Log {
     }
 }
 
-/// Name of a figure, its value, and the possible range.
+/// Name of a figure, its value, and its valid range.
 type Complaint = (&'static str, f64, &'static str);
 
 fn within(
@@ -342,7 +342,7 @@ fn within(
     most: f64,
     expected: &'static str,
 ) -> Result<(), Complaint> {
-    // JSON has no NaN or infinities, and a number too large for its type does not parse.
+    // A NaN cannot come from JSON, and a number too large for its type does not parse.
     if (least..=most).contains(&value) {
         Ok(())
     } else {
@@ -405,7 +405,7 @@ impl Pages {
     }
 }
 
-/// Checks that a curve has these capacities, in this number, and does not rise.
+/// Checks that a curve has exactly these capacities, and that its miss ratios do not rise.
 fn falling(
     curve: &[Point],
     capacities: impl Iterator<Item = u64>,

@@ -23,7 +23,7 @@ pub struct Action {
     pub act: Act,
 }
 
-/// An act on a VM. Amounts are upper bounds; the [`crate::Receipt`] reports what was really done.
+/// An act on a VM. Amounts in an act are upper bounds; the [`crate::Receipt`] reports what was really done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "action", rename_all = "kebab-case")]
 pub enum Act {
@@ -34,28 +34,28 @@ pub enum Act {
         /// The CPUs.
         cpus: CpuSet,
     },
-    /// Make these nodes the VM's home: its emulator and I/O threads run there, and memory that it touches from now on is
-    /// allocated there (interleaved over several nodes) as far as the host can still decide that.
+    /// Make these nodes the VM's home. Its emulator and I/O threads then run there. Memory that it touches from now on is
+    /// allocated there, interleaved if there are several nodes, as far as the host can still decide that.
     SetHome {
-        /// Home nodes, all with memory.
+        /// Home nodes; each must have memory.
         nodes: NodeSet,
     },
-    /// Move touched pages from `from` onto `to`, evenly over its nodes: any of them, as many as the budget allows.
+    /// Move touched pages from `from` onto `to`, spread evenly over its nodes. The host picks the pages, up to the budget.
     MovePages {
-        /// Nodes that pages leave; no node of `to`, and empty if nothing is to be done.
+        /// Nodes that pages leave. None may be in `to`; if the set is empty, nothing is done.
         from: NodeSet,
         /// Nodes that pages move to.
         to: NodeSet,
-        /// Budget: at most this many in this commit.
+        /// Budget: the most pages that this commit may move.
         pages_max: Pages,
     },
     /// Move the touched part of one virtual node's memory onto `to` from all other nodes.
     MoveVirtualNode {
         /// Index into [`crate::VmSample::virtual_nodes`].
         virtual_node: u16,
-        /// Node that it moves to.
+        /// The node that the memory moves to.
         to: NodeId,
-        /// Budget: at most this many in this commit.
+        /// Budget: the most pages that this commit may move.
         pages_max: Pages,
     },
     /// Move these pages and no others.
@@ -63,62 +63,62 @@ pub enum Act {
         /// The moves.
         moves: Vec<FrameMove>,
     },
-    /// From now on place and sample the VM's pages by this policy. Pages that are touched already stay in place.
+    /// Place and sample the VM's pages according to this policy from now on. Pages that are already touched stay in place.
     SetMemoryPolicy {
         /// The policy.
-        // The key `policy` of the same object is the policy that decided.
+        // The key `policy` in the same JSON object names the policy that made the decision.
         #[serde(rename = "memory_policy")]
         policy: MemoryPolicy,
     },
-    /// Hold the VM to a limit, which replaces any earlier one of this agent. The host lifts it when the lease ends;
-    /// committing it again renews the lease.
+    /// Hold the VM to a limit, which replaces this agent's earlier limit on the same lever. The host lifts it when the lease
+    /// ends. Committing it again renews the lease.
     Limit {
         /// The limit.
         limit: Limit,
         /// Length of the lease from now.
         lease_ns: Ns,
     },
-    /// Watch which of its memory the VM uses, window after window; the result of each complete window is in
-    /// [`crate::VmSample::observed`]. Clearing accessed bits costs the VM walks of its page tables, so watching ends with the
-    /// lease; committing it again renews the lease. A new window length applies from then on, and discards the running
-    /// window.
+    /// Watch which of its memory the VM uses, window after window. [`crate::VmSample::observed`] has the result of each complete
+    /// window. Watching costs the VM time, since it walks page tables again after its accessed bits were cleared. So watching
+    /// ends with the lease, and committing it again renews the lease. A new window length applies at once and discards the
+    /// running window.
     Watch {
         /// Length of a window.
         window_ns: Ns,
         /// Length of the lease from now.
         lease_ns: Ns,
     },
-    /// Tell the guest the nodes of its vCPUs and its virtual nodes' memory. The information stays until it is replaced: if it
-    /// is outdated the guest is as badly off as one that never gets any, and no worse.
+    /// Tell the guest which nodes its vCPUs and its virtual nodes' memory are on. The guest keeps this topology until the next
+    /// one. With an outdated topology it is no worse off than a guest that is never told.
     #[serde(rename = "tell-topology")]
     PublishTopology {
         /// The topology.
         topology: GuestTopology,
     },
-    /// Lift the setting of [`Act::Limit`], [`Act::Watch`] or [`Act::SetHome`] on a lever: the operator's earlier setting is
-    /// in force again. Without a home ([`Lever::Home`]) the VM is unplaced: vCPUs and helper threads run where they did before
-    /// the agent's first pin, memory that it touches from now on is allocated by the kernel, and pages stay in place. If no
-    /// setting of the agent is in force nothing happens.
+    /// Lift the agent's [`Act::Limit`], [`Act::Watch`] or [`Act::SetHome`] on a lever, so that the operator's earlier setting is
+    /// in force again. Lifting the home ([`Lever::Home`]) leaves the VM unplaced: vCPUs and helper threads run where they did
+    /// before the agent's first pin, the kernel allocates the memory that it touches from now on, and its pages stay in place. If
+    /// no setting of the agent is in force, nothing happens.
     Lift {
         /// The lever.
         lever: Lever,
     },
 }
 
-/// A move of equally used pages, as named by [`crate::PageUse`].
+/// A move of pages that are used alike, as [`crate::PageUse`] names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FrameMove {
     /// Guest frame of the first page.
     pub frame: u64,
     /// Number of pages: 1 on a real host.
     pub pages: Pages,
-    /// Their present node.
+    /// The node that they are on now.
     pub from: NodeId,
-    /// Their new node.
+    /// The node that they move to.
     pub to: NodeId,
 }
 
-/// The part of a VM that an action changes. Only one policy owns a lever of a VM at a time.
+/// The part of a VM that an action changes. Only one policy at a time owns a lever of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lever {
@@ -134,7 +134,7 @@ pub enum Lever {
     CpuQuota,
     /// Its part of caches and memory bandwidth, if the hardware supports that.
     Resctrl,
-    /// Whether the use of its memory is watched, and how.
+    /// Whether and how the use of its memory is watched.
     Watching,
     /// How much memory its guest has.
     Memory,
@@ -143,7 +143,7 @@ pub enum Lever {
 }
 
 impl Lever {
-    /// Whether a setting on it ends with a lease.
+    /// Returns true if settings on this lever end with a lease.
     pub fn is_leased(self) -> bool {
         matches!(
             self,
@@ -151,12 +151,12 @@ impl Lever {
         )
     }
 
-    /// Whether [`Act::Lift`] removes a setting on it.
+    /// Returns true if [`Act::Lift`] can remove a setting on this lever.
     pub fn can_be_lifted(self) -> bool {
         self.is_leased() || self == Lever::Home
     }
 
-    /// Returns the part of a VM that it changes, as in "a policy decides on its home".
+    /// Returns the part of a VM that this lever changes, as in "a policy decides on its home".
     pub fn of_vm(self) -> &'static str {
         match self {
             Lever::VcpuPlacement => "its vCPUs",
@@ -173,7 +173,7 @@ impl Lever {
 }
 
 impl Action {
-    /// Returns an action that moves pages onto `to` from all other nodes.
+    /// Returns an action that moves pages onto `to` from all other nodes that can be homes.
     pub fn gather(machine: &Machine, vm: VmId, to: NodeSet, pages_max: Pages) -> Action {
         let from = machine.home_nodes().difference(&to);
         let act = Act::MovePages { from, to, pages_max };
@@ -187,7 +187,7 @@ impl Act {
         Action { vm, act: self }
     }
 
-    /// Returns its name in JSON.
+    /// Returns the act's name in JSON.
     pub fn kind(&self) -> &'static str {
         match self {
             Act::PinVcpus { .. } => "pin-vcpus",
@@ -203,7 +203,7 @@ impl Act {
         }
     }
 
-    /// Returns what it does to the VM of this name, as an order: "move memory of VM web to node 1".
+    /// Returns the act as an order to the VM of this name: "move memory of VM web to node 1".
     pub fn in_words(&self, name: &str) -> String {
         match self {
             Act::PinVcpus { vcpus, cpus } => {
@@ -231,8 +231,8 @@ impl Act {
         }
     }
 
-    /// Returns the state in which it leaves a VM: another state makes another decision. Amounts, such as memory moved or the
-    /// length of a quota, do not count.
+    /// Returns the state in which the act leaves a VM. Two acts with different states are different decisions. Amounts, such as
+    /// memory moved or the length of a quota, do not count.
     pub fn state(&self) -> String {
         match self {
             Act::SetHome { nodes } => nodes.to_string(),
@@ -246,7 +246,7 @@ impl Act {
         }
     }
 
-    /// Returns the maximum number of pages that it moves.
+    /// Returns the maximum number of pages that the act moves.
     pub fn pages_max(&self) -> Pages {
         match self {
             Act::MovePages { pages_max, .. } | Act::MoveVirtualNode { pages_max, .. } => *pages_max,
@@ -255,7 +255,7 @@ impl Act {
         }
     }
 
-    /// Returns the lever that it changes.
+    /// Returns the lever that the act changes.
     pub fn lever(&self) -> Lever {
         match self {
             Act::PinVcpus { .. } => Lever::VcpuPlacement,
@@ -269,7 +269,7 @@ impl Act {
         }
     }
 
-    /// Returns its lease from now, if it has one.
+    /// Returns the length of the act's lease from now, if it has one.
     pub fn lease(&self) -> Option<Ns> {
         match self {
             Act::Limit { lease_ns, .. } | Act::Watch { lease_ns, .. } => Some(*lease_ns),
@@ -279,7 +279,7 @@ impl Act {
 }
 
 impl Limit {
-    /// Returns the lever that sets it.
+    /// Returns the lever that this limit is set on.
     pub fn lever(self) -> Lever {
         match self {
             Limit::CpuQuota(_) => Lever::CpuQuota,

@@ -1,7 +1,7 @@
 //! A VM's balloon: the guest's memory and its memory pressure.
 //!
-//! Everything that the guest's driver reports is untrusted. It may be old, absurd or meant to mislead: it must only affect
-//! decisions about that guest ([`GuestMemory::bounded`]).
+//! Everything that the guest's driver reports is untrusted: it may be outdated, absurd or meant to mislead. A report may only
+//! affect decisions about the guest that sent it ([`GuestMemory::bounded`]).
 
 use homenode_units::{Bytes, Ns};
 use schemars::JsonSchema;
@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 /// The balloon of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Balloon {
-    /// Memory that the guest has now, as the hypervisor counts it. It follows the target as fast as the guest likes.
+    /// Memory that the guest has now, as the hypervisor counts it. The guest decides how fast it follows its target.
     pub current: Bytes,
-    /// Memory that it has without a limit of the agent: the operator's amount. Memory that is plugged in raises it.
+    /// Memory that the guest has if the agent sets no limit: the operator's amount. Plugging in memory raises it.
     pub maximum: Bytes,
     /// The agent's limit, while it is in force.
     pub limit: Option<Bytes>,
@@ -20,22 +20,22 @@ pub struct Balloon {
     pub guest: Option<GuestMemory>,
 }
 
-/// A host's kind of balloons: how a VM gets one, and the source of guest reports.
+/// The kind of balloons on a host: how a VM gets one, and where guest reports come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Balloons {
-    /// QEMU's device, with virtio's driver in the guest.
+    /// QEMU's balloon device, with a virtio driver in the guest.
     #[default]
     Virtio,
-    /// Xen's: no device, but a target in xenstore that Xen's driver in the guest follows.
+    /// Xen's kind: no device, but a target in xenstore that Xen's driver in the guest follows.
     Xen,
 }
 
 /// A guest's report on its memory. Counters are cumulative since it booted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GuestMemory {
-    /// Upper bound on the report's age, by the host's monotonic clock; `None` if the guest has sent no newer one since the first
-    /// look.
+    /// Upper bound on the report's age, by the host's monotonic clock. `None` if the guest has sent no new report since the agent
+    /// first looked.
     pub age: Option<Ns>,
     /// Memory that the guest's kernel manages: all of its memory less the kernel image and boot page tables.
     pub total: Option<Bytes>,
@@ -52,14 +52,14 @@ pub struct GuestMemory {
 }
 
 impl Balloon {
-    /// Whether a balloon is close enough to its target: guests return and take memory in pieces.
+    /// Returns true if a balloon is close enough to its target. Guests return and take memory in pieces.
     pub fn is_near(current: Bytes, wanted: Bytes) -> bool {
         current.0.abs_diff(wanted.0) <= 4 << 20
     }
 }
 
 impl Balloons {
-    /// Whether these are virtio's. Recordings only contain other kinds.
+    /// Returns true for virtio balloons. Recordings leave this kind out, since it is the default.
     pub fn is_virtio(&self) -> bool {
         *self == Balloons::Virtio
     }
@@ -89,7 +89,7 @@ impl Balloons {
 }
 
 impl GuestMemory {
-    /// Returns the report without impossible values: a guest has no more unused or usable memory than it has memory.
+    /// Returns the report with impossible values cut: no amount exceeds the memory that the guest has.
     #[must_use]
     pub fn bounded(self, current: Bytes) -> GuestMemory {
         let at_most = |bytes: Option<Bytes>| bytes.map(|bytes| bytes.min(current));

@@ -10,10 +10,10 @@ use crate::sample::VmSample;
 use crate::topology::GuestTopology;
 
 impl Act {
-    /// Checks whether it is possible for this VM.
+    /// Checks whether the act is possible for this VM.
     ///
     /// # Errors
-    /// The first thing that is impossible.
+    /// Returns the first reason why the act is impossible.
     pub fn check(&self, machine: &Machine, vm: &VmSample) -> Result<(), Impossible> {
         if self.lease() == Some(Ns::ZERO) {
             return Err(Impossible::NoLease);
@@ -49,7 +49,7 @@ impl Act {
                 possible(is_so, || Impossible::Window { window_ns })
             }
             Act::Lift { lever } => possible(lever.can_be_lifted(), || Impossible::NoLimit { lever: *lever }),
-            // The others can be tried on any VM; a host reports what it cannot do.
+            // The other acts can be tried on any VM; the host reports what it cannot do.
             _ => Ok(()),
         }
     }
@@ -80,7 +80,7 @@ fn pins(vcpus: &[u16], cpus: &CpuSet, machine: &Machine, vm: &VmSample) -> Resul
     if let Some(&index) = vcpus.iter().find(|index| vm.vcpu(**index).is_none()) {
         return Err(Impossible::UnknownVcpu { index });
     }
-    // No plan may exceed the VM's allowed CPUs.
+    // No plan may pin vCPUs to CPUs that the VM may not use.
     let usable = match &vm.settings.cpus_allowed {
         Some(allowed) => machine.cpu_set().intersection(allowed),
         None => machine.cpu_set(),

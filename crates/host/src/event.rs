@@ -1,21 +1,21 @@
-//! Events in the words in which they are reported, kept and searched.
+//! Events, in the words used to report, keep and search them.
 
 use homenode_units::{Ns, VmId};
 
 use crate::plan::Outcome;
 
-/// An event of the agent: the loop makes it, the history keeps it, and whatever shows or explains the past reads it.
+/// An event of the agent. The control loop makes it, the history keeps it, and whatever shows or explains the past reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventRecord {
-    /// The host's monotonic clock.
+    /// When it happened, by the host's monotonic clock.
     pub at: Ns,
     /// Its kind: `decided`, `found`, `refused` and so on, as in JSON.
     pub kind: String,
-    /// The VM, if it is about one.
+    /// The VM that the event is about, if any.
     pub vm: Option<VmId>,
     /// The VM's name at that time.
     pub name: Option<String>,
-    /// The policy that decided or found it.
+    /// The policy that made the decision or finding.
     pub policy: Option<String>,
     /// The action (`limit`, `pin-vcpus` and so on).
     pub action: Option<String>,
@@ -26,10 +26,10 @@ pub struct EventRecord {
 }
 
 impl EventRecord {
-    /// The kind of a decision and its outcome.
+    /// The kind of an event that reports a decision and its outcome.
     pub const DECIDED: &str = "decided";
 
-    /// Whether it is a decision that was carried out.
+    /// Returns true if the event is a decision that was carried out.
     pub fn was_carried_out(&self) -> bool {
         let is_done = |outcome: &str| outcome == Outcome::Done.kind() || outcome == Outcome::MOVED;
         self.kind == EventRecord::DECIDED && self.outcome.as_deref().is_some_and(is_done)

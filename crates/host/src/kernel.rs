@@ -1,4 +1,4 @@
-//! Memory management that the host's kernel does by itself, besides the agent.
+//! Memory management that the host's kernel does by itself, independent of the agent.
 
 use std::fmt;
 
@@ -9,37 +9,37 @@ use serde::{Deserialize, Serialize};
 /// Settings of the host's Linux at the time of a sample. Settings that a kernel lacks or hides are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct KernelSettings {
-    /// Whether it moves pages and threads of all processes towards each other (`kernel.numa_balancing`, AutoNUMA).
+    /// Whether the kernel moves pages and threads of all processes closer together (`kernel.numa_balancing`, AutoNUMA).
     pub numa_balancing: Option<NumaBalancing>,
-    /// Scan settings of AutoNUMA. Only root can read them, in debugfs.
+    /// AutoNUMA's scan settings. Only root can read them, in debugfs.
     pub scanning: Option<NumaScanning>,
     /// Which processes get transparent huge pages.
     pub transparent_huge_pages: Option<TransparentHugePages>,
-    /// Whether pages of the same content are merged (KSM runs).
+    /// Whether the kernel merges pages with the same content (whether KSM runs).
     pub merges_pages: Option<bool>,
     /// Whether merged pages may come from different nodes (`merge_across_nodes` of KSM).
     pub merges_across_nodes: Option<bool>,
-    /// Whether it frees a node's page cache before it takes memory of another node (`vm.zone_reclaim_mode`).
+    /// Whether the kernel frees a node's page cache before it takes memory from another node (`vm.zone_reclaim_mode`).
     pub reclaims_zones: Option<bool>,
 }
 
-/// The value of `kernel.numa_balancing`: a set of flags since Linux 5.18, 0 or 1 before.
+/// The value of `kernel.numa_balancing`: a set of flags since Linux 5.18, and 0 or 1 before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum NumaBalancing {
     /// 0: nothing is moved.
     #[default]
     Off,
-    /// 1: pages and threads move towards each other.
+    /// 1: pages and threads move closer together.
     On,
-    /// 2: only frequently used pages of slow memory move to fast memory.
+    /// 2: only pages in slow memory that are used often move to fast memory.
     Tiering,
-    /// 3: both.
+    /// 3: `On` and `Tiering` together.
     OnAndTiering,
 }
 
 impl NumaBalancing {
-    /// Returns the meaning of the kernel's number; `None` for one that no kernel has.
+    /// Returns the meaning of the kernel's number; `None` for a number that no kernel reports.
     pub const fn of(number: u32) -> Option<NumaBalancing> {
         match number {
             0 => Some(NumaBalancing::Off),
@@ -50,7 +50,7 @@ impl NumaBalancing {
         }
     }
 
-    /// Whether pages and threads move towards each other.
+    /// Returns true if pages and threads move closer together.
     pub const fn is_on(self) -> bool {
         matches!(self, NumaBalancing::On | NumaBalancing::OnAndTiering)
     }
@@ -70,25 +70,25 @@ impl fmt::Display for NumaBalancing {
 /// AutoNUMA's scans of a process (`scan_*` of the kernel's scheduler).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NumaScanning {
-    /// From a process's start to its first scan.
+    /// Time from a process's start to its first scan.
     pub delay_ns: Ns,
-    /// Least time of a pass over all of a process's memory.
+    /// Shortest time for one pass over all of a process's memory.
     pub period_min_ns: Ns,
-    /// Longest time of such a pass.
+    /// Longest time for such a pass.
     pub period_max_ns: Ns,
-    /// Memory of one scan.
+    /// Amount of memory per scan.
     pub size_bytes: Bytes,
 }
 
-/// Processes that get huge pages without reserving a pool of them.
+/// Which processes get huge pages without reserving a pool of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TransparentHugePages {
-    /// All.
+    /// All processes.
     Always,
-    /// Those that ask (`madvise`), as QEMU does for a guest's memory.
+    /// Processes that ask for them (`madvise`), as QEMU does for a guest's memory.
     Madvise,
-    /// None.
+    /// No process.
     Never,
 }
 
@@ -103,17 +103,17 @@ impl fmt::Display for TransparentHugePages {
 }
 
 impl KernelSettings {
-    /// Whether nothing is known.
+    /// Returns true if no setting is known.
     pub fn is_unknown(&self) -> bool {
         *self == KernelSettings::default()
     }
 
-    /// Whether AutoNUMA is on; false if the kernel does not tell.
+    /// Returns true if AutoNUMA is on; false if the kernel does not say.
     pub fn balances(&self) -> bool {
         self.numa_balancing.is_some_and(NumaBalancing::is_on)
     }
 
-    /// Returns the changes since an earlier look, in words of sysctl and sysfs: old and new.
+    /// Returns what changed since an earlier look: each setting's sysctl or sysfs name, with its old and new value.
     pub fn changes(&self, before: &KernelSettings) -> Vec<String> {
         fn told<T: PartialEq>(
             what: &str,
@@ -159,7 +159,7 @@ impl KernelSettings {
 }
 
 impl fmt::Display for KernelSettings {
-    /// A short form of what is known, for a line of `top` or `doctor`.
+    /// A short form of the known settings, for a line of `top` or `doctor`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let on = |is_on: bool| if is_on { "on" } else { "off" };
         let parts = [

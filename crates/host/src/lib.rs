@@ -8,8 +8,8 @@
 //!                                     View ─▶ policy::* (pure)
 //! ```
 //!
-//! A host reports its state ([`Sample`]: cumulative counters and states, nothing derived) and carries out a [`Plan`]. Rates
-//! are derived in one pure place ([`Rates::between`]). A policy reads a [`View`]. The twin and the live host both pass
+//! A host reports its state as a [`Sample`] (cumulative counters and states, nothing derived) and carries out a [`Plan`]. Only
+//! [`Rates::between`], a pure function, derives rates. A policy reads a [`View`]. Both the twin and the live host pass
 //! [`conformance`]. *Trackers* report a VM's memory use, in separate observations ([`observation`]).
 
 mod action;
@@ -49,7 +49,7 @@ pub use wake_signal::WakeSignal;
 use homenode_machine::Machine;
 use homenode_units::{Ns, VmId};
 
-/// Whether a VM's stored settings allow a change.
+/// A condition on a VM's stored settings: returns true if they allow a change.
 pub type Holds<'a> = &'a dyn Fn(&VmSettings) -> bool;
 
 /// A host that runs VMs: the twin, or a real one.
@@ -57,34 +57,35 @@ pub trait Host {
     /// Returns the host's hardware, which does not change while the host value lives.
     fn machine(&self) -> &Machine;
 
-    /// Lets `period` pass: a real host sleeps, the twin simulates that long. Returns the time passed: less if it was woken.
+    /// Lets `period` pass: a real host sleeps, and the twin simulates that time. Returns the time that passed, which is less if
+    /// the host was woken.
     fn wait(&mut self, period: Ns) -> Ns;
 
     /// Returns the host's present state.
     ///
     /// # Errors
-    /// If the host cannot be read at all. A VM that vanishes while being read is simply not in the sample, and a missing
-    /// counter is `None`.
+    /// If the host cannot be read at all. A VM that vanishes during the read is left out of the sample, and a missing counter is
+    /// `None`.
     fn sample(&mut self) -> Result<Sample, HostError>;
 
-    /// Carries out a plan, or refuses all of it. After a refusal nothing was done.
+    /// Carries out a plan, or refuses all of it. A refused plan changes nothing.
     ///
     /// # Errors
     /// See [`Refusal`]. Errors while acting are not a refusal: they are in the [`Receipt`].
     fn commit(&mut self, plan: &Plan) -> Result<Receipt, Refusal>;
 
-    /// Sets a setting of a VM by an operator's order, not a policy's. It lives with the VM like its other settings, and is in
-    /// the next sample's.
+    /// Changes a setting of a VM because an operator ordered it, not a policy. The setting lives with the VM like its other
+    /// settings, and the next sample shows it.
     ///
     /// # Errors
-    /// If the VM left, or the host cannot store it.
+    /// If the VM is gone, or the host cannot store the setting.
     fn set(&mut self, vm: VmId, setting: Setting) -> Result<(), ActionError> {
         self.set_where(vm, &[setting], &|_| true).map(drop)
     }
 
-    /// Sets several settings at once if `holds` accepts the VM's stored settings, under the lock that covers the change;
-    /// otherwise returns false, and sets nothing. A host whose settings only its caller changes need not ask `holds`: the
-    /// caller has checked by then.
+    /// Changes several settings at once if `holds` accepts the VM's stored settings; otherwise changes nothing and returns false.
+    /// One lock covers both the question and the change. If only the caller can change a host's settings, the host need not ask
+    /// `holds`, since the caller has already checked.
     ///
     /// # Errors
     /// As for [`Host::set`].
@@ -112,15 +113,15 @@ impl<H: Host + ?Sized> Host for Box<H> {
 /// Why a host could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostError {
-    /// The hypervisor's management service does not answer; the loop tries again.
+    /// The hypervisor's management service does not answer. The control loop tries again.
     #[error("{service} does not answer: {cause}; the agent keeps trying, VMs run on undisturbed")]
     Unreachable {
         /// The service, with its address (`libvirt at qemu:///system`).
         service: String,
-        /// The error of the service or the system.
+        /// The service's or the system's error.
         cause: String,
     },
-    /// Something the agent must read is unreadable or malformed.
+    /// A file that the agent must read is unreadable or malformed.
     #[error("cannot read {path}: {cause}")]
     Unreadable {
         /// The file.

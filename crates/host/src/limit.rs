@@ -1,4 +1,4 @@
-//! Limits on a VM's resources. Every limit carries a lease: it ends by itself unless it is renewed.
+//! Limits on a VM's resources. Every limit has a lease, and ends by itself unless the lease is renewed.
 
 use homenode_units::{Bytes, Ns};
 use schemars::JsonSchema;
@@ -19,15 +19,15 @@ pub struct CpuQuota {
 pub enum Limit {
     /// CPU time of each vCPU.
     CpuQuota(CpuQuota),
-    /// A part of the ways of every last-level cache (resctrl's CAT): its lines evict no other VM's lines outside that part.
+    /// A part of the ways of every last-level cache (resctrl's CAT): the VM evicts other VMs' lines only within that part.
     CacheWays(Percent),
-    /// A part of the memory bandwidth of each of its cores (resctrl's MBA).
+    /// A part of the memory bandwidth of each core (resctrl's MBA).
     MemoryBandwidth(Percent),
-    /// Memory of its guest, by its balloon.
+    /// Memory of its guest, set through its balloon.
     Memory(Bytes),
 }
 
-/// A part, from 1 to 100 percent; the host rounds it to what its hardware can do.
+/// A part, from 1 to 100 percent. The host rounds it to a value that its hardware can set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Percent(pub u8);
@@ -39,12 +39,13 @@ impl std::fmt::Display for Percent {
 }
 
 impl CpuQuota {
-    /// The least that the kernel grants and takes as a period (`min_cfs_quota_period`).
+    /// The shortest run time and the shortest period that the kernel accepts (`min_cfs_quota_period`).
     pub const MIN: Ns = Ns::from_millis(1);
     /// The longest period that the kernel accepts (`max_cfs_quota_period`).
     pub const PERIOD_MAX: Ns = Ns::from_secs(1);
 
-    /// Returns a quota of this share of every period, rounded to a microsecond, but not less than the kernel grants.
+    /// Returns a quota that gives this share of every period. Its run time is rounded to a microsecond, and is at least
+    /// [`CpuQuota::MIN`].
     pub fn of(share: f64, period: Ns) -> CpuQuota {
         let run_us = (share.max(0.0) * period.as_f64() / 1000.0).round() as u64;
         CpuQuota {
@@ -53,12 +54,12 @@ impl CpuQuota {
         }
     }
 
-    /// Returns the share of one CPU that each vCPU gets; 1 and above is no limit.
+    /// Returns the share of one CPU that each vCPU may use. A share of 1 or more is no limit.
     pub fn share(self) -> f64 {
         self.run_ns.as_f64() / self.period_ns.as_f64()
     }
 
-    /// Whether a kernel accepts it.
+    /// Returns true if kernels accept the quota.
     pub fn is_possible(self) -> bool {
         self.run_ns >= CpuQuota::MIN && (CpuQuota::MIN..=CpuQuota::PERIOD_MAX).contains(&self.period_ns)
     }

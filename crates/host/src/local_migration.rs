@@ -1,41 +1,41 @@
-//! Moves all memory of a VM by migrating it to its own host, if no page of a running VM can be moved (Xen).
+//! Migration of a VM to its own host, which moves all of its memory where no page of a running VM can be moved (Xen).
 
 use homenode_units::{Any, Ns};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// VMs that may be migrated to their own host.
+/// Which VMs may be migrated to their own host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Allow {
-    /// None.
+    /// No VM.
     #[default]
     Off,
-    /// Those that keep running until most of their memory was copied.
+    /// VMs that keep running until most of their memory is copied.
     Live,
-    /// Also those that must pause for it, for at most [`LocalMigration::pause_max`].
+    /// VMs that keep running, and also those that must pause for the copy, for at most [`LocalMigration::pause_max`].
     Paused,
 }
 
-/// The operator's settings.
+/// The operator's settings for migrating VMs to their own host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LocalMigration {
-    /// The VMs.
+    /// Which VMs may be migrated.
     pub allow: Allow,
-    /// Longest time of a copy; after that the VM stays in place.
+    /// Longest time of a copy. If it takes longer, the VM stays in place.
     #[serde(with = "homenode_units::text")]
     pub time_max: Ns,
-    /// Longest time of a copy while the VM is paused.
+    /// Longest time that the VM may be paused for a copy.
     #[serde(with = "homenode_units::text")]
     pub pause_max: Ns,
-    /// Time before the same VM is tried again, whether it arrived or not.
+    /// Time before the same VM is tried again, whether or not the last try succeeded.
     #[serde(with = "homenode_units::text")]
     pub interval: Ns,
 }
 
 impl Default for LocalMigration {
-    /// Off, since the VM becomes another domain; ten minutes, ten seconds, an hour.
+    /// Off, because migration turns the VM into a new domain; then ten minutes, ten seconds, an hour.
     fn default() -> Self {
         LocalMigration {
             allow: Allow::Off,

@@ -1,16 +1,16 @@
-//! A tracker's observations of a VM's memory: the input of `policy::working_set`, alike from a live host, the twin and
-//! models.
+//! A tracker's observations of a VM's memory: the input of `policy::working_set`. The live host, the twin and models all report
+//! them in the same form.
 //!
-//! A *tracker* is a mechanism that reports which guest memory is used: a log of page walks, accessed bits, DAMON, faults on
-//! pages that were made invalid. Each sees something else, so an [`ObservationRef`] names its tracker, the time that it
-//! observed and what it lost. Nothing is judged here: the policy decides what is hot, and how large the working set is.
+//! A *tracker* is a mechanism that reports which guest memory is used: a log of page walks, accessed bits, DAMON, faults on pages
+//! that were made invalid. Each tracker sees different things, so an [`ObservationRef`] names its tracker, the time that it
+//! observed, and what it lost. Nothing is judged here: the policy decides what is hot, and how large the working set is.
 //!
 //! # Contract
 //!
-//! - One observation per interval, in order of time; intervals do not overlap.
-//! - Frames are guest frames of 4 KiB whatever the mapping's page size. A tracker that sees larger pages names each of their
-//!   frames, or reports [`UsedRef::Regions`], or how much of its [`UsedRef::Amount`] is coarse.
-//! - Frames are untrusted input from a guest or a kernel: readers drop and count those beyond [`ObservationRef::frames`].
+//! - Each interval has one observation, in order of time; intervals do not overlap.
+//! - Frames are guest frames of 4 KiB, whatever the mapping's page size. A tracker that sees larger pages names each of their
+//!   frames, reports [`UsedRef::Regions`], or tells how much of its [`UsedRef::Amount`] is coarse.
+//! - Frames are untrusted input from a guest or a kernel. Readers drop and count frames beyond [`ObservationRef::frames`].
 
 use homenode_units::{Ns, Pages};
 use schemars::JsonSchema;
@@ -26,7 +26,7 @@ pub enum Tracker {
     Pml,
     /// Faults on all pages, made invalid in each interval.
     Invalidation,
-    /// Faults on some pages, drawn again for each interval and made invalid (ESX).
+    /// Faults on some pages, drawn afresh for each interval and made invalid (ESX).
     Sampling,
     /// Accessed bits of page tables, cleared in each interval.
     AccessedBits,
@@ -36,24 +36,24 @@ pub enum Tracker {
     Mglru,
     /// Pages written since they were write-protected (`PAGEMAP_SCAN`).
     WrittenPages,
-    /// KVM's log of dirty pages, as a bitmap or a ring.
+    /// KVM's log of dirty pages, kept as a bitmap or a ring.
     DirtyLog,
-    /// The exact set, kept by an emulator.
+    /// The exact set of used pages, kept by an emulator.
     Exact,
 }
 
-/// Accesses that a tracker sees.
+/// Which accesses a tracker sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sees {
     /// Reads and writes.
     All,
-    /// Writes only: pages that are read are missing from its reports.
+    /// Writes only. Its reports lack pages that are only read.
     Writes,
 }
 
 impl Tracker {
-    /// Returns its name for people and in JSON.
+    /// Returns the tracker's name for people and in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Tracker::Prl => "prl",
@@ -69,7 +69,7 @@ impl Tracker {
         }
     }
 
-    /// Returns the accesses that it sees.
+    /// Returns which accesses the tracker sees.
     pub fn sees(self) -> Sees {
         match self {
             Tracker::Pml | Tracker::WrittenPages | Tracker::DirtyLog => Sees::Writes,
@@ -83,7 +83,7 @@ impl Tracker {
         }
     }
 
-    /// Returns what it cannot see, in a sentence to be shown next to its figures.
+    /// Returns what the tracker cannot see, as a sentence to show next to its figures.
     pub fn blind_spot(self) -> &'static str {
         match self {
             Tracker::Prl => {
@@ -102,7 +102,7 @@ impl Tracker {
         }
     }
 
-    /// Returns its advantage, in a sentence to be shown when it was chosen.
+    /// Returns the tracker's advantage, as a sentence to show when it was chosen.
     pub fn merit(self) -> &'static str {
         match self {
             Tracker::Prl => "it names every page walked to, reads and writes, at no cost to the VM",
@@ -126,37 +126,37 @@ pub struct Region {
     pub first: u64,
     /// Its length.
     pub pages: Pages,
-    /// Number of the interval's looks in which it was found used; at most [`UsedRef::Regions`]' `looks`.
+    /// In how many of the interval's looks it was found used: at most the `looks` of [`UsedRef::Regions`].
     pub found: u32,
 }
 
 /// The memory that was found used.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum UsedRef<'a> {
-    /// Guest frames in any order, each as often as it was logged; a tracker that only knows *that* a page was used names it
-    /// once.
+    /// Guest frames in any order. A frame appears as many times as it was logged; a tracker that only knows *that* a page was
+    /// used names it once.
     Frames(&'a [u64]),
-    /// Stretches of memory, and in how many of `looks` looks each was found used.
+    /// Stretches of memory, each with the number of looks in which it was found used.
     Regions {
-        /// The stretches; they do not overlap.
+        /// The stretches, which do not overlap.
         regions: &'a [Region],
         /// Number of looks in this interval, at least one.
         looks: u32,
     },
     /// A number of pages, from a tracker that does not identify them.
     Amount {
-        /// Used in this interval.
+        /// Pages used in this interval.
         used: Pages,
-        /// Those that are part of larger pages (2 MiB): one use of any part counts the whole.
+        /// Those of the used pages that are part of larger pages (2 MiB): using any part of a larger page counts all of it.
         coarse: Pages,
     },
-    /// Number of used pages in a random sample.
+    /// How many pages of a random sample were used.
     Sample {
-        /// Used so far.
+        /// Pages of the sample found used so far.
         used: u32,
-        /// Drawn, at least 1.
+        /// Pages in the sample, at least 1.
         drawn: u32,
-        /// Whether the interval is over; otherwise this is an interim result.
+        /// Whether the interval is over. If not, this is an interim result.
         complete: bool,
     },
 }
@@ -170,31 +170,31 @@ pub struct ObservationRef<'a> {
     pub at: Ns,
     /// Length of the interval.
     pub interval: Ns,
-    /// Memory that the VM has at its end: plugging and ballooning change it.
+    /// Memory that the VM has when the interval ends. Plugging and ballooning change it.
     pub memory: Pages,
-    /// One past the highest guest frame that the VM has; more than `memory` if guest memory has holes.
+    /// One past the VM's highest guest frame. This is more than `memory` if guest memory has holes.
     pub frames: u64,
     /// The memory that was found used.
     pub seen: UsedRef<'a>,
-    /// Accesses that the tracker knows it lost.
+    /// Number of accesses that the tracker knows it lost.
     pub lost: u64,
-    /// Most memory that may be in use without the tracker seeing it: for logs of walks and accessed bits the contents of the
-    /// TLBs.
+    /// The most memory that may be in use without the tracker seeing it. For logs of page walks and for accessed bits, that is
+    /// the memory that the TLBs map.
     pub blind: Pages,
 }
 
-/// An owned [`ObservationRef`], as a [`crate::VmSample`] carries it.
+/// An owned [`ObservationRef`], kept in a [`crate::VmSample`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Observation {
     /// The tracker.
     pub tracker: Tracker,
     /// End of the window, on the clock of [`crate::Sample::at`].
     pub at: Ns,
-    /// Its actual length.
+    /// Actual length of the window.
     pub interval: Ns,
-    /// Memory that the VM had at its end.
+    /// Memory that the VM had when the window ended.
     pub memory: Pages,
-    /// One past the highest guest frame.
+    /// One past the VM's highest guest frame.
     pub frames: u64,
     /// The memory that was found used.
     pub found: Used,
@@ -202,11 +202,11 @@ pub struct Observation {
     pub lost: u64,
     /// As [`ObservationRef::blind`].
     pub blind: Pages,
-    /// The host's CPU time for looking in this window, without the VM's own cost.
+    /// CPU time that the host spent on looking in this window. Costs to the VM itself are not included.
     pub cost: Ns,
 }
 
-/// [`UsedRef`], owned.
+/// An owned [`UsedRef`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Used {
@@ -219,20 +219,20 @@ pub enum Used {
     Regions {
         /// The stretches.
         regions: Vec<Region>,
-        /// Looks.
+        /// Number of looks.
         looks: u32,
     },
     /// [`UsedRef::Amount`].
     Amount {
-        /// Used.
+        /// Pages used.
         used: Pages,
-        /// The part of them in larger pages.
+        /// Those of the used pages that are part of larger pages.
         coarse: Pages,
     },
 }
 
 impl Observation {
-    /// Returns it in the estimators' form.
+    /// Returns the observation in the form that the estimators take.
     pub fn as_observation(&self) -> ObservationRef<'_> {
         ObservationRef {
             tracker: self.tracker,
@@ -257,11 +257,11 @@ impl Observation {
     }
 }
 
-/// Availability of a tracker on a host.
+/// Whether a tracker is available on a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TrackerChoice {
     /// The tracker.
     pub tracker: Tracker,
-    /// Why it cannot be used, with any remedy; `None` if it can.
+    /// Why the tracker cannot be used, with the remedy if there is one; `None` if it can.
     pub why_not: Option<String>,
 }

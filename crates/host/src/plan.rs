@@ -14,7 +14,7 @@ use crate::sample::{Sample, Version};
 /// An action and its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Decision {
-    /// Policy that decided (`placement`, `balance`, …).
+    /// The policy that decided (`placement`, `balance`, …).
     pub policy: &'static str,
     /// The action.
     #[serde(flatten)]
@@ -23,12 +23,12 @@ pub struct Decision {
     pub reason: String,
 }
 
-/// A message of a policy to the operator that leads to no action (a VM that fits nowhere).
+/// A policy's message to the operator that leads to no action, such as a VM that fits nowhere.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Finding {
-    /// Policy that found it.
+    /// The policy that found it.
     pub policy: &'static str,
-    /// The VM it is about, if it is about one.
+    /// The VM that the message is about, if any.
     pub vm: Option<VmId>,
     /// The message, and what to do about it.
     pub message: String,
@@ -37,7 +37,7 @@ pub struct Finding {
 /// The decisions of policies, from one view.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Plan {
-    /// Version of the view it was made from.
+    /// Version of the view that the plan was made from.
     pub version: Version,
     /// Decisions, in order of execution.
     pub decisions: Vec<Decision>,
@@ -48,9 +48,9 @@ pub struct Plan {
 /// A host's report on a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Receipt {
-    /// Version of the host afterwards.
+    /// Version of the host after the commit.
     pub version: Version,
-    /// One per decision, in the plan's order.
+    /// The outcome of each decision, in the plan's order.
     pub outcomes: Vec<Outcome>,
 }
 
@@ -58,20 +58,20 @@ pub struct Receipt {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Outcome {
-    /// Done, and read back.
+    /// Done, and confirmed by reading back.
     Done,
-    /// It was already in force, as reading back showed; only its lease is new.
+    /// The setting was already in force, as reading back showed. Only its lease was renewed.
     Renewed,
     /// Pages were moved, and their nodes were read back.
     Moved {
-        /// Now on the wanted nodes.
+        /// Pages that are now on the wanted nodes.
         moved: Pages,
-        /// Still on the nodes that they should leave, as read back.
+        /// Pages that are still on the nodes that they should leave.
         left: Pages,
-        /// Refused by the kernel this time because they were in use; may succeed later.
+        /// Pages that the kernel refused to move this time because they were in use. A later move may succeed.
         busy: Pages,
     },
-    /// Not tried: it is only reported (mode `observe`, `--dry-run`).
+    /// Not tried, only reported (mode `observe`, `--dry-run`).
     DryRun,
     /// Tried and failed; the VM is unchanged.
     Failed(ActionError),
@@ -80,7 +80,7 @@ pub enum Outcome {
 impl Outcome {
     pub(crate) const MOVED: &str = "moved";
 
-    /// Returns its name in JSON.
+    /// Returns the outcome's name in JSON.
     pub fn kind(&self) -> &'static str {
         match self {
             Outcome::Done => "done",
@@ -93,7 +93,7 @@ impl Outcome {
 }
 
 impl Plan {
-    /// Returns the empty plan for a version.
+    /// Returns an empty plan for this version.
     pub fn new(version: Version) -> Plan {
         Plan {
             version,
@@ -120,10 +120,10 @@ impl Plan {
         self.decisions.iter().map(|decision| decision.action.vm).collect()
     }
 
-    /// Checks whether the host with the sample `now` could carry this out: every host calls it first in `commit`.
+    /// Checks whether a host whose present sample is `now` could carry out the plan. Every host calls this first in `commit`.
     ///
     /// # Errors
-    /// The first thing that is stale or impossible.
+    /// Returns the first thing that is stale or impossible.
     pub fn check(&self, machine: &Machine, now: &Sample) -> Result<(), Refusal> {
         if self.version != now.version {
             return Err(Refusal::Stale {

@@ -1,4 +1,4 @@
-//! Rates: a pure function of two samples, and the only place that turns cumulative counters into figures per second.
+//! Rates between two samples. Only this module turns cumulative counters into figures per second, with a pure function.
 
 use homenode_machine::Machine;
 use homenode_units::{BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, Ns, VmId};
@@ -11,11 +11,11 @@ use crate::sample::{Counters, Sample, VcpuSample, VmSample};
 pub struct Rates {
     /// Time between the samples.
     pub period_ns: Ns,
-    /// Per CPU, ascending: share of the period that it was not idle, in [0, 1].
+    /// For each CPU, ascending: the share of the period in which it was not idle, in [0, 1].
     pub cpus_busy: Vec<(CpuId, f64)>,
-    /// Per node.
+    /// Rates of each node.
     pub nodes: NodeMap<NodeRates>,
-    /// Per direction between nodes, if counted.
+    /// Traffic in each direction between nodes, if counted.
     pub links: Vec<LinkRates>,
     /// VMs in both samples, ascending by id.
     pub vms: Vec<VmRates>,
@@ -24,9 +24,9 @@ pub struct Rates {
 /// One node over the period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct NodeRates {
-    /// CPUs of the node that were busy, on average (3.5 = three and a half CPUs).
+    /// Average number of the node's CPUs that were busy (3.5 = three and a half CPUs).
     pub cpus_busy: f64,
-    /// vCPUs that waited on the node's run queues, on average (Little's law: waiting time over time).
+    /// Average number of vCPUs that waited on the node's run queues (Little's law: waiting time over time).
     pub vcpus_waiting: f64,
     /// Memory traffic of the node's controllers, if counted.
     pub bandwidth: Option<BytesPerSec>,
@@ -48,23 +48,23 @@ pub struct LinkRates {
 pub struct VmRates {
     /// The VM.
     pub id: VmId,
-    /// vCPUs in both samples.
+    /// vCPUs that are in both samples.
     pub vcpus: Vec<VcpuRates>,
     /// CPU time that the VM used, in CPUs (1.5 = one and a half CPUs).
     pub cpus_used: f64,
-    /// LLC misses over references, in [0, 1] [TAVO, IV]; `None` without counters or without references.
+    /// LLC misses over references, in [0, 1] [TAVO, IV]; `None` if there are no counters or no references.
     pub llc_miss_rate: Option<f64>,
     /// LLC misses per second.
     pub llc_misses_per_s: Option<f64>,
-    /// Share of its memory accesses that were local, in [0, 1]; `None` if not counted, or without any.
+    /// Share of its memory accesses that were local, in [0, 1]; `None` if accesses are not counted, or there were none.
     pub local_access_ratio: Option<f64>,
-    /// Memory accesses in the period by the node of the page, if counted.
+    /// Memory accesses in the period, by the node that holds the page, if counted.
     pub accesses_on: Option<NodeMap<u64>>,
-    /// Instructions per second of the period, of all its vCPUs.
+    /// Instructions per second over the period, summed over all its vCPUs; `None` without counters.
     pub instructions_per_s: Option<f64>,
-    /// Unhalted cycles per second of the period, of all its vCPUs together; `None` without counters.
+    /// Unhalted cycles per second over the period, summed over all its vCPUs; `None` without counters.
     pub cycles_per_s: Option<f64>,
-    /// LLC references per second of the period; `None` without counters.
+    /// LLC references per second over the period, summed over all its vCPUs; `None` without counters.
     pub llc_references_per_s: Option<f64>,
 }
 
@@ -75,22 +75,22 @@ pub struct VcpuRates {
     pub index: u16,
     /// Node it last ran on.
     pub node: Option<NodeId>,
-    /// Share of the period that it ran, in [0, 1].
+    /// Share of the period in which it ran, in [0, 1].
     pub running: f64,
-    /// Share of the period that it waited for a CPU although it was allowed to run, in [0, 1]: run-queue delay less throttled
-    /// time; `None` if the host does not know.
+    /// Share of the period in which it waited for a CPU although it was allowed to run, in [0, 1]: run-queue delay less throttled
+    /// time. `None` if the host does not know.
     pub waiting: Option<f64>,
-    /// Share of the period that a CPU quota throttled it, in [0, 1].
+    /// Share of the period in which a CPU quota throttled it, in [0, 1].
     pub throttled: f64,
     /// LLC misses over references, if counted.
     pub llc_miss_rate: Option<f64>,
 }
 
-/// Bytes of a cache line, which one LLC miss moves on every machine modelled or supported so far.
+/// Bytes of a cache line. One LLC miss moves one line on every machine that is modelled or supported so far.
 pub const LINE_BYTES: f64 = 64.0;
 
-/// Imbalance of accesses by node: standard deviation over mean, as a ratio; `None` without any accesses [Policies,
-/// section 3.5.2].
+/// Returns the imbalance of accesses by node: standard deviation over mean, as a ratio; `None` if there are no accesses
+/// [Policies, section 3.5.2].
 pub fn imbalance(accesses: &[f64]) -> Option<f64> {
     let count = accesses.len() as f64;
     let mean = accesses.iter().sum::<f64>() / count;
@@ -100,8 +100,8 @@ pub fn imbalance(accesses: &[f64]) -> Option<f64> {
 }
 
 impl Rates {
-    /// Returns the rates between two samples of one host; `None` if no time passed. A VM, vCPU or counter that is in only one
-    /// sample, or that ran backwards (restarted VM), has no rates.
+    /// Returns the rates between two samples of one host; `None` if no time passed. A VM, vCPU or counter has no rates if only
+    /// one sample has it, or if it ran backwards (restarted VM).
     pub fn between(machine: &Machine, prev: &Sample, cur: &Sample) -> Option<Rates> {
         let period = cur.at.0.checked_sub(prev.at.0).filter(|ns| *ns > 0).map(Ns)?;
         let cpus_busy: Vec<(CpuId, f64)> = cur
@@ -151,11 +151,11 @@ impl Rates {
             .map(|at| &self.vms[at])
     }
 
-    /// Returns the physical cores of each node whose usable hyperthreads were all busy for less than `busy_max` of the
-    /// period; a core without a usable one does not count.
+    /// Returns how many physical cores of each node are idle: each of a core's usable hyperthreads was busy for less than
+    /// `busy_max` of the period. A core without a usable hyperthread does not count.
     pub fn cores_idle(&self, machine: &Machine, usable: &CpuSet, busy_max: f64) -> NodeMap<u32> {
         let mut idle: NodeMap<u32> = machine.nodes.map(|_, _| 0);
-        // Cores are numbered over the host, so siblings come together.
+        // Core numbers are unique on the host, so sorting by them brings siblings together.
         let mut threads: Vec<(u32, NodeId, f64)> = Vec::with_capacity(self.cpus_busy.len());
         for (id, busy) in self.cpus_busy.iter().filter(|(id, _)| usable.contains(*id)) {
             threads.extend(machine.cpu(*id).map(|cpu| (cpu.core, cpu.node, *busy)));
@@ -169,7 +169,7 @@ impl Rates {
         idle
     }
 
-    /// Returns the share in use of a directed link between two nodes; `None` if use or bandwidth is unknown.
+    /// Returns the share of a directed link's bandwidth that is in use; `None` if use or bandwidth is unknown.
     pub fn link_use(&self, machine: &Machine, from: NodeId, to: NodeId) -> Option<f64> {
         let link = machine
             .links
@@ -183,7 +183,7 @@ impl Rates {
         Some(used.bandwidth.as_f64() / max.as_f64())
     }
 
-    /// Returns the data rate between two nodes in the busier direction; `None` if not counted.
+    /// Returns the data rate between two nodes in the busier direction; `None` if it is not counted.
     pub fn between_nodes(&self, a: NodeId, b: NodeId) -> Option<BytesPerSec> {
         self.links
             .iter()
@@ -241,14 +241,15 @@ impl VmRates {
         })
     }
 
-    /// Returns the memory bandwidth of the VM's LLC misses ([TAVO, V.B]: no PMU counts bandwidth per VM), reads only.
+    /// Returns the memory bandwidth estimated from the VM's LLC misses, since no PMU counts bandwidth per VM [TAVO, V.B]. It
+    /// covers reads only.
     pub fn bandwidth(&self) -> Option<BytesPerSec> {
         self.llc_misses_per_s
             .map(|misses| BytesPerSec((misses * LINE_BYTES) as u64))
     }
 
-    /// Returns the share of a VM's CPU time on each node, from the sample at the period's end; if no vCPU ran, even shares by
-    /// their last nodes. Zero everywhere if unknown.
+    /// Returns the share of a VM's CPU time on each node. A vCPU's time counts for its node in the sample at the period's end. If
+    /// no vCPU ran, all vCPUs count alike. Zero everywhere if no vCPU's node is known.
     pub fn cpu_shares(&self, machine: &Machine, vm: &VmSample) -> NodeMap<f64> {
         let mut cpus: NodeMap<f64> = machine.nodes.map(|_, _| 0.0);
         for vcpu in &vm.vcpus {
@@ -260,7 +261,8 @@ impl VmRates {
         shares(machine, &cpus)
     }
 
-    /// Returns the share of its memory accesses that each node answers: as counted, else by its pages, else by CPU time.
+    /// Returns the share of the VM's memory accesses that each node serves: as counted, else according to its pages, else to CPU
+    /// time.
     pub fn access_shares(&self, machine: &Machine, vm: &VmSample) -> NodeMap<f64> {
         let counted = self.accesses_on.as_ref();
         let counted = counted.filter(|on| on.values().any(|count| *count > 0));
@@ -271,7 +273,7 @@ impl VmRates {
         }
     }
 
-    /// Returns the estimated memory traffic by serving node: [`VmRates::bandwidth`] by [`VmRates::access_shares`].
+    /// Returns the estimated memory traffic that each node serves: [`VmRates::bandwidth`] split by [`VmRates::access_shares`].
     pub fn traffic_by_node(&self, machine: &Machine, vm: &VmSample) -> Option<NodeMap<BytesPerSec>> {
         let all = self.bandwidth()?.as_f64();
         let shares = self.access_shares(machine, vm);
@@ -279,7 +281,7 @@ impl VmRates {
     }
 }
 
-/// Returns each node's share of a sum; zeros if that is 0.
+/// Returns each node's share of the sum; zeros if the sum is 0.
 fn shares(machine: &Machine, of: &NodeMap<f64>) -> NodeMap<f64> {
     let all: f64 = of.values().sum();
     machine
@@ -288,7 +290,7 @@ fn shares(machine: &Machine, of: &NodeMap<f64>) -> NodeMap<f64> {
 }
 
 impl VcpuRates {
-    /// Returns the share of the period that it waited; 0 if the host does not know.
+    /// Returns the share of the period in which the vCPU waited; 0 if the host does not know.
     pub fn waited(&self) -> f64 {
         self.waiting.unwrap_or(0.0)
     }
@@ -356,7 +358,7 @@ fn share(prev: Ns, cur: Ns, period: Ns) -> Option<f64> {
     Some((cur.0.checked_sub(prev.0)? as f64 / period.as_f64()).min(1.0))
 }
 
-/// At most 1: counters that were read one after the other may show more misses than references.
+/// Returns `part` / `whole`, at most 1: counters are read one after the other, so misses may exceed references.
 fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| (part as f64 / whole as f64).min(1.0))
 }

@@ -23,14 +23,14 @@ pub struct ActionError {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "error", rename_all = "kebab-case")]
 pub enum Failure {
-    /// The VM ended between sample and commit, or in mid-move.
+    /// The VM ended between sample and commit, or while it was being moved.
     VmGone,
-    /// Its memory cannot move.
+    /// The VM's memory cannot move.
     MemoryFixed {
         /// The reason.
         why: String,
     },
-    /// The target has no free memory left.
+    /// The target nodes have no free memory left.
     NoMemory {
         /// The target nodes.
         nodes: NodeSet,
@@ -53,17 +53,17 @@ pub enum Failure {
         /// What each tracker lacks, with the remedy.
         why: String,
     },
-    /// The host refused, or did something else.
+    /// The host refused, or did something other than what was asked.
     Host {
         /// What was tried.
         what: String,
-        /// The host's message, or the state found when reading back.
+        /// The host's message, or the state that was read back.
         cause: String,
     },
 }
 
 impl Failure {
-    /// Returns the failure to set an operator's settings.
+    /// Returns the failure to change an operator's settings.
     pub fn to_set(settings: &[Setting], cause: String) -> Failure {
         let names: Vec<&str> = settings.iter().map(|setting| setting.name()).collect();
         Failure::Host {
@@ -72,7 +72,7 @@ impl Failure {
         }
     }
 
-    /// Returns the failure for the VM of this name.
+    /// Returns this failure as an error for the VM of this name.
     pub fn on(self, name: &str) -> ActionError {
         ActionError {
             name: name.to_owned(),
@@ -97,19 +97,19 @@ impl Failure {
     }
 }
 
-/// Why a whole plan is refused. Nothing was done.
+/// Why a whole plan was refused. Nothing was done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, JsonSchema)]
 #[serde(tag = "refusal", rename_all = "kebab-case")]
 pub enum Refusal {
-    /// Something changed since the view was made.
+    /// The host changed after the plan's view was made.
     #[error("plan was made from version {}, the host is at {}; it will be made again", planned.0, current.0)]
     Stale {
-        /// Version of the plan.
+        /// Version that the plan was made from.
         planned: Version,
-        /// Version of the host.
+        /// The host's present version.
         current: Version,
     },
-    /// No such VM runs.
+    /// No VM with this id runs on the host.
     #[error("no VM {vm} runs on this host")]
     UnknownVm {
         /// The requested id.
@@ -118,13 +118,13 @@ pub enum Refusal {
     /// An action is impossible for its VM.
     #[error("VM {name}: {why}")]
     Vm {
-        /// Its name.
+        /// The VM's name.
         name: String,
         /// The reason.
         #[serde(flatten)]
         why: Impossible,
     },
-    /// It contradicts an operator's setting. Hosts never report this: the control loop enforces such settings.
+    /// The plan contradicts an operator's setting. Hosts never report this: the control loop enforces such settings.
     #[error("{why}")]
     Forbidden {
         /// The VM, and the operator's setting.
@@ -136,13 +136,13 @@ pub enum Refusal {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, JsonSchema)]
 #[serde(tag = "why", rename_all = "kebab-case")]
 pub enum Impossible {
-    /// No such vCPU is online.
+    /// No online vCPU has this index.
     #[error("it has no online vCPU {index}")]
     UnknownVcpu {
         /// The requested index.
         index: u16,
     },
-    /// CPUs that the host lacks, that the VM may not use, or none at all.
+    /// The CPU set is empty, or has CPUs that the host lacks or that the VM may not use.
     #[error("CPUs {{{cpus}}} are not a non-empty part of the CPUs {usable} that the VM may use")]
     Cpus {
         /// Requested CPUs.
@@ -150,7 +150,7 @@ pub enum Impossible {
         /// CPUs that the VM may use.
         usable: CpuSet,
     },
-    /// Nodes that the host lacks, that have no memory, or none at all.
+    /// The node set is empty, or has nodes that the host lacks or that have no memory.
     #[error("nodes {{{nodes}}} are not a non-empty part of the host's nodes with memory {usable}")]
     Nodes {
         /// Requested nodes.
@@ -158,32 +158,32 @@ pub enum Impossible {
         /// Nodes that can hold memory.
         usable: NodeSet,
     },
-    /// Pages that would move from a node to itself.
+    /// Some nodes are both source and target of the move.
     #[error("its pages cannot move from nodes {{{from}}} to nodes {{{to}}}: some are both")]
     SameNodes {
         /// Nodes that pages should leave.
         from: NodeSet,
-        /// Nodes that they should move to.
+        /// Nodes that pages should move to.
         to: NodeSet,
     },
-    /// No such virtual node.
+    /// The VM has no such virtual node.
     #[error("it has no virtual node {virtual_node}: its guest sees {count}")]
     UnknownVirtualNode {
-        /// The requested one.
+        /// The requested virtual node.
         virtual_node: u16,
-        /// Number of virtual nodes.
+        /// Number of virtual nodes that the guest sees.
         count: usize,
     },
-    /// A topology without memory, with a wrong number of virtual nodes, or with nodes that the host lacks.
+    /// The topology has no memory, the wrong number of virtual nodes, or nodes that the host lacks.
     #[error(
         "its guest cannot be told of {vcpus} vCPUs and {memory} virtual nodes: it needs a vCPU, {count} virtual nodes with some memory, and all of it on nodes of this host"
     )]
     Topology {
-        /// vCPUs in the topology.
+        /// Number of vCPUs in the topology.
         vcpus: usize,
-        /// Virtual nodes in the topology.
+        /// Number of virtual nodes in the topology.
         memory: usize,
-        /// Virtual nodes of its guest.
+        /// Number of virtual nodes that the guest sees.
         count: usize,
     },
     /// A quota that no kernel accepts.
@@ -202,18 +202,18 @@ pub enum Impossible {
         /// The requested percentage.
         percent: u8,
     },
-    /// More memory than it may have, none, or memory of a VM without a balloon.
+    /// The requested memory is zero or more than the VM's maximum, or the VM has no balloon.
     #[error("it cannot be held to {memory} of memory: {}", why_not(.maximum))]
     Memory {
         /// The requested memory.
         memory: Bytes,
-        /// Its maximum; `None` without a balloon.
+        /// The VM's maximum; `None` if it has no balloon.
         maximum: Option<Bytes>,
     },
-    /// A limit or a watch that would have to be lifted at once.
+    /// A limit or a watch without a lease, which would be lifted at once.
     #[error("what would hold it carries no lease")]
     NoLease,
-    /// A window too short to see anything, or too long to wait for.
+    /// The window is too short to see anything, or too long to wait for.
     #[error(
         "its memory cannot be watched in windows of {window_ns}: they last from {} to {}",
         WINDOW_MIN,
@@ -223,7 +223,7 @@ pub enum Impossible {
         /// The requested window.
         window_ns: Ns,
     },
-    /// A lever without limits.
+    /// The lever has no settings that could be lifted.
     #[error("there is nothing to lift on {}", .lever.of_vm())]
     NoLimit {
         /// The requested lever.

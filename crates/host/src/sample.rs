@@ -1,5 +1,5 @@
-//! A host's state at one moment. Counters are cumulative and never reset while a VM lives; what a host lacks is `None`.
-//! Nothing here is derived: that is the task of [`crate::Rates`].
+//! A host's state at one moment. Counters are cumulative and never reset while a VM lives. What a host does not know is `None`.
+//! Nothing here is derived; [`crate::Rates`] does that.
 
 use homenode_units::{
     Bytes, BytesPerSec, CpuId, CpuSet, MemoryPolicy, NodeId, NodeMap, NodeSet, Ns, Pages, Permit, VmId,
@@ -13,8 +13,8 @@ use crate::limit::{CpuQuota, Limit};
 use crate::observation::{Observation, TrackerChoice};
 use crate::topology::{Published, VirtualNode};
 
-/// Generation of everything a plan relies on: the VMs, their vCPUs, affinities, quotas and settings. It grows when one of
-/// these changes, by a commit or by others.
+/// Generation of everything that a plan relies on: the VMs, their vCPUs, affinities, quotas and settings. It grows whenever one
+/// of these changes, whether the agent or another program changed it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Version(pub u64);
@@ -37,11 +37,11 @@ pub struct Sample {
     pub nodes: NodeMap<NodeSample>,
     /// Directed traffic between nodes, if the host counts it.
     pub links: Vec<LinkSample>,
-    /// Why the host does not know which node uses which page, if so: then no VM has [`VmSample::page_uses`].
+    /// Why the host does not know which node uses which page; `None` if it does. If set, no VM has [`VmSample::page_uses`].
     pub no_page_uses: Option<String>,
     /// Trackers of memory use, best first: [`crate::Act::Watch`] uses the first one available.
     pub trackers: Vec<TrackerChoice>,
-    /// Memory management by the host's kernel; unknown if that is not Linux.
+    /// Memory management by the host's kernel; unknown if the kernel is not Linux.
     #[serde(default, skip_serializing_if = "KernelSettings::is_unknown")]
     pub kernel: KernelSettings,
     /// Running VMs, ascending by id.
@@ -53,7 +53,7 @@ pub struct Sample {
 pub struct CpuSample {
     /// The CPU.
     pub id: CpuId,
-    /// Time spent not idle since boot.
+    /// Time since boot in which it was not idle.
     pub busy_ns: Ns,
 }
 
@@ -62,27 +62,27 @@ pub struct CpuSample {
 pub struct NodeSample {
     /// Memory that the kernel manages on the node.
     pub memory_total_bytes: Bytes,
-    /// Memory available to a VM now: free, or page cache that can be dropped.
+    /// Memory that a VM could get now: free memory, and page cache that can be dropped.
     pub memory_free_bytes: Bytes,
     /// Bytes that the node's memory controllers have moved, if counted.
     pub memory_traffic_bytes: Option<u64>,
-    /// Its pools of huge pages, by size ascending; `None` if the host does not report them.
+    /// The node's pools of huge pages, by size ascending; `None` if the host does not report them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub huge_pages: Option<Vec<HugePages>>,
 }
 
-/// A node's pool of huge pages of one size. They are not part of the node's free memory.
+/// A node's pool of huge pages of one size. Pool pages are not part of the node's free memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HugePages {
     /// Size of one page.
     pub page_bytes: Bytes,
-    /// Pages in the pool.
+    /// Number of pages in the pool.
     pub total_count: u64,
-    /// Unused pages.
+    /// Number of unused pages.
     pub free_count: u64,
 }
 
-/// Memory in huge pages of one size, or intended for them.
+/// Memory that is in huge pages of one size, or is meant to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HugeMemory {
     /// Size of a page.
@@ -109,7 +109,7 @@ pub struct VmSample {
     pub id: VmId,
     /// Name, unique on the host.
     pub name: String,
-    /// Online vCPUs, by index; an offline vCPU has no entry.
+    /// Online vCPUs, by index. Offline vCPUs have no entry.
     pub vcpus: Vec<VcpuSample>,
     /// Memory that the guest may use now (after ballooning).
     pub memory_bytes: Bytes,
@@ -117,40 +117,40 @@ pub struct VmSample {
     pub balloon: Option<Balloon>,
     /// The guest's touched memory by node, if known.
     pub pages: Option<NodeMap<Pages>>,
-    /// Size of the huge pages that hold its memory; `None` for ordinary ones.
+    /// Size of the huge pages that hold its memory; `None` if ordinary pages hold it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub huge_page_bytes: Option<Bytes>,
-    /// The nodes that its guest sees; empty if it sees a single one.
+    /// The virtual nodes that its guest sees; empty if the guest sees a single node.
     pub virtual_nodes: Vec<VirtualNode>,
-    /// Why its guest cannot be told its topology, with the remedy; `None` if it can ([`crate::Act::PublishTopology`]).
+    /// Why the guest cannot be told its topology ([`crate::Act::PublishTopology`]), with the remedy; `None` if it can.
     #[serde(rename = "no_feed")]
     pub no_topology_device: Option<String>,
     /// The topology that this agent last told its guest.
     #[serde(rename = "told")]
     pub published: Option<Published>,
-    /// Memory accesses that missed the LLC, by destination, if counted.
+    /// Memory accesses that missed the LLC, by the node that served them, if counted.
     pub accesses: Option<Accesses>,
     /// How its pages are placed and sampled now.
     pub memory_policy: MemoryPolicy,
-    /// Observed use of its pages since the last sample, while its memory policy has them sampled. The only field that is not
-    /// cumulative: events, not counts.
+    /// Use of its pages observed since the last sample, if its memory policy samples them. This is the only field with events
+    /// instead of cumulative counts.
     pub page_uses: Option<Vec<PageUse>>,
-    /// Observed use of its memory in the last complete window while it is watched ([`crate::Act::Watch`]): fresh once per
-    /// window, as [`Observation::at`] shows. `None` before the first window's end, and while its memory is not watched.
+    /// Use of its memory in the last complete window, while it is watched ([`crate::Act::Watch`]). There is a new observation
+    /// once per window, as [`Observation::at`] shows. `None` before the first window ends, and while its memory is not watched.
     pub observed: Option<Observation>,
-    /// Why the VM's memory cannot move, if it cannot.
+    /// Why the VM's memory cannot move; `None` if it can.
     pub immovable: Option<Immovable>,
-    /// Nodes on which its memory stays by its operator's choice: it is bound to them, or is there in huge pages of a pool.
-    /// `None` if its memory may follow its vCPUs, or if it is kept for other reasons than the operator's choice.
+    /// Nodes on which the operator keeps the VM's memory: it is bound to them, or is in their pools of huge pages. `None` if its
+    /// memory may follow its vCPUs, or if something else than the operator's choice keeps it in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bound_to: Option<NodeSet>,
-    /// Whether all of its memory moves to one node or none of it does, in the background and whatever its size: a plan is for
-    /// all of it.
+    /// Whether the host can only move all of the VM's memory to one node, or none of it. Such a move runs in the background, so a
+    /// plan covers all memory whatever its size.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub moves_whole: bool,
-    /// Why the host never learns which pages the guest releases, with the remedy; `None` if it does.
+    /// Why the host does not learn which pages the guest releases, with the remedy; `None` if it does.
     pub no_releases: Option<String>,
-    /// The agent's limit on its part of caches or memory bandwidth, while it is in force.
+    /// The agent's limit on the VM's part of caches or memory bandwidth, while the limit is in force.
     pub confined: Option<Limit>,
     /// Nodes of devices assigned to the VM.
     pub device_nodes: NodeSet,
@@ -159,7 +159,7 @@ pub struct VmSample {
 }
 
 impl VmSample {
-    /// Returns a VM with only a name: no vCPUs, no memory, nothing counted.
+    /// Returns a VM with only a name: no vCPUs, no memory, and no counters.
     pub fn new(id: VmId, name: impl Into<String>) -> VmSample {
         VmSample {
             id,
@@ -192,30 +192,31 @@ impl VmSample {
 pub struct VcpuSample {
     /// Position in the VM, from 0.
     pub index: u16,
-    /// Time it ran.
+    /// Time for which it ran.
     pub running_ns: Ns,
-    /// Time it was runnable and did not run: run-queue delay, throttled time included; `None` if the host does not know.
+    /// Time for which it was runnable and did not run: run-queue delay, including throttled time. `None` if the host does not
+    /// know.
     pub waiting_ns: Option<Ns>,
-    /// Time it was throttled by a CPU quota.
+    /// Time for which a CPU quota throttled it.
     pub throttled_ns: Ns,
-    /// CPU it last ran on.
+    /// CPU on which it last ran.
     pub cpu: Option<CpuId>,
-    /// CPUs it may run on: those in force, not those requested.
+    /// CPUs that it may run on: those in force, not those requested.
     pub affinity: CpuSet,
-    /// CPU quota in force on it, from any source; `None` if there is none, or the host does not know.
+    /// CPU quota that is in force on it, from any source; `None` if there is none, or the host does not know.
     pub quota: Option<CpuQuota>,
     /// Hardware counters of its thread, if the host has them.
     pub counters: Option<Counters>,
 }
 
-/// Source of [`Counters`], which is shown along with them.
+/// Source of [`Counters`], which is shown next to their figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CountedBy {
-    /// The PMU of the host; on the twin its substitute.
+    /// The host's PMU, or the twin's substitute for it.
     #[default]
     Hardware,
-    /// A model of caches next to a host without a PMU, as in an emulator's plugin.
+    /// A model of caches on a host without a PMU, such as an emulator's plugin.
     Model,
 }
 
@@ -224,7 +225,7 @@ pub enum CountedBy {
 pub struct Counters {
     /// Instructions retired.
     pub instructions: u64,
-    /// Cycles not halted.
+    /// Unhalted cycles.
     pub cycles: u64,
     /// LLC references.
     pub llc_references: u64,
@@ -232,30 +233,30 @@ pub struct Counters {
     pub llc_misses: u64,
 }
 
-/// Memory accesses of a VM, by the relation of the accessing vCPU's node at the time to the page's node.
+/// A VM's memory accesses, by where the accessing vCPU ran at the time and where the page was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accesses {
-    /// To the node that the vCPU ran on.
+    /// Accesses to the node that the vCPU ran on.
     pub local: u64,
-    /// To another node.
+    /// Accesses to other nodes.
     pub remote: u64,
-    /// All of them, by the node of the page.
+    /// All accesses, by the node of the page.
     pub on: NodeMap<u64>,
 }
 
-/// Use of some pages by node, from memory sampling (IBS, PEBS). A real host reports single pages; the twin combines all pages
-/// of one kind that are on one node and were sampled alike. A page without samples is not included.
+/// How some pages are used from each node, found by memory sampling (IBS, PEBS). A real host reports single pages. The twin
+/// combines all pages of one kind that are on one node and have the same samples. Pages without samples are left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageUse {
     /// Guest frame of the first page.
     pub frame: u64,
     /// Number of pages: 1 on a real host.
     pub pages: Pages,
-    /// Their node.
+    /// The node that the pages are on.
     pub on: NodeId,
-    /// Samples of accesses to each of them from the CPUs of each node; nodes without samples are missing.
+    /// For each node, the number of samples of each page that came from its CPUs; nodes without samples are missing.
     pub samples: NodeMap<u32>,
-    /// Number of a page's samples that were writes.
+    /// How many of a page's samples were writes.
     pub writes: u32,
 }
 
@@ -263,43 +264,43 @@ pub struct PageUse {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "why", rename_all = "kebab-case")]
 pub enum Immovable {
-    /// A device assigned by VFIO reads and writes it: every page is pinned for the VM's life.
+    /// A device assigned through VFIO reads and writes it, so every page is pinned for the VM's life.
     Vfio,
     /// The VM's memory is locked (`<memoryBacking><locked/>`).
     Locked,
-    /// It is encrypted for the guest: the kernel moves no page of it.
+    /// It is encrypted for the guest, and the kernel moves none of its pages.
     Encrypted {
         /// The mechanism, as QEMU or libvirt calls it: `sev-snp-guest`, `tdx`.
         kind: String,
     },
-    /// It is in huge pages, and other nodes have too few of them free.
+    /// It is in huge pages, of which the other nodes have too few free.
     HugePages {
         /// Size of one huge page.
         page_bytes: Bytes,
     },
-    /// It is in huge pages of its nodes' pools, and its operator did not allow moving them.
+    /// It is in huge pages from its nodes' pools, and the operator did not allow moving them.
     HugePagePool {
         /// Size of one huge page.
         page_bytes: Bytes,
     },
-    /// The VM is bound to its nodes in a mode that libvirt cannot change while it runs.
+    /// The VM is bound to its nodes in a mode that libvirt cannot change while the VM runs.
     BoundAtStart {
         /// Nodes it is bound to.
         nodes: NodeSet,
     },
-    /// Its parts are bound to different nodes, cell by cell or page by page (interleaved).
+    /// Its parts are bound to different nodes, guest cell by guest cell or page by page (interleaved).
     BoundInParts {
-        /// Nodes that some part is bound to.
+        /// All nodes that some part is bound to.
         nodes: NodeSet,
     },
-    /// The hypervisor moves no page of a running VM.
+    /// The hypervisor cannot move pages of a running VM.
     Hypervisor {
-        /// The hypervisor, and an alternative.
+        /// The hypervisor, and what to do instead.
         reason: String,
     },
-    /// The VM is paused: it does not wait for its memory, and may be about to be saved.
+    /// The VM is paused: it gains nothing from a move, and may be about to be saved.
     Paused,
-    /// It is migrating to or from another host: pages moved here would be copied twice.
+    /// The VM is migrating to or from another host, so pages that are moved here would be copied twice.
     Migrating,
 }
 
@@ -348,25 +349,25 @@ impl std::fmt::Display for Immovable {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Management {
-    /// The agent places, schedules and moves it.
+    /// The agent places, schedules and moves the VM.
     #[default]
     Managed,
-    /// The agent watches it and never touches it.
+    /// The agent watches the VM and never touches it.
     Ignored,
 }
 
-/// How far decisions go. Among several modes, for the run, a policy and a VM, the most careful applies, which is the least of
-/// them.
+/// How far the agent goes with its decisions. The run, a policy and a VM may each have a mode. The most careful of them applies,
+/// which is the first listed here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// They are made and explained; nothing is changed.
-    // As in recordings before 0.2.
+    /// Decisions are made and explained; nothing is changed.
+    // The name in recordings from before 0.2.
     #[serde(alias = "dry-run")]
     Observe,
-    /// Each waits as a recommendation until the operator applies it.
+    /// Each decision waits as a recommendation until the operator applies it.
     Recommend,
-    /// They are carried out.
+    /// Decisions are carried out.
     #[default]
     Act,
 }
@@ -375,7 +376,7 @@ impl Mode {
     /// All modes, the most careful first.
     pub const ALL: [Mode; 3] = [Mode::Observe, Mode::Recommend, Mode::Act];
 
-    /// Returns its name in settings, metadata and JSON.
+    /// Returns the mode's name in settings, metadata and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Observe => "observe",
@@ -399,7 +400,7 @@ impl std::str::FromStr for Mode {
     }
 }
 
-/// A text that names no [`Mode`]: its first 40 characters.
+/// The error for a text that names no [`Mode`]. Holds the text's first 40 characters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no mode; there are observe, recommend and act")]
 pub struct UnknownMode(String);
@@ -407,11 +408,11 @@ pub struct UnknownMode(String);
 /// The operator's settings of a VM. They live with the VM (libvirt metadata), so they survive restarts and migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSettings {
-    /// Whether the agent may act on it.
+    /// Whether the agent may act on the VM.
     pub management: Management,
-    /// How far decisions about it go at most; `None` for the mode of the run and its policies.
+    /// The furthest that decisions about the VM may go; `None` if only the modes of the run and its policies apply.
     pub mode: Option<Mode>,
-    /// Home nodes that the operator chose; the agent keeps the VM there and never re-homes it.
+    /// Home nodes that the operator chose. The agent keeps the VM there and never gives it another home.
     pub home: Option<NodeSet>,
     /// VMs with the same value here share no home node.
     #[serde(default, alias = "apart", skip_serializing_if = "Option::is_none")]
@@ -421,22 +422,22 @@ pub struct VmSettings {
     pub affinity: Option<String>,
     /// Memory bandwidth that the VM is declared to need.
     pub bandwidth: Option<BytesPerSec>,
-    /// CPUs that it may use by all of its operator's settings (cpusets of its cgroups, `<vcpu cpuset>`, its affinity from
-    /// before the agent, and `isolcpus=`); `None` if it may use every CPU that all VMs may use.
+    /// CPUs that the VM may use according to all of its operator's settings: its cgroups' cpusets, `<vcpu cpuset>`, its affinity
+    /// from before the agent, and `isolcpus=`. `None` if it may use every CPU that all VMs may use.
     pub cpus_allowed: Option<CpuSet>,
     /// vCPUs that the operator pinned by hand (`<vcpupin>`): the agent leaves them alone.
     pub pinned_vcpus: Vec<u16>,
-    /// Memory policy that the operator chose; `None` leaves the choice to the agent.
+    /// Memory policy that the operator chose; `None` if the agent may choose.
     pub memory_policy: Option<MemoryPolicy>,
-    /// The permit that it booked and is held to.
+    /// The permit that the operator booked for it, and that it is held to.
     pub permit: Option<Permit>,
-    /// Least memory that its balloon leaves it; without one the agent takes none of its memory.
+    /// The least memory that its balloon must leave it. Without a floor, the agent takes none of its memory.
     pub memory_floor: Option<Bytes>,
-    /// CPU quota of each vCPU that the operator set (`<cputune><quota>`): lifting an agent's limit restores it.
+    /// CPU quota that the operator set for each vCPU (`<cputune><quota>`). It is in force again once the agent's limit is lifted.
     pub quota: Option<CpuQuota>,
 }
 
-/// One of [`VmSettings`] that can be set while the VM runs; setting one leaves the others unchanged.
+/// A setting in [`VmSettings`] that can be changed while the VM runs. Changing one leaves the others unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setting {
     /// Its permit.
@@ -445,12 +446,12 @@ pub enum Setting {
     MemoryPolicy(Option<MemoryPolicy>),
     /// Its memory floor.
     MemoryFloor(Option<Bytes>),
-    /// How far decisions about it go.
+    /// How far decisions about it may go.
     Mode(Option<Mode>),
 }
 
 impl Setting {
-    /// Returns its name, as in "the permit of VM web".
+    /// Returns the setting's name, as in "the permit of VM web".
     pub fn name(self) -> &'static str {
         match self {
             Setting::Permit(_) => "permit",
@@ -462,7 +463,7 @@ impl Setting {
 }
 
 impl VmSettings {
-    /// Whether a setting has this value.
+    /// Returns true if a setting has this value.
     pub fn has(&self, setting: Setting) -> bool {
         match setting {
             Setting::Permit(permit) => self.permit == permit,
@@ -484,7 +485,7 @@ impl VmSettings {
 }
 
 impl Sample {
-    /// Returns the VM with this id, if it was running.
+    /// Returns the VM with this id, if it ran at the time of the sample.
     pub fn vm(&self, id: VmId) -> Option<&VmSample> {
         self.vms
             .binary_search_by_key(&id, |vm| vm.id)
@@ -499,7 +500,7 @@ impl VmSample {
         self.vcpus.iter().find(|vcpu| vcpu.index == index)
     }
 
-    /// Returns the touched pages outside `nodes`; `None` if the host does not locate pages.
+    /// Returns the number of touched pages outside `nodes`; `None` if the host does not locate pages.
     pub fn pages_outside(&self, nodes: &NodeSet) -> Option<Pages> {
         let pages = self.pages.as_ref()?;
         Some(
@@ -511,14 +512,14 @@ impl VmSample {
         )
     }
 
-    /// Returns the touched pages on `nodes`; `None` if the host does not locate pages.
+    /// Returns the number of touched pages on `nodes`; `None` if the host does not locate pages.
     pub fn pages_on(&self, nodes: &NodeSet) -> Option<Pages> {
         let pages = self.pages.as_ref()?;
         let there = pages.iter().filter(|(node, _)| nodes.contains(*node));
         Some(there.map(|(_, pages)| *pages).sum())
     }
 
-    /// Returns all touched pages; `None` if the host does not know.
+    /// Returns the number of all touched pages; `None` if the host does not know.
     pub fn pages_touched(&self) -> Option<Pages> {
         self.pages.as_ref().map(|pages| pages.values().copied().sum())
     }

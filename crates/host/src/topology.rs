@@ -1,4 +1,4 @@
-//! Live topology: the nodes that a VM's guest knows from boot, and the updates it gets.
+//! Live topology: the nodes that a VM's guest knows from its boot, and the updates that it gets.
 
 use homenode_machine::Machine;
 use homenode_units::{Bytes, NodeId, NodeMap, Ns, Pages};
@@ -8,20 +8,20 @@ use serde::{Deserialize, Serialize};
 /// A NUMA node as the guest sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VirtualNode {
-    /// Its vCPUs since the guest's boot, by index.
+    /// Its vCPUs at the guest's boot, by index.
     pub vcpus: Vec<u16>,
     /// Its memory.
     pub memory_bytes: Bytes,
-    /// Its touched memory by node, if known.
+    /// Its touched memory by host node, if known.
     pub pages: Option<NodeMap<Pages>>,
 }
 
-/// Nodes of a VM's vCPUs and its virtual nodes' memory.
+/// The host nodes of a VM's vCPUs and of its virtual nodes' memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GuestTopology {
     /// Node of each vCPU, by index; `None` if unknown, or if the vCPU is offline.
     pub vcpus: Vec<Option<NodeId>>,
-    /// Node of each virtual node's memory; `None` if it has none.
+    /// Node of each virtual node's memory; `None` if the virtual node has no memory.
     pub memory: Vec<Option<NodeId>>,
 }
 
@@ -30,16 +30,16 @@ pub struct GuestTopology {
 pub struct Published {
     /// The topology.
     pub topology: GuestTopology,
-    /// Its time, by the host's clock.
+    /// When the guest was told, by the host's clock.
     pub at: Ns,
-    /// Version of its topology page.
+    /// Version of the guest's topology page.
     pub sequence: u64,
 }
 
 impl GuestTopology {
-    /// Returns the virtual node that a guest assumes for a vCPU: the one with the nearest memory; among equals the `present`
-    /// one, or the first ([XPV, section 4.2]: an access is local when it goes to the nearest memory). If nothing is known of
-    /// the vCPU, or of any memory, it is the present one.
+    /// Returns the virtual node that a guest assumes for a vCPU: the one with the nearest memory, since an access is local if it
+    /// goes to the nearest memory [XPV, section 4.2]. Among equally near ones it takes `present`, else the first. It keeps
+    /// `present` if the vCPU's node, or every memory's node, is unknown.
     pub fn virtual_node(&self, machine: &Machine, vcpu: usize, present: usize) -> usize {
         let Some(at) = self.vcpus.get(vcpu).copied().flatten() else {
             return present;

@@ -1,4 +1,4 @@
-//! A policy's input: the host, its last sample and rates, and the agent's knowledge of each VM.
+//! A policy's input: the host, its last sample and rates, and what the agent knows of each VM.
 
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeId, NodeSet, Ns};
@@ -9,14 +9,14 @@ use crate::rates::{Rates, VmRates};
 use crate::sample::{Immovable, Management, Sample, Version, VmSample};
 use crate::topology::VirtualNode;
 
-/// Time after CPUs went offline or returned during which affinities are checked for changes by the kernel: it makes them
-/// later, and hosts do not read affinities in every period.
+/// For this long after CPUs went offline or returned, affinities are checked for changes by the kernel. The kernel makes these
+/// changes late, and hosts do not read affinities in every period.
 pub const CPUS_SETTLE: Ns = Ns::from_secs(30);
 
 /// A policy's input, built for each cycle from references only.
 #[derive(Clone, Debug)]
 pub struct View<'a> {
-    /// Plans carry it; the host refuses a plan whose version is not current.
+    /// Version of the view, which plans carry. The host refuses a plan whose version is not current.
     pub version: Version,
     /// The host's monotonic clock at the sample.
     pub at: Ns,
@@ -28,7 +28,7 @@ pub struct View<'a> {
     pub rates: Option<&'a Rates>,
     /// CPUs that all VMs may use: online, not reserved for the host, not isolated, and not on a drained node.
     pub cpus: CpuSet,
-    /// CPUs that the kernel keeps free. VMs whose operator names them may use them like the others.
+    /// CPUs that the kernel isolates. VMs whose operator names them may use them like other CPUs.
     pub isolated: CpuSet,
     /// Drained nodes.
     pub drained: NodeSet,
@@ -36,7 +36,7 @@ pub struct View<'a> {
     pub vms: Vec<VmView<'a>>,
 }
 
-/// Parts of a host that are not for VMs.
+/// Parts of a host that VMs may not use.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Barred<'a> {
     /// CPUs reserved for the host.
@@ -52,13 +52,13 @@ pub struct VmView<'a> {
     pub sample: &'a VmSample,
     /// Its activity since the last sample.
     pub rates: Option<&'a VmRates>,
-    /// Home nodes, once it has been placed.
+    /// Home nodes; `None` until the VM has been placed.
     pub home: Option<&'a NodeSet>,
-    /// Present or intended home node of each virtual node's memory, for a VM whose guest is shown its location.
+    /// Home node, present or intended, of each virtual node's memory, if the VM's guest is told its topology.
     pub layout: Option<&'a [NodeId]>,
-    /// Why no policy may touch its vCPUs, if so.
+    /// Why no policy may touch its vCPUs; `None` if policies may.
     pub hands_off: Option<HandsOff>,
-    /// Why no policy may touch its CPU quota, if so.
+    /// Why no policy may touch its CPU quota; `None` if policies may.
     pub quota_hands_off: Option<HandsOff>,
 }
 
@@ -70,9 +70,9 @@ pub enum HandsOff {
     Ignored,
     /// The operator pinned vCPUs by hand, before or while the agent ran.
     PinnedByHand,
-    /// The CPU quota set by the agent was changed by others.
+    /// Another program changed the CPU quota that the agent had set.
     QuotaByHand,
-    /// It is migrating: libvirt changes nothing of it meanwhile, and the target host gets its present settings.
+    /// The VM is migrating. Meanwhile libvirt changes nothing on it, and the target host takes over its present settings.
     Migrating,
 }
 
@@ -88,8 +88,8 @@ impl std::fmt::Display for HandsOff {
 }
 
 impl<'a> View<'a> {
-    /// Builds a view of a host, its sample, and the agent's knowledge of each VM. VMs may use CPUs that are online, which are
-    /// those in the sample, and that are not barred.
+    /// Builds a view from a host, its sample, and what the agent knows of each VM. VMs may use CPUs that are online, which means
+    /// in the sample, and not barred.
     pub fn new(
         machine: &'a Machine,
         sample: &'a Sample,
@@ -100,7 +100,7 @@ impl<'a> View<'a> {
         let drained = barred.nodes.cloned().unwrap_or_default();
         let online: CpuSet = sample.cpus.iter().map(|cpu| cpu.id).collect();
         let mut cpus = machine.cpu_set().difference(&machine.cpus_of(&drained));
-        // Before the first sample no CPU is known to be online.
+        // Before the first sample, no CPU is known to be online: do not restrict the set.
         if !online.is_empty() {
             cpus = cpus.intersection(&online);
         }
@@ -122,20 +122,20 @@ impl<'a> View<'a> {
 }
 
 impl View<'_> {
-    /// Returns the nodes that can be a home: they have memory, and CPUs that VMs may use.
+    /// Returns the nodes that can be a home: those with memory, and with CPUs that VMs may use.
     pub fn homes(&self) -> NodeSet {
         let memory = self.machine.home_nodes();
         let has_cpus = |node: &NodeId| !self.cpus_of(*node).is_empty();
         memory.iter().filter(has_cpus).collect()
     }
 
-    /// Returns the nodes whose pages belong on `home`: all others with CPUs, and drained ones. The kernel itself has to bring
-    /// back what it put on a node without CPUs.
+    /// Returns the nodes whose pages should move to `home`: all other nodes with CPUs, and drained nodes. Nodes without CPUs are
+    /// left out, because the kernel brings back what it put there.
     pub fn away_from(&self, home: &NodeSet) -> NodeSet {
         self.machine.home_nodes().union(&self.drained).difference(home)
     }
 
-    /// Returns the CPUs that a VM with this mask may use; `None` is no mask, so all that VMs may use.
+    /// Returns the CPUs that a VM with this mask may use. `None` means no mask: all CPUs that VMs may use.
     pub fn cpus_for(&self, allowed: Option<&CpuSet>) -> CpuSet {
         allowed.map_or_else(
             || self.cpus.clone(),
@@ -149,8 +149,8 @@ impl View<'_> {
         of_node.map_or_else(CpuSet::new, |of| of.cpus.intersection(&self.cpus))
     }
 
-    /// Whether a directed link between two nodes uses less than `share` of its bandwidth. A link of unknown use or bandwidth
-    /// counts as quiet.
+    /// Returns true if a directed link between two nodes uses less than `share` of its bandwidth. A link of unknown use or
+    /// bandwidth counts as quiet.
     pub fn link_below(&self, from: NodeId, to: NodeId, share: f64) -> bool {
         let used = self
             .rates
@@ -160,25 +160,25 @@ impl View<'_> {
 }
 
 impl VmView<'_> {
-    /// Returns why its memory must stay in place, if so.
+    /// Returns why the VM's memory must stay in place, if it must.
     pub fn memory_fixed(&self) -> Option<&Immovable> {
         self.sample.immovable.as_ref()
     }
 
-    /// Whether policies may act on the VM at all.
+    /// Returns true if policies may act on the VM at all.
     pub fn managed(&self) -> bool {
         self.sample.settings.management == Management::Managed
     }
 
-    /// Returns the home node with the memory that was local to a vCPU at the guest's boot; `None` if the guest gets no
-    /// topology, and for a vCPU that belonged to no virtual node then.
+    /// Returns the home node with the memory that was local to a vCPU at the guest's boot. `None` if the guest gets no topology,
+    /// or if the vCPU belonged to no virtual node at boot.
     pub fn seat(&self, index: u16) -> Option<NodeId> {
         let belongs = |virtual_node: &VirtualNode| virtual_node.vcpus.contains(&index);
         let at = self.sample.virtual_nodes.iter().position(belongs)?;
         self.layout?.get(at).copied()
     }
 
-    /// Returns the node that a vCPU is confined to away from home: by its affinity, if that has no home node.
+    /// Returns the node away from home that a vCPU's affinity confines it to; `None` if its affinity includes a home node.
     pub fn away_node(&self, machine: &Machine, index: u16) -> Option<NodeId> {
         let home = self.home?;
         let affinity = &self.sample.vcpu(index)?.affinity;

@@ -1,10 +1,10 @@
-//! A signal that wakes the thread of an agent.
+//! A signal that wakes an agent's thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Wakes an agent that waits: there is work, or it should stop. All clones are one signal.
+/// Wakes a waiting agent because there is work, or because it should stop. All clones share one signal.
 #[derive(Clone, Debug, Default)]
 pub struct WakeSignal(Arc<Inner>);
 
@@ -16,7 +16,7 @@ struct Inner {
 }
 
 impl WakeSignal {
-    /// Wakes the waiting thread; if none waits, the next wait ends at once.
+    /// Wakes the waiting thread. If no thread waits, the next wait ends at once.
     pub fn wake(&self) {
         *self.0.is_set.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.0.changes.notify_all();
@@ -28,12 +28,12 @@ impl WakeSignal {
         self.wake();
     }
 
-    /// Whether a stop was requested.
+    /// Returns true if a stop was requested.
     pub fn is_stopping(&self) -> bool {
         self.0.is_stopping.load(Ordering::Relaxed)
     }
 
-    /// Sleeps until it is woken, or until the time is over. Returns whether it was woken.
+    /// Sleeps until it is woken or the time is over. Returns true if it was woken.
     pub fn wait(&self, at_most: Duration) -> bool {
         let is_set = self.0.is_set.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.0.changes.wait_timeout_while(is_set, at_most, |set| !*set);
@@ -46,7 +46,7 @@ impl WakeSignal {
 mod tests {
     use super::*;
 
-    /// Far longer than any test waits to be woken.
+    /// Longer than any test should have to wait for its wake-up.
     const LONG: Duration = Duration::from_secs(600);
 
     #[test]

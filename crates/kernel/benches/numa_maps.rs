@@ -1,5 +1,5 @@
-//! What a QEMU that has split its memory into nearly as many mappings as the kernel allows costs the agent's loop: finding
-//! the guest's RAM among them, and counting on which nodes it is.
+//! Measures what the agent's loop spends on a QEMU process that has split its memory into nearly as many mappings as the kernel
+//! allows. The agent has to find the guest's RAM among them, and count which nodes it is on.
 
 use std::fs;
 use std::hint::black_box;
@@ -8,7 +8,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use homenode_kernel::numa_maps::{guest_ram, pages_per_node};
 use homenode_units::{Bytes, PAGE_BYTES};
 
-/// Almost the kernel's `vm.max_map_count`.
+/// A little less than the kernel's `vm.max_map_count`.
 const MAPPINGS: u64 = 65_000;
 const PID: i32 = 7;
 

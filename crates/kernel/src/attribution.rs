@@ -1,33 +1,35 @@
-//! Assigns the counts of a modelled PMU on an emulated host to its VMs.
+//! Assigns the counts that a modelled PMU makes on an emulated host to the host's VMs.
 //!
 //! # Problem
-//! The model ([`crate::modelled_pmu`]) counts by CPU and by tag of the machine frame used. It knows no VMs.
+//! The model ([`crate::modelled_pmu`]) counts for each CPU, and for each tag of the machine frame that was used. It does not know
+//! VMs.
 //!
 //! # Approach
-//! 1. Each VM gets its own tag; if none is left it has no counters, which is reported.
-//! 2. The frames of its memory get that tag: `pagemap` is read in parts of [`PART_PAGES`], each time going on where the last
-//!    ended, as often as costs [`COST_SHARE`]. A frame that a page has left loses the tag. There are no counters before all was
-//!    read once.
-//! 3. The growth of the tag's counts, over all CPUs, is divided among the VM's vCPUs in proportion to the time each ran.
+//! 1. Each VM gets a tag of its own. If no tag is left, the VM has no counters, and this is reported.
+//! 2. The frames of its memory get that tag. For this, `pagemap` is read in parts of [`PART_PAGES`], each continuing where the
+//!    last one ended, at intervals that keep the cost within [`COST_SHARE`]. A frame that the VM no longer uses loses the tag.
+//!    Counters start once all memory was read.
+//! 3. The growth of the tag's counts, summed over all CPUs, is divided among the VM's vCPUs in proportion to the time each ran.
 //!
 //! # What the figures are
-//! - *References* and *misses* are those of the VM's memory, whichever CPU caused them: for a single vCPU exactly, for several
-//!   the VM's sum divided. Work of the host for the VM in the host's own memory is not assigned, where a real PMU would count it.
-//!   Nor is, until the next reading, the use of new frames; and never that of frames that several processes map (zeroes, KSM),
-//!   unless the VM's memory is meant to be shared.
-//! - *Cycles* are the time run at the machine's clock, or at 1 GHz if that is unknown: the model has no time. Equation 3.1
-//!   then is misses per millisecond run.
-//! - *Instructions* are those that a machine would have done in the time run on which an instruction takes one cycle, a reference
-//!   [`LLC_CYCLES`] more, and a miss [`MEMORY_CYCLES`] or [`REMOTE_CYCLES`] more: emulated memory takes no time, so misses would
-//!   slow no VM down. The instructions that the VM really did per reference are estimated from all CPUs, by time run. References
-//!   and misses are scaled to the same instructions, so that a VM that is slowed down keeps its references per instruction.
-//! - *Accesses* of a VM and *traffic* of controllers are samples times the period at which they were taken; lost samples are
-//!   taken to have gone where the others went.
-//! - *Uses* of single pages are unscaled samples ([`Sampler`]).
+//! - *References* and *misses* are those to the VM's memory, whichever CPU caused them. They are exact for a VM with one vCPU;
+//!   for several vCPUs the VM's sum is divided. Three kinds are not assigned: the host's work for the VM in the host's own
+//!   memory, which a real PMU would count; use of new frames until the next reading; and any use of frames that several processes
+//!   map (zeroes, KSM), unless the VM's memory is meant to be shared.
+//! - *Cycles* are the time run at the machine's clock, or at 1 GHz if the clock is unknown, because the model has no time. So
+//!   equation 3.1 yields misses per millisecond run.
+//! - *Instructions* are those that a machine would have completed in the time run if an instruction takes one cycle, a reference
+//!   [`LLC_CYCLES`] more, and a miss [`MEMORY_CYCLES`] or [`REMOTE_CYCLES`] more. Without this correction misses would not slow a
+//!   VM, since emulated memory takes no time. The instructions that the VM really executed per reference are estimated from those
+//!   of all CPUs, by time run. References and misses are scaled by the same factor, so that a VM that is slowed keeps its
+//!   references per instruction.
+//! - A VM's *accesses* and the controllers' *traffic* are numbers of samples times the sampling period. Lost samples are assumed
+//!   to be distributed like the others.
+//! - *Uses* of single pages are numbers of samples, not scaled ([`Sampler`]).
 //!
 //! # Trust
-//! The model can be wrong or gone: counts that run backwards, or instructions that stand still while this program runs, are
-//! reported, and there are no counters until they move forwards.
+//! The model can be wrong, or stop. Counts that run backwards, and instructions that do not grow while this program runs, are
+//! reported; there are then no counters until the counts grow again.
 //!
 //! # Properties (tests of the same names)
 //! - What is counted for a frame goes to the VM that has the frame, also after it moved.
@@ -56,27 +58,27 @@ pub use samples::Sampler;
 
 use dealing::{Dealt, Pulse, State, of_tag};
 
-/// Pages of a VM to read in one go: 256 MiB.
+/// Number of a VM's pages to read in one go: 256 MiB.
 pub const PART_PAGES: usize = 65_536;
-/// Reading may take one part in this many of one CPU's time, per VM.
+/// Reading one VM's page map may take at most one part in this many of one CPU's time.
 pub const COST_SHARE: u64 = 20;
-/// Pages to read from the kernel at once.
+/// Number of pages to read in one system call.
 const READ_PAGES: usize = 4096;
-/// Why a VM has no counters of the model.
+/// Why a VM has no counters from the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotCounted {
     /// All tags are used by other VMs.
     #[error("the modelled PMU tells {tags} VMs apart, and more run")]
     NoTag {
-        /// Tags of VMs.
+        /// Number of tags for VMs.
         tags: u64,
     },
-    /// The page covers less than the machine's memory.
+    /// The model's page covers less than the machine's memory.
     #[error(
         "some of its memory lies beyond the {frames} frames of the modelled PMU; start the emulator's plugin with a larger `frames`"
     )]
     Beyond {
-        /// Frames that the page covers.
+        /// Number of frames that the page covers.
         frames: u64,
     },
     /// Counts that should only grow went backwards.
@@ -85,32 +87,32 @@ pub enum NotCounted {
     /// No CPU started an instruction, although this program ran.
     #[error("the modelled PMU counts nothing; does the emulator run with the plugin whose file it maps?")]
     Silent,
-    /// The frames cannot be read.
+    /// The VM's frames cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
 }
 
-/// A VM to count.
+/// A VM to assign counts to.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
     /// Its identity.
     pub id: VmId,
-    /// Its QEMU.
+    /// Its QEMU process.
     pub process: Process,
     /// Its memory.
     pub ranges: &'a [Range],
-    /// Time that each of its vCPUs ran, by index.
+    /// Time for which each of its vCPUs ran, by index.
     pub ran: &'a BTreeMap<u16, Ns>,
 }
 
-/// Assigns a modelled PMU's counts to VMs. There may be only one, since it owns the tags.
+/// Assigns a modelled PMU's counts to VMs. A host may have only one instance, since it owns the tags.
 #[derive(Debug)]
 pub struct Attribution {
     page: Page<'static>,
     pulse: Pulse,
     /// The sampler, or why there are no samples.
     sampler: Result<Sampler, String>,
-    /// Free tags; the last one is given out next.
+    /// Free tags. The last one is used next.
     free: Vec<u8>,
     vms: BTreeMap<VmId, Tagged>,
 }
@@ -121,21 +123,21 @@ struct Tagged {
     tag: u8,
     process: Process,
     ranges: Vec<Range>,
-    /// The frame of each page that has the tag for it; 0, which belongs to no VM, for none.
+    /// For each page, the frame that was tagged for it, or 0 (a frame that belongs to no VM) if none was.
     frames: Vec<u32>,
-    /// Page to go on from.
+    /// The page to continue from.
     next: usize,
     next_read: Ns,
     is_read: bool,
     is_beyond: bool,
-    /// Counted from when all was read.
+    /// Counts assigned since all memory was read once.
     dealt: Dealt,
     accesses: Option<Accesses>,
 }
 
 impl Attribution {
-    /// Starts with all frames untagged, whatever an earlier agent had set. `clock_hz` is the machine's clock, if known;
-    /// without a sampler, `sampler` has the reason.
+    /// Starts with all frames untagged, whatever an earlier agent had tagged. `clock_hz` is the machine's clock, if known.
+    /// Without a sampler, `sampler` holds the reason.
     pub fn new(page: Page<'static>, clock_hz: Option<u64>, sampler: Result<Sampler, String>) -> Attribution {
         page.clear_tags();
         let tags = page.layout().tags.min(256) as u16;
@@ -148,7 +150,8 @@ impl Attribution {
         }
     }
 
-    /// Begins a look at all VMs; `busy` is all CPUs' busy time. Requests counts, which costs the emulator most of its speed.
+    /// Begins a look at all VMs. `busy` is the busy time of all CPUs. This asks the emulator to count, which takes most of its
+    /// speed.
     pub fn begin(&mut self, busy: Ns) {
         self.pulse.beat(busy);
         if let Ok(sampler) = &mut self.sampler {
@@ -156,10 +159,10 @@ impl Attribution {
         }
     }
 
-    /// Counters of a VM's vCPUs, by index; `None` if there are none yet, or the VM has just ended.
+    /// Returns the counters of a VM's vCPUs, by index; `None` if there are none yet, or the VM has just ended.
     ///
     /// # Errors
-    /// A sentence for the host's operator.
+    /// Returns a sentence for the host's operator.
     pub fn counters(
         &mut self,
         root: &Path,
@@ -207,12 +210,12 @@ impl Attribution {
         vm.dealt.deal(of_tag(page, vm.tag), seen.ran, speed).map(Some)
     }
 
-    /// Why it is not known which node uses a page, if it is not.
+    /// Returns why it is unknown which node uses which page; `None` if it is known.
     pub fn no_samples(&self) -> Option<&str> {
         self.sampler.as_ref().err().map(String::as_str)
     }
 
-    /// Bytes that each node's controllers have moved since the start; empty without samples.
+    /// Returns the bytes that each node's controllers have moved since the start; empty without samples.
     pub fn traffic(&self) -> NodeMap<u64> {
         let sampler = self.sampler.as_ref().ok();
         sampler
@@ -220,22 +223,22 @@ impl Attribution {
             .unwrap_or_default()
     }
 
-    /// Accesses of a VM to memory, by their node. Call once after each [`Attribution::begin`]. `None` before all of its
-    /// memory was read.
+    /// Returns a VM's memory accesses, by the node of the memory. Call this once after each [`Attribution::begin`]. `None` until
+    /// all of the VM's memory was read.
     pub fn accesses(&mut self, vm: VmId) -> Option<Accesses> {
         let sampler = self.sampler.as_ref().ok()?;
         let vm = self.vms.get_mut(&vm).filter(|vm| vm.is_read)?;
         match (&mut vm.accesses, sampler.tag(vm.tag)) {
             (Some(accesses), Some(since)) => samples::add(accesses, since),
             (Some(_), None) => {}
-            // At the first look some samples are another VM's, from before its frames had the tag.
+            // At the first look some samples are from another VM, which used the frames before they got this tag.
             (none, _) => *none = Some(sampler.nothing()),
         }
         vm.accesses.clone()
     }
 
-    /// Which nodes used which pages of a VM between the last two calls of [`Attribution::begin`]; `None` before all of its
-    /// memory was read.
+    /// Returns which nodes used which pages of a VM between the last two calls of [`Attribution::begin`]; `None` until all of the
+    /// VM's memory was read.
     pub fn page_uses(&self, vm: VmId) -> Option<Vec<PageUse>> {
         let sampler = self.sampler.as_ref().ok()?;
         let vm = self.vms.get(&vm).filter(|vm| vm.is_read)?;
@@ -253,7 +256,7 @@ impl Attribution {
         Some(used.collect())
     }
 
-    /// Releases frames and tags of all other VMs.
+    /// Releases the frames and tags of all VMs for which `vms` returns false.
     pub fn keep_only(&mut self, vms: impl Fn(VmId) -> bool) {
         let gone: Vec<VmId> = self.vms.keys().filter(|vm| !vms(**vm)).copied().collect();
         gone.into_iter().for_each(|vm| self.forget(vm));
@@ -267,7 +270,7 @@ impl Attribution {
     }
 }
 
-/// Stops counting: the emulator gets its speed back.
+/// Stops counting, so that the emulator regains its speed.
 impl Drop for Attribution {
     fn drop(&mut self) {
         self.page.sample_every(0);
@@ -293,13 +296,13 @@ impl Tagged {
     }
 
     fn untag(&self, page: Page<'_>, frame: u32) {
-        // It may be another VM's by now.
+        // The frame may belong to another VM by now.
         if frame != 0 && page.tag(frame.into()) == self.tag {
             page.set_tag(frame.into(), 0);
         }
     }
 
-    /// Tags the frames of the next part of its memory; `None` if the process is gone.
+    /// Tags the frames of the next part of the VM's memory; `None` if the process is gone.
     fn follow(&mut self, root: &Path, page: Page<'_>) -> Result<Option<()>, ReadError> {
         if self.next == 0 {
             self.is_beyond = false;
@@ -323,7 +326,7 @@ impl Tagged {
         Ok(Some(()))
     }
 
-    /// The range that a page is in, and its position there.
+    /// Returns the range that a page is in, and the page's position in the range.
     fn range_of(&self, mut at: usize) -> (&Range, usize) {
         for range in &self.ranges {
             let pages = range.pages().0 as usize;
@@ -352,7 +355,7 @@ impl Tagged {
             .collect();
         self.is_beyond |= is_beyond;
         let part = self.next..self.next + now.len();
-        // First all frames that were left, then all that are used: a frame may have gone from one page to another.
+        // Untag all frames that were left before tagging those in use: a frame may have passed from one page to another.
         for (before, now) in self.frames[part.clone()].iter().zip(&now) {
             if before != now {
                 self.untag(page, *before);

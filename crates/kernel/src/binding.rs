@@ -1,20 +1,20 @@
-//! The nodes that a VM's memory is bound to, however its operator or its manager bound it.
+//! The nodes that a VM's memory is bound to, whether its operator or its manager bound it.
 //!
 //! # Problem
-//! Memory that was bound to nodes stays on them: an operator counts on the room that is left elsewhere. A VM's memory is
-//! often bound object by object (a cell of the guest, a DIMM), each to its own nodes, and several sources report that.
+//! Memory that is bound to nodes must stay on them, because an operator counts on the room that is left elsewhere. A VM's memory
+//! is often bound object by object (a cell of the guest, a DIMM), each to its own nodes, and several sources report bindings.
 //!
 //! # Terms
-//! - *Object*: memory with its own policy: a guest's cell, a DIMM, a mapping.
-//! - *Nodes* of a binding: every node that some object is bound to.
+//! - *Object*: a piece of memory with its own policy: a guest's cell, a DIMM, a mapping.
+//! - *Nodes* of a binding: every node that at least one object is bound to.
 //! - *Common* nodes: the nodes to which all bound objects may go.
 //!
 //! # Algorithm
-//! `strict` and `bind` bind an object to their nodes. `interleave` binds each page to its current node: gathering pages on
-//! one node would undo the operator's choice, so no node is common. `preferred` names nodes to begin on and binds nothing,
-//! like `restrictive`, with which libvirt leaves the place to cgroups. An unknown mode binds. Bindings are joined: nodes are
-//! united, common nodes are intersected. So two cells that are bound to nodes 0 and 1 are bound to nodes 0 and 1, and have
-//! no node in common: neither may leave its node, though both nodes are bound to.
+//! `strict` and `bind` bind an object to the nodes that they name. `interleave` binds each page to the node that it is on, since
+//! gathering pages on one node would undo the operator's choice; so no node is common. `preferred` only names nodes to try first,
+//! and binds nothing. `restrictive` binds nothing either: libvirt then leaves the place to cgroups. An unknown mode binds. When
+//! bindings are joined, their nodes are united and their common nodes are intersected. For example, a cell bound to node 0 and a
+//! cell bound to node 1 together have both nodes, but no common node: neither cell may leave its node.
 //!
 //! # Properties
 //! - `cells_that_are_bound_to_different_nodes_have_no_node_in_common`
@@ -23,17 +23,18 @@
 use homenode_host::Immovable;
 use homenode_units::NodeSet;
 
-/// Nodes that memory is bound to.
+/// The nodes that a VM's memory is bound to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// Nodes that some of it is bound to.
+    /// Nodes that some of the memory is bound to.
     pub nodes: NodeSet,
-    /// Nodes that all of it may be on; empty if its objects are bound to different nodes, or it is interleaved.
+    /// Nodes that all of the memory may be on. Empty if its objects' bindings share no node, or if it is interleaved.
     pub common: NodeSet,
 }
 
 impl Binding {
-    /// What a mode binds to these nodes, under its name in libvirt, QEMU or the kernel; `None` if it binds nothing.
+    /// Returns the binding that a mode makes to these nodes; `None` if it binds nothing. The mode is named as in libvirt, QEMU or
+    /// the kernel.
     pub fn of(mode: &str, nodes: &NodeSet) -> Option<Binding> {
         let common = match mode {
             "default" | "local" | "preferred" | "prefer" | "restrictive" => return None,
@@ -55,14 +56,14 @@ impl Binding {
         }
     }
 
-    /// The binding on a host with these memory nodes; `None` if all memory may go to each of them.
+    /// Returns what the binding means on a host with these memory nodes; `None` if all memory may be on each of them.
     pub fn on(self, memory_nodes: &NodeSet) -> Option<Binding> {
         let common = self.common.intersection(memory_nodes);
         let nodes = self.nodes.intersection(memory_nodes);
         (common != *memory_nodes).then_some(Binding { nodes, common })
     }
 
-    /// Why memory with this binding stays.
+    /// Returns why memory with this binding stays in place.
     pub fn reason(&self) -> Immovable {
         let nodes = self.nodes.clone();
         match self.common == self.nodes {
@@ -94,7 +95,7 @@ mod tests {
         );
         let bound = cells.on(&nodes("0-1")).unwrap();
         assert_eq!(bound.reason(), Immovable::BoundInParts { nodes: nodes("0-1") });
-        // Overlapping cells may meet on the overlap.
+        // Overlapping cells have the overlap in common.
         let overlap = join(&[("strict", "0-1"), ("strict", "1-2"), ("preferred", "3")]).unwrap();
         assert_eq!((overlap.nodes, overlap.common), (nodes("0-2"), nodes("1")));
     }

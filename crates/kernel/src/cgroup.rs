@@ -1,11 +1,12 @@
-//! CPU quotas: the quota of a thread, and for how long it was throttled, from its cgroup of the cpu controller. Quotas of
-//! libvirt's VMs are set through libvirt; a QEMU without a manager may have its own cgroup, whose quota is written here.
+//! CPU quotas. Reads a thread's quota, and for how long it was throttled, from its cgroup of the cpu controller. The quotas of
+//! libvirt's VMs are set through libvirt. A QEMU process without a manager may have a cgroup of its own, whose quota is written
+//! here.
 //!
-//! Works on cgroup v2 (`cpu.max`, `cpu.stat` with `throttled_usec`) and v1 (`cpu.cfs_quota_us`, `cpu.stat` with
-//! `throttled_time`, ns), on any mount point. libvirt gives every vCPU its own cgroup (`…/vcpuN`, limited by `vcpu_quota`)
-//! below the VM's (limited by `global_quota`). Both limits are in force at once. A thread's own cgroup has its exact
-//! throttled time; the VM's counts every CPU on which it was throttled, so its share per vCPU is that time over the VM's
-//! vCPUs ([`Throttled`]).
+//! Works with cgroup v2 (`cpu.max`, `cpu.stat` with `throttled_usec`) and v1 (`cpu.cfs_quota_us`, `cpu.stat` with
+//! `throttled_time`, ns), on any mount point. libvirt gives every vCPU a cgroup (`…/vcpuN`, limited by `vcpu_quota`) below the
+//! VM's cgroup (limited by `global_quota`), and both limits are in force at once. The throttled time of a thread's own cgroup is
+//! exact. The VM's cgroup adds up the time of every CPU on which it was throttled, so a vCPU's share is that sum divided by the
+//! number of vCPUs ([`Throttled`]).
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -19,15 +20,15 @@ use crate::task;
 /// Throttled time of a thread's cgroup and of the VM's cgroup above it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttled {
-    /// Of the thread's own cgroup.
+    /// Throttled time of the thread's own cgroup.
     pub own_ns: Ns,
-    /// Of the cgroup above it, summed over CPUs; zero unless the thread's own cgroup is a vCPU's.
+    /// Throttled time of the cgroup above it, summed over CPUs. Zero unless the thread's own cgroup is a vCPU's.
     pub vm_ns: Ns,
 }
 
 impl Throttled {
-    /// Time that this thread was throttled, as one of `vcpu_count` vCPUs that share the VM's limit evenly, with `sharing` of
-    /// them in this one's own cgroup.
+    /// Returns for how long one vCPU was throttled. The VM has `vcpu_count` vCPUs, which share its limit evenly; `sharing` of
+    /// them share this vCPU's own cgroup.
     pub fn per_vcpu(self, vcpu_count: usize, sharing: usize) -> Ns {
         let part = |ns: Ns, of: usize| ns.0 / of.max(1) as u64;
         Ns(part(self.own_ns, sharing).saturating_add(part(self.vm_ns, vcpu_count)))
@@ -37,9 +38,9 @@ impl Throttled {
 /// A mount point of a cgroup hierarchy that controls CPU time or cpusets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mount {
-    /// Its controllers, if it is v1.
+    /// Its controllers, if the hierarchy is v1.
     controllers: Vec<String>,
-    /// The mounted path within the hierarchy.
+    /// Path within the hierarchy that is mounted here.
     from: PathBuf,
     /// Mount point.
     at: PathBuf,
@@ -60,21 +61,21 @@ pub struct Hierarchy {
     mounts: Vec<Mount>,
 }
 
-/// What cgroups leave a process; `None` if unknown.
+/// The CPUs and nodes that a process may use according to its cgroups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cpuset {
-    /// CPUs.
+    /// CPUs, if known.
     pub cpus: Option<CpuSet>,
-    /// Nodes that its memory may come from, if fewer than all groups have.
+    /// Nodes that its memory may come from; `None` if unknown, or if they are all nodes of the hierarchy's top group.
     pub nodes: Option<NodeSet>,
 }
 
-/// A directory whose `cpu.stat` is about a thread; found once per thread, as threads rarely change cgroups. It is kept open,
-/// and clones share it.
+/// A directory whose `cpu.stat` is about a thread. It is looked up once per thread, since threads rarely change cgroups. It is
+/// kept open, and clones share it.
 #[derive(Clone, Debug)]
 pub struct CpuGroup {
     own: Arc<Group>,
-    /// The VM's, if this is a vCPU's below it.
+    /// The VM's group, if this is a vCPU's group below it.
     above: Option<Arc<Group>>,
 }
 
@@ -109,11 +110,10 @@ impl PartialEq for CpuGroup {
 impl Eq for CpuGroup {}
 
 impl Hierarchy {
-    /// Reads the mount table of this process. Without a cgroup mount nothing is ever throttled, and all readings are
-    /// `None`.
+    /// Reads this process's mount table. Without a cgroup mount, threads count as never throttled and all readings are `None`.
     ///
     /// # Errors
-    /// When the mount table is unreadable or malformed.
+    /// If the mount table is unreadable or malformed.
     pub fn read(root: &Path) -> Result<Hierarchy, ReadError> {
         let path = root.join("proc/self/mountinfo");
         let text = read::text(&path, 8 << 20)?;
@@ -123,7 +123,8 @@ impl Hierarchy {
                 .ok_or_else(|| ReadError::malformed(&path, "a line as in proc_pid_mountinfo(5)", line))?;
             mounts.extend(mount);
         }
-        // If both are mounted (hybrid), a controller is on one of them only: v1 names it.
+        // If both versions are mounted (hybrid), each controller is on one of them only. v1 names its controllers, so try it
+        // first.
         mounts.sort_by_key(|mount| mount.version == Version::V2);
         Ok(Hierarchy {
             root: root.to_owned(),
@@ -131,10 +132,10 @@ impl Hierarchy {
         })
     }
 
-    /// The directory of a thread's cpu controller; `None` if the thread is gone or the directory is not mounted here.
+    /// Returns the directory of a thread's cpu controller; `None` if the thread is gone or the directory is not mounted here.
     ///
     /// # Errors
-    /// When the thread's `cgroup` file is malformed.
+    /// If the thread's `cgroup` file is malformed.
     pub fn group_of(&self, pid: i32, tid: i32) -> Result<Option<CpuGroup>, ReadError> {
         for (_, dir) in self.directories(pid, tid, "cpu")? {
             if let Some(group) = CpuGroup::open(&dir)? {
@@ -144,8 +145,8 @@ impl Hierarchy {
         Ok(None)
     }
 
-    /// Possible directories of a thread's groups for a controller, v1's first, each with its hierarchy's mount point. Empty
-    /// if the thread is gone.
+    /// Returns the directories that a thread's group for a controller may have, v1's first, each with its hierarchy's mount
+    /// point. Empty if the thread is gone.
     fn directories(
         &self,
         pid: i32,
@@ -181,13 +182,13 @@ impl Hierarchy {
 }
 
 impl Hierarchy {
-    /// CPUs and memory nodes that the cgroups of a process leave it, up to the root. The nearest group with a list has what
-    /// is in force, which is within the groups above it.
+    /// Returns the CPUs and memory nodes that a process may use according to its cgroups, up to the root. The nearest group with
+    /// a list has what is in force, which is within the lists of the groups above it.
     ///
-    /// Groups that libvirt makes for single threads of a VM do not count: their cpusets are its pins.
+    /// Groups that libvirt makes for single threads of a VM are skipped: their cpusets are the VM's pins.
     ///
     /// # Errors
-    /// When a file is malformed.
+    /// If a file is malformed.
     pub fn cpuset_of(&self, pid: i32) -> Result<Cpuset, ReadError> {
         let mut cpuset = Cpuset::default();
         for (top, directory) in self.directories(pid, pid, "cpuset")? {
@@ -208,11 +209,11 @@ impl Hierarchy {
     }
 }
 
-/// Files with what is in force: of v2, of v1, and of v1 before Linux 3.17.
+/// Files that list what is in force: in v2, in v1, and in v1 before Linux 3.17.
 const CPUS_IN_FORCE: [&str; 3] = ["cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"];
 const NODES_IN_FORCE: [&str; 3] = ["cpuset.mems.effective", "cpuset.effective_mems", "cpuset.mems"];
 
-/// The list in force in the nearest group at or above a directory that has one.
+/// Returns the list in force from the nearest group, at or above a directory, that has one.
 fn nearest<T: Id>(
     directory: &Path,
     top: &Path,
@@ -231,9 +232,9 @@ fn nearest<T: Id>(
 }
 
 impl Mount {
-    /// Path of a group's directory, if this mount shows it.
+    /// Returns the path of a group's directory, if this mount shows it.
     fn directory(&self, root: &Path, group: &Path) -> Option<PathBuf> {
-        // Outside this cgroup namespace paths begin with `/..`: not visible from here.
+        // Paths outside this cgroup namespace begin with `/..` and are not visible from here.
         if group.components().any(|c| c == Component::ParentDir) {
             return None;
         }
@@ -243,20 +244,20 @@ impl Mount {
 }
 
 impl CpuGroup {
-    /// Its directory.
+    /// Returns the group's directory.
     pub fn path(&self) -> &Path {
         self.own.path()
     }
 
-    /// Whether libvirt made it for one vCPU.
+    /// Returns true if libvirt made the group for one vCPU.
     pub fn is_of_vcpu(&self) -> bool {
         is_of_vcpu(self.path())
     }
 
-    /// The group of this directory; `None` if that is not there.
+    /// Opens the group with this directory; `None` if the directory does not exist.
     ///
     /// # Errors
-    /// When it cannot be opened.
+    /// If it cannot be opened.
     pub fn open(path: &Path) -> Result<Option<CpuGroup>, ReadError> {
         let Some(own) = Group::open(path)? else {
             return Ok(None);
@@ -272,7 +273,7 @@ impl CpuGroup {
         }))
     }
 
-    /// This group, sharing as much as possible with known groups, so that a shared group is read once.
+    /// Returns this group, but shares what it can with known groups, so that a shared group is read only once.
     pub fn one_with<'a>(mut self, known: impl IntoIterator<Item = &'a CpuGroup>) -> CpuGroup {
         for other in known {
             if *other == self {
@@ -286,15 +287,15 @@ impl CpuGroup {
         self
     }
 
-    /// Throttled time until now; `None` if the group is gone or its kernel counts none.
+    /// Returns the throttled time until now; `None` if the group is gone or its kernel does not count it.
     ///
     /// # Errors
-    /// When `cpu.stat` is malformed.
+    /// If `cpu.stat` is malformed.
     pub fn throttled(&self) -> Result<Option<Throttled>, ReadError> {
         self.throttled_beside(&mut None, &mut Vec::new())
     }
 
-    /// As [`CpuGroup::throttled`]; `of_vm` caches the VM's group from one call to the next.
+    /// Like [`CpuGroup::throttled`]. `of_vm` keeps the reading of the VM's group for the next call.
     fn throttled_beside(
         &self,
         of_vm: &mut Option<(Arc<Group>, Ns)>,
@@ -328,12 +329,12 @@ struct GroupRead<'a> {
     group: &'a CpuGroup,
     throttled: Throttled,
     max: Option<CpuMax>,
-    /// Number of vCPUs in it.
+    /// Number of the VM's vCPUs in this group.
     sharing: usize,
 }
 
 impl<'a> GroupsRead<'a> {
-    /// Reads the groups of these vCPUs, each once.
+    /// Reads the groups of these vCPUs, each group once.
     pub fn read(
         of_vcpus: impl Iterator<Item = Option<&'a CpuGroup>>,
         room: &mut Vec<u8>,
@@ -359,7 +360,7 @@ impl<'a> GroupsRead<'a> {
         Ok(read)
     }
 
-    /// How long a vCPU in this group was throttled, and its share of the group's quota.
+    /// Returns for how long a vCPU in this group was throttled, and its share of the group's quota.
     pub fn of(&self, group: Option<&CpuGroup>) -> (Ns, Option<CpuMax>) {
         let read = group.and_then(|group| self.groups.iter().find(|read| read.group == group));
         read.map_or((Ns::ZERO, None), |read| {
@@ -372,14 +373,14 @@ impl<'a> GroupsRead<'a> {
 /// CPU time that a cgroup may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CpuMax {
-    /// As much as there is.
+    /// All the time that there is.
     Unlimited,
-    /// This quota.
+    /// At most this quota.
     Quota(CpuQuota),
 }
 
 impl CpuMax {
-    /// The share of each of `by` members.
+    /// Returns the share of each of `by` members.
     pub fn divided(self, by: u64) -> CpuMax {
         match self {
             CpuMax::Quota(quota) if by > 1 => CpuMax::Quota(CpuQuota {
@@ -390,7 +391,7 @@ impl CpuMax {
         }
     }
 
-    /// The quota, if there is one.
+    /// Returns the quota, if there is one.
     pub fn quota(self) -> Option<CpuQuota> {
         match self {
             CpuMax::Unlimited => None,
@@ -399,10 +400,10 @@ impl CpuMax {
     }
 }
 
-/// Why a cgroup cannot hold a VM to a quota, as the end of a sentence about the VM.
+/// Why a cgroup cannot limit a VM to a quota, as the end of a sentence about the VM.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GroupError {
-    /// The kernel does not tell which processes are in it.
+    /// The kernel does not list the group's processes.
     #[error(transparent)]
     Unreadable(#[from] ReadError),
     /// The VM's process has left it.
@@ -420,7 +421,7 @@ pub enum GroupError {
         /// The cgroup.
         group: PathBuf,
     },
-    /// It has no quota.
+    /// The cgroup has no quota.
     #[error("its cgroup {} has no cpu.max: that takes cgroup v2 with the cpu controller", .group.display())]
     NoQuota {
         /// The cgroup.
@@ -431,17 +432,17 @@ pub enum GroupError {
     NotWritten {
         /// The file of the quota.
         file: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: String,
     },
 }
 
 impl CpuGroup {
-    /// Checks that this process is alone in the cgroup, which has a quota (v2). Kernel threads that work for it (KVM's and
-    /// vhost's) may be there too.
+    /// Checks that this process is alone in the cgroup, and that the cgroup has a quota (v2). Kernel threads, such as KVM's and
+    /// vhost's, may be in it too.
     ///
     /// # Errors
-    /// Why not, as the end of a sentence.
+    /// Returns what is missing, as the end of a sentence.
     pub fn check_own(&self, root: &Path, pid: i32) -> Result<(), GroupError> {
         let path = self.path();
         let group = || path.to_owned();
@@ -465,7 +466,7 @@ impl CpuGroup {
     /// Sets the cgroup's quota (v2).
     ///
     /// # Errors
-    /// Why it cannot be set, as the end of a sentence.
+    /// Returns why it cannot be set, as the end of a sentence.
     pub fn set_max(&self, max: CpuMax) -> Result<(), GroupError> {
         let path = self.own.path().join("cpu.max");
         let text = match max {
@@ -480,10 +481,10 @@ impl CpuGroup {
         })
     }
 
-    /// CPU time that the thread's own cgroup may use; `None` if it is gone or its kernel has no quotas.
+    /// Returns the CPU time that the thread's own cgroup may use; `None` if the cgroup is gone or its kernel has no quotas.
     ///
     /// # Errors
-    /// When a file is malformed.
+    /// If a file is malformed.
     pub fn max(&self) -> Result<Option<CpuMax>, ReadError> {
         self.max_in(&mut Vec::new())
     }
@@ -515,7 +516,7 @@ fn is_of_vcpu(path: &Path) -> bool {
     name.is_some_and(|name| name.starts_with("vcpu"))
 }
 
-/// Whether libvirt made a group for one thread of a VM, or for its helper threads.
+/// Returns true if libvirt made the group for one thread of a VM, or for its helper threads.
 fn is_of_thread(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name == "emulator" || name.starts_with("vcpu") || name.starts_with("iothread"))
@@ -523,10 +524,10 @@ fn is_of_thread(path: &Path) -> bool {
 
 /// Default period of a cgroup.
 pub const PERIOD_DEFAULT: Ns = Ns::from_millis(100);
-/// The largest quota that the kernel accepts: as good as none.
+/// The largest quota that the kernel accepts, which is in effect no limit.
 pub const QUOTA_MAX_US: i64 = 17_592_186_044_415;
 
-/// Converts the kernel's microseconds to a quota; below zero there is none.
+/// Converts the kernel's microseconds to a quota. A negative run time means no limit.
 fn cpu_max(run_us: i64, period_us: i64) -> Option<CpuMax> {
     let ns = |us: i64| u64::try_from(us).ok()?.checked_mul(1000).map(Ns);
     let period_ns = ns(period_us).filter(|period| *period > Ns::ZERO)?;
@@ -562,7 +563,7 @@ fn read_stat(group: &Group, room: &mut Vec<u8>) -> Result<Option<Ns>, ReadError>
     Ok(None)
 }
 
-/// Parses one line of a mount table; the outer `None` is a malformed line, the inner one a mount of something else.
+/// Parses one line of a mount table. The outer `None` means a malformed line, the inner one a mount of another kind.
 fn parse_mount(line: &str) -> Option<Option<Mount>> {
     let (place, kind) = line.split_once(" - ")?;
     let mut place = place.split(' ').skip(3);
@@ -583,7 +584,7 @@ fn parse_mount(line: &str) -> Option<Option<Mount>> {
     }))
 }
 
-/// Decodes the kernel's octal escapes of space, tab, newline and backslash.
+/// Decodes the octal escapes that the kernel writes for space, tab, newline and backslash.
 fn unescape(text: &str) -> String {
     let mut out = text.to_owned();
     for (code, plain) in [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")] {

@@ -1,8 +1,8 @@
-//! `/sys/fs/resctrl/homenode-UUID`: a control group for one VM, with a share of the last-level caches' ways (CAT) or of
+//! `/sys/fs/resctrl/homenode-UUID`: a control group for one VM, which gives it a share of the last-level caches' ways (CAT) or of
 //! memory bandwidth (MBA).
 //!
-//! Only groups of this name are ever made, written or removed. A VM with threads in another program's group (libvirt's
-//! `<cachetune>` makes one) is refused: that could not be restored.
+//! Only groups with names of this form are made, written or removed. If some of a VM's threads are in another program's group
+//! (libvirt's `<cachetune>` makes one), confining the VM is refused, because leaving that group could not be undone.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Write};
@@ -14,13 +14,13 @@ use homenode_units::VmId;
 use crate::read::{self, ReadError};
 
 pub(crate) const DIR: &str = "sys/fs/resctrl";
-/// Enough for a million threads.
+/// Most bytes to read from `tasks`: enough for a million threads.
 const TASKS_BYTES: u64 = 8 << 20;
 
 /// Why a VM could not be confined, or released.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfineError {
-    /// There is no resctrl, or it has no such resource.
+    /// The host has no resctrl, or resctrl has no such resource.
     #[error(
         "this host has no {what}: mount resctrl on hardware with cache allocation, or hold VMs by CPU quota"
     )]
@@ -34,7 +34,7 @@ pub enum ConfineError {
         /// The thread.
         tid: i32,
     },
-    /// The kernel refused.
+    /// The kernel refused the write.
     #[error("cannot write {path}: {cause}")]
     Refused {
         /// The file.
@@ -42,7 +42,7 @@ pub enum ConfineError {
         /// The system's error, and resctrl's own message.
         cause: String,
     },
-    /// Something is unreadable or malformed.
+    /// A file is unreadable or malformed.
     #[error(transparent)]
     Read(#[from] ReadError),
 }
@@ -54,7 +54,7 @@ pub struct Confiner {
 }
 
 impl Confiner {
-    /// The control groups below a root; mounted or not.
+    /// Returns the control groups below a root, whether or not resctrl is mounted there.
     pub fn new(root: &Path) -> Confiner {
         Confiner { base: root.join(DIR) }
     }
@@ -63,10 +63,10 @@ impl Confiner {
         self.base.join(format!("homenode-{vm}"))
     }
 
-    /// Confines these threads of a VM, which may be confined already.
+    /// Confines these threads of a VM. The VM may already be confined.
     ///
     /// # Errors
-    /// See [`ConfineError`]; the VM is unchanged, or its group must be [released](Confiner::release).
+    /// See [`ConfineError`]. After an error either the VM is unchanged, or its group must be [released](Confiner::release).
     pub fn confine(&self, vm: VmId, tids: &[i32], limit: Limit) -> Result<(), ConfineError> {
         let lines = self.schemata(limit)?;
         let group = self.group(vm);
@@ -89,19 +89,19 @@ impl Confiner {
         Ok(())
     }
 
-    /// Whether all of these threads are in the VM's group.
+    /// Returns true if all of these threads are in the VM's group.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If the group's threads cannot be read.
     pub fn holds(&self, vm: VmId, tids: &[i32]) -> Result<bool, ConfineError> {
         let own = self.tasks(&self.group(vm))?;
         Ok(!tids.is_empty() && tids.iter().all(|tid| own.contains(tid)))
     }
 
-    /// Removes the VM's group, if there is one: its threads are in the default group again.
+    /// Removes the VM's group, if there is one. Its threads then return to the default group.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// If the kernel refuses.
     pub fn release(&self, vm: VmId) -> Result<(), ConfineError> {
         let group = self.group(vm);
         match std::fs::remove_dir(&group) {
@@ -110,7 +110,7 @@ impl Confiner {
         }
     }
 
-    /// The lines to write for a limit, one per resource.
+    /// Returns the lines to write for a limit, one per resource.
     fn schemata(&self, limit: Limit) -> Result<Vec<String>, ConfineError> {
         let (what, prefix) = match limit {
             Limit::MemoryBandwidth(_) => ("memory bandwidth allocation", "MB"),
@@ -144,7 +144,7 @@ impl Confiner {
         if lines.is_empty() { Err(absent) } else { Ok(lines) }
     }
 
-    /// The lowest ways of a cache, as a mask.
+    /// Returns a mask with a cache's lowest ways.
     fn ways(&self, resource: &str, percent: u8) -> Result<String, ConfineError> {
         let info = self.base.join("info").join(resource);
         let path = info.join("cbm_mask");
@@ -157,9 +157,9 @@ impl Confiner {
         Ok(format!("{:x}", u64::MAX.checked_shr(64 - ways).unwrap_or(0)))
     }
 
-    /// A share of memory bandwidth that the hardware can provide.
+    /// Returns the share of memory bandwidth, rounded to what the hardware can set.
     fn bandwidth(&self, resource: &str, percent: u8, now: &str) -> Result<String, ConfineError> {
-        // With the mount option `mba_MBps` values are megabytes per second, not a share.
+        // With the mount option `mba_MBps`, values are megabytes per second and not a share.
         let in_percent = |domain: &str| {
             domain
                 .split_once('=')
@@ -278,7 +278,7 @@ mod tests {
         tree.write(&format!("{DIR}/schemata"), "L3:0=7ff\n");
         tree.write(&format!("{DIR}/info/L3/cbm_mask"), "many\n");
         assert!(refused(&[41], ways).contains("cbm_mask"));
-        // A group that cannot be created.
+        // The group cannot be created.
         mount_resctrl(&tree);
         tree.write(&format!("{DIR}/homenode-{VM}"), "a file");
         assert!(refused(&[41], ways).contains("homenode-"));

@@ -9,13 +9,13 @@ use homenode_units::{Bytes, CpuId, CpuSet, NodeId, VmId};
 use crate::confine::DIR as RESCTRL;
 use crate::trackers::damon::KDAMONDS;
 
-/// A directory that vanishes with the value.
+/// A directory tree that is removed when the value is dropped.
 pub struct Tree(tempfile::TempDir);
 
 impl Tree {
     /// Creates a tree with these files.
     pub fn new(files: &[(&str, &str)]) -> Tree {
-        // In memory if the host has such a file system: journals are synced hundreds of times.
+        // In memory if the host has such a file system, because tests sync journals hundreds of times.
         let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let tree = Tree(dir.expect("a temporary directory"));
         for (path, text) in files {
@@ -38,7 +38,7 @@ impl Tree {
     }
 }
 
-/// Nodes with one CPU each, on these sockets.
+/// Returns a machine with one node for each entry, on that socket, with one CPU each.
 pub fn machine(sockets: &[u16]) -> Machine {
     let node = |at: usize| Node {
         cpus: CpuSet::one(CpuId(at as u32)),
@@ -76,7 +76,7 @@ pub fn machine(sockets: &[u16]) -> Machine {
     .unwrap()
 }
 
-/// Mounts resctrl with 11 ways in each of two caches, and threads 41 and 42 in the default group.
+/// Creates resctrl's files, with 11 ways in each of two caches, and threads 41 and 42 in the default group.
 pub fn mount_resctrl(tree: &Tree) {
     tree.write(
         &format!("{RESCTRL}/schemata"),
@@ -89,14 +89,14 @@ pub fn mount_resctrl(tree: &Tree) {
     tree.write(&format!("{RESCTRL}/info/MB/bandwidth_gran"), "10\n");
 }
 
-/// Removes a group's files, like the kernel, which removes them with its directory.
+/// Removes the files of a group. The kernel removes them together with the group's directory, which a handmade tree cannot.
 pub fn empty_group(tree: &Tree, vm: VmId) {
     for file in ["schemata", "tasks"] {
         std::fs::remove_file(tree.root().join(format!("{RESCTRL}/homenode-{vm}/{file}"))).unwrap();
     }
 }
 
-/// A `stat` line with this name, state, start time and CPU.
+/// Returns a `stat` line with this name, state, start time and CPU.
 pub fn stat(tid: i32, comm: &str, state: char, start_ticks: u64, cpu: u32) -> String {
     format!(
         "{tid} ({comm}) {state} 1 1 1 0 -1 0 0 0 0 0 70 30 0 0 20 0 9 0 {start_ticks} 1000 10 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 {cpu} 0 0 0 0 0\n"
@@ -115,7 +115,8 @@ pub fn write_thread(tree: &Tree, pid: i32, tid: i32, comm: &str, cpus: &str) {
     );
 }
 
-/// Creates the files of a kernel's DAMON. A handmade tree makes no directories when a number is written: all of them exist.
+/// Creates the files of a kernel's DAMON. All directories exist from the start, because writing a number does not make them here
+/// as it does in the kernel.
 pub fn mount_damon(tree: &Tree, kdamonds: &str) {
     let context = "0/contexts/0";
     let files = [
@@ -149,7 +150,7 @@ pub fn mount_damon(tree: &Tree, kdamonds: &str) {
     );
     let tried = format!("{KDAMONDS}/{context}/schemes/0/tried_regions");
     tree.write(&format!("{tried}/total_bytes"), "0\n");
-    // Numbered with holes; the second region reaches beyond the range.
+    // Numbers have holes, and the second region reaches beyond the range, as may happen in the kernel.
     for (number, start, end, found) in [(3, 0x1_0000, 0x1_4000, 20), (7, 0x1_4000, 0x2_4000, 3)] {
         for (file, value) in [("start", start), ("end", end), ("nr_accesses", found), ("age", 1)] {
             tree.write(&format!("{tried}/{number}/{file}"), &format!("{value}\n"));
@@ -157,7 +158,7 @@ pub fn mount_damon(tree: &Tree, kdamonds: &str) {
     }
 }
 
-/// Every file of the tree's DAMON.
+/// Returns every file of the tree's DAMON with its text.
 pub fn damon_files(tree: &Tree) -> BTreeMap<PathBuf, String> {
     let mut dirs = vec![tree.root().join(KDAMONDS)];
     let mut files = BTreeMap::new();

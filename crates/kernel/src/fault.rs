@@ -1,33 +1,33 @@
-//! Faults planned by tests. Wherever the agent reaches outside itself, it asks here, on its own thread, what should go
-//! wrong.
+//! Faults that tests plan. Wherever the agent reaches outside itself, it asks this module which fault the test planned on the
+//! current thread.
 
 use std::cell::RefCell;
 
-/// Where something can go wrong.
+/// A place where something can go wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
     /// Before a call to libvirt.
     Call,
-    /// After a call: it was carried out, and there is no answer.
+    /// After a call to libvirt: it was carried out, but no answer arrives.
     Answer,
     /// The reported size of a balloon.
     Balloon,
     /// Before a write to the state directory.
     Write,
-    /// After a write to it.
+    /// After a write to the state directory.
     Written,
-    /// Reading a file of the kernel's.
+    /// Reading a kernel file.
     Read,
 }
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It is not done, and that is reported.
+    /// The operation is not done, and this is reported.
     Refused,
-    /// It is not done, and the other side is away.
+    /// The operation is not done, and the other side is gone.
     Lost,
-    /// It is abandoned, and done after this many others.
+    /// The caller gives up on the operation, but it is done after this many later operations.
     Late(u32),
 }
 
@@ -42,14 +42,14 @@ pub fn plan(plan: impl FnMut(Point) -> Option<Fault> + 'static) {
     PLAN.set(Some(Box::new(plan)));
 }
 
-/// Ends the plan: nothing goes wrong any more.
+/// Ends the plan. Nothing goes wrong after this.
 pub fn end() {
     PLAN.set(None);
 }
 
-/// Returns what goes wrong here.
+/// Returns the fault that is planned for this point.
 pub fn at(point: Point) -> Option<Fault> {
-    // Taken out meanwhile: a plan may unwind.
+    // Take the plan out while it runs, because it may unwind.
     let mut plan = PLAN.take()?;
     let fault = plan(point);
     PLAN.set(Some(plan));

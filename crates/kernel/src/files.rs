@@ -1,25 +1,25 @@
-//! How many files each part of the agent may have open. The process has one limit for all, and clients must not use up what
-//! the control loop needs to read the host (`/proc`, counters, libvirt).
+//! How many files each part of the agent may have open. The process has one limit for all parts. Clients must not use up the
+//! files that the control loop needs to read the host (`/proc`, counters, libvirt).
 
 use rustix::process::{Resource, getrlimit};
 
-/// A part of the agent where others, or many VMs, can open files.
+/// A part of the agent in which other programs, or many VMs, can make it open files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Clients of the agent's socket.
     Clients,
-    /// Clients over HTTP, in one of the two ways.
+    /// Clients over HTTP, for each of the two ways to connect.
     Http,
-    /// Processes with a topology page.
+    /// Processes that have a topology page.
     TopologyPages,
     /// Kernel files kept open because they are read often.
     KeptOpen,
-    /// Connections to monitors of QEMUs, out of the loop's part, since they are asked for the loop.
+    /// Connections to QEMU monitors. They count against the loop's own part, since they are made for the loop.
     Monitors,
 }
 
 impl Part {
-    /// The part is one in this many files.
+    /// Returns the divisor of the limit: the part may open one in this many files.
     const fn of(self) -> u64 {
         match self {
             Part::Clients | Part::TopologyPages => 4,
@@ -28,7 +28,7 @@ impl Part {
         }
     }
 
-    /// How many files it may have open now, between one and `most`.
+    /// Returns how many files the part may have open now, from one to `most`.
     pub fn share(self, most: usize) -> usize {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         self.share_of(limit).clamp(1, most)

@@ -1,7 +1,7 @@
 //! Current settings of what the kernel does with memory on its own: AutoNUMA, transparent huge pages, KSM, zone reclaim.
 //!
-//! Operators and `tuned` profiles change these while VMs run, so they are read again every 10 s. A missing file means that
-//! the kernel was built without the feature; a malformed file is reported, and its setting counts as unknown.
+//! Operators and `tuned` profiles change these while VMs run, so they are read again every 10 s. A missing file means that the
+//! kernel was built without the feature. A malformed file is reported, and its setting counts as unknown.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -12,13 +12,13 @@ use homenode_units::{Bytes, Ns};
 use crate::read::{self, ReadError};
 
 const BALANCING: &str = "proc/sys/kernel/numa_balancing";
-/// Since Linux 5.13; before, the same names follow [`BALANCING`] and an underscore.
+/// Path since Linux 5.13. Before, these settings were at [`BALANCING`], followed by an underscore and the same names.
 const SCANNING: &str = "sys/kernel/debug/sched/numa_balancing";
 const THP: &str = "sys/kernel/mm/transparent_hugepage/enabled";
 const KSM: &str = "sys/kernel/mm/ksm";
 const ZONE_RECLAIM: &str = "proc/sys/vm/zone_reclaim_mode";
 
-/// Reads all of them; `trouble` gets an error for each that exists and cannot be understood.
+/// Reads all settings. Calls `trouble` for each file that exists and cannot be understood.
 pub fn read(root: &Path, mut trouble: impl FnMut(ReadError)) -> KernelSettings {
     let mut number = |path: &str, expected, known: fn(u32) -> bool| -> Option<u32> {
         let path = root.join(path);
@@ -54,7 +54,7 @@ pub fn read(root: &Path, mut trouble: impl FnMut(ReadError)) -> KernelSettings {
     }
 }
 
-/// The word in brackets in `always [madvise] never`.
+/// Returns the word in brackets in `always [madvise] never`.
 fn thp(root: &Path) -> Result<Option<TransparentHugePages>, ReadError> {
     let path = root.join(THP);
     let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
@@ -75,7 +75,7 @@ fn thp(root: &Path) -> Result<Option<TransparentHugePages>, ReadError> {
     }
 }
 
-/// How it scans; `None` if that is incomplete. A confined agent does not see debugfs: that is no error.
+/// Returns the scan settings; `None` if one is missing. A confined agent does not see debugfs, which is not an error.
 fn scanning(root: &Path) -> Option<NumaScanning> {
     let one = |name: &str| {
         let at = |path: String| {

@@ -1,7 +1,8 @@
 //! Linux as a host: one module per kernel interface. Nothing here knows libvirt, a journal or a policy.
 //!
-//! Every reader takes the root of the tree to read (`/` on a live host, a saved or handmade tree in tests), treats its input
-//! as hostile until it is parsed, and bounds what it keeps. A source that a host lacks is `None`. An error names the path.
+//! Every reader takes the root of the tree to read: `/` on a live host, a saved or handmade tree in tests. It treats its input as
+//! hostile until the input is parsed, and limits how much it keeps. If a host lacks a source, the reader returns `None`. An error
+//! names the path.
 //!
 //! | module | interface |
 //! |---|---|
@@ -23,8 +24,8 @@
 //! | [`attribution`] | none of its own: assigns the modelled PMU's counts and samples to VMs by their frames |
 //! | [`files`] | `RLIMIT_NOFILE`: how many files each part of the agent may have open |
 //!
-//! The feature `testing` has what tests of the crates above need: a handmade tree, and faults at the places where this crate
-//! and those reach outside.
+//! The feature `testing` has what tests in dependent crates need: a handmade tree, and faults wherever this crate or those reach
+//! outside.
 
 pub mod attribution;
 pub mod binding;

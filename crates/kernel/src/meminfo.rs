@@ -1,9 +1,9 @@
 //! `/sys/devices/system/node/nodeN/meminfo`: memory of one node.
 //!
-//! Free is `MemFree + Active(file) + Inactive(file)`: free memory, and the file cache, which the kernel drops when a VM asks
-//! for memory (dirty pages are written out first). Cache in use is not subtracted, because the kernel does not report how
-//! much that is; reclaimable slab is left out for the same reason. Tmpfs and other shared memory is not in the `(file)`
-//! lists and so not counted.
+//! Free memory is `MemFree + Active(file) + Inactive(file)`: unused memory, plus the file cache, which the kernel drops when a VM
+//! asks for memory (after writing out dirty pages). Cache in use is not subtracted, because the kernel does not report how much
+//! that is. Reclaimable slab is left out for the same reason. Tmpfs and other shared memory is not in the `(file)` lists, and so
+//! is not counted.
 
 use std::path::Path;
 
@@ -15,16 +15,16 @@ use crate::read::{self, ReadError};
 /// Memory of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeMemory {
-    /// Memory that the kernel manages there (`MemTotal`).
+    /// Memory that the kernel manages on the node (`MemTotal`).
     pub total_bytes: Bytes,
-    /// Memory that could be given to a VM now; counted as in the module's documentation.
+    /// Memory that a VM could get now, counted as the module's documentation says.
     pub free_bytes: Bytes,
 }
 
-/// Memory of a node; `None` if the node is not there (offline).
+/// Reads the memory of a node; `None` if the node is not there (offline).
 ///
 /// # Errors
-/// When the file cannot be read, or lacks a line that every kernel writes.
+/// If the file cannot be read, or lacks a line that every kernel writes.
 pub fn read(root: &Path, node: NodeId) -> Result<Option<NodeMemory>, ReadError> {
     let path = root.join(format!("sys/devices/system/node/node{node}/meminfo"));
     let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
@@ -65,13 +65,13 @@ fn parse_line(line: &str, node: NodeId, key: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Huge pages of a node, by size ascending; empty if the kernel has none.
+/// Reads a node's huge pages, by size ascending; empty if the kernel has none.
 ///
-/// Surplus pages, which the kernel takes from ordinary memory on demand (`nr_overcommit_hugepages`) and returns as soon as
-/// they are free, are not counted: neither existing ones (`surplus_hugepages`) nor possible ones.
+/// Surplus pages are not counted, neither existing ones (`surplus_hugepages`) nor possible ones: the kernel takes them from
+/// ordinary memory on demand (`nr_overcommit_hugepages`), and returns them as soon as they are free.
 ///
 /// # Errors
-/// When a count is not a number.
+/// If a count is not a number.
 pub fn huge_pages(root: &Path, node: NodeId) -> Result<Vec<HugePages>, ReadError> {
     let dir = root.join(format!("sys/devices/system/node/node{node}/hugepages"));
     let mut sizes = Vec::new();
@@ -96,11 +96,11 @@ pub fn huge_pages(root: &Path, node: NodeId) -> Result<Vec<HugePages>, ReadError
     Ok(sizes)
 }
 
-/// Size of the huge pages that a program gets by default (`Hugepagesize` of `/proc/meminfo`); `None` if the kernel has no
-/// huge pages.
+/// Returns the size of the huge pages that a program gets by default (`Hugepagesize` in `/proc/meminfo`); `None` if the kernel
+/// has no huge pages.
 ///
 /// # Errors
-/// When the file cannot be read, or its line is not a size.
+/// If the file cannot be read, or its line is not a size.
 pub fn default_huge_page(root: &Path) -> Result<Option<Bytes>, ReadError> {
     let path = root.join("proc/meminfo");
     let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(free(&tree), (8, 1));
         tree.write(&format!("{dir}/surplus_hugepages"), "12\n");
         assert_eq!(free(&tree), (0, 0));
-        // That a pool may grow adds no page.
+        // A pool that may grow has no more pages because of that.
         tree.write(&format!("{dir}/surplus_hugepages"), "0\n");
         tree.write(&format!("{dir}/nr_overcommit_hugepages"), "1000\n");
         assert_eq!(free(&tree), (12, 5));

@@ -1,7 +1,7 @@
-//! `/sys/devices/system/node/nodeN/memoryM`: the node of a machine frame.
+//! `/sys/devices/system/node/nodeN/memoryM`: which node a machine frame is on.
 //!
-//! The kernel handles memory in blocks of one size (128 MiB on most machines) and shows each node's blocks under it. A block
-//! that several nodes share is shown under each of them: the node of its frames is unknown.
+//! The kernel handles memory in blocks of one size (128 MiB on most machines), and lists a node's blocks below the node. A block
+//! that several nodes share is listed below each of them. The node of its frames is then unknown.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,21 +10,21 @@ use homenode_units::{NodeId, NodeSet, PAGE_BYTES};
 
 use crate::read::{self, ReadError};
 
-/// More blocks than a node has: 128 TiB of the smallest.
+/// More blocks than any node has: 128 TiB in the smallest blocks.
 const BLOCKS_MAX: usize = 1 << 20;
 
 /// The blocks of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryBlocks {
     block_frames: u64,
-    /// `None` for blocks of several nodes.
+    /// Node of each block; `None` if several nodes share it.
     nodes: BTreeMap<u64, Option<NodeId>>,
 }
 
-/// Reads the blocks of these nodes; `None` if the kernel shows none.
+/// Reads the blocks of these nodes; `None` if the kernel lists none.
 ///
 /// # Errors
-/// When they cannot be read, or their size is invalid.
+/// If they cannot be read, or their size is invalid.
 pub fn read(root: &Path, nodes: &NodeSet) -> Result<Option<MemoryBlocks>, ReadError> {
     let path = read::below(root, "sys/devices/system/memory/block_size_bytes");
     let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
@@ -55,7 +55,7 @@ pub fn read(root: &Path, nodes: &NodeSet) -> Result<Option<MemoryBlocks>, ReadEr
 }
 
 impl MemoryBlocks {
-    /// The node of a frame of 4 KiB; `None` if there is none, or it is unknown.
+    /// Returns the node of a frame of 4 KiB; `None` if the frame is on no node, or its node is unknown.
     pub fn node_of(&self, frame: u64) -> Option<NodeId> {
         self.nodes.get(&(frame / self.block_frames)).copied().flatten()
     }

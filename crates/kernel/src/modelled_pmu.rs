@@ -1,13 +1,13 @@
-//! The modelled PMU of an emulated host: memory of an ivshmem device (PCI 1af4:1110), into which the emulator's plugin counts.
+//! The modelled PMU of an emulated host: the memory of an ivshmem device (PCI 1af4:1110) into which the emulator's plugin counts.
 //!
-//! A real host has no such thing. Its counts come from a model of caches, and are named so wherever they are shown.
-//! `homenode_formats::pmu_region` has the page's format; its reader tags the frames of each VM, so that the model counts for
-//! each.
+//! Real hosts have no such device. Its counts come from a model of caches, and are labelled so wherever they are shown.
+//! `homenode_formats::pmu_region` defines the page's format. The program that reads the page tags the frames of each VM, so that
+//! the model counts separately for each VM.
 //!
 //! # Trust
 //!
-//! The device is found by its numbers, which other uses of ivshmem have too: memory that does not begin like the page
-//! belongs to another use, and is not touched. A page that does, but has impossible contents, is an error.
+//! The device is found by its PCI numbers, which other uses of ivshmem share. Memory that does not begin like the page belongs to
+//! another use, and is not touched. Memory that does, but then has impossible contents, is an error.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsFd;
@@ -24,10 +24,10 @@ use crate::read::{ReadError, SMALL_BYTES, below, names, text};
 /// More PCI devices than a host has.
 const DEVICES_MAX: usize = 65_536;
 
-/// Finds and maps the modelled PMU below `root`; `None` on a host without one. The mapping lasts as long as the process.
+/// Finds and maps the modelled PMU below `root`; `None` if the host has none. The mapping lasts as long as the process.
 ///
 /// # Errors
-/// A device that cannot be read or mapped; a page of another version, or with impossible contents.
+/// If the device cannot be read or mapped, or if its page has another version or impossible contents.
 pub fn find(root: &Path) -> Result<Option<Page<'static>>, ReadError> {
     let devices = below(root, "sys/bus/pci/devices");
     if !devices.is_dir() {
@@ -74,7 +74,7 @@ fn map(path: &PathBuf) -> Result<Option<Page<'static>>, ReadError> {
     let start = start.map_err(|error| failed(error.into()))?;
     // SAFETY: the mapping begins at a page, is at least a header long, and is never undone.
     let header = unsafe { slice::from_raw_parts(start.cast::<AtomicU64>(), HEADER_WORDS) };
-    // Read once: what is checked is what is used.
+    // Read the header only once, so that the values checked are the values used.
     let header = std::array::from_fn(|at| header[at].load(Ordering::Acquire));
     let layout = match Layout::parse(header, bytes) {
         Ok(layout) => layout,

@@ -1,20 +1,20 @@
 //! `/proc/PID/maps` and `/proc/PID/numa_maps`: the mappings that are guest RAM, and the nodes of their pages.
 //!
-//! QEMU maps more than guest RAM: its own files, the kernel image it loads, firmware, video memory, a translation buffer
-//! under TCG. Guest RAM is recognised by its size: libvirt reports the size of each memory object (one per guest NUMA cell
-//! or DIMM, else one for all), and QEMU maps each as one range of exactly that size, readable, writable and not executable,
-//! over anonymous memory, a memfd, hugetlbfs or its own file. The kernel may split a range where `madvise(2)` or `mbind(2)`
-//! treated parts differently, so neighbours over the same object are joined first. If a memory object has no mapping of its
-//! size, nothing is guessed: there is no answer.
+//! QEMU maps more than guest RAM: its own files, the kernel image it loads, firmware, video memory, and a translation buffer
+//! under TCG. Guest RAM is recognised by its size. libvirt reports the size of each memory object (one per guest NUMA cell or
+//! DIMM, else one for all). QEMU maps each object as one range of exactly that size, which is readable, writable, not executable,
+//! and over anonymous memory, a memfd, hugetlbfs or its own file. The kernel may split a range where `madvise(2)` or `mbind(2)`
+//! treated parts differently, so neighbours over the same object are joined first. If a memory object has no mapping of its size,
+//! the result is `None` rather than a guess.
 //!
 //! # Trust
-//! A hostile QEMU has as many mappings as the kernel allows, cut in any way. Files are read up to `LIMIT_BYTES` and
-//! `MAPPINGS_MAX`, in time linear in their length for each memory object, and must ascend. A mapping with more pages than
-//! fit in it is refused, and so is one that comes twice: mappings changed while they were read, and their counts would be
-//! wrong.
+//! A hostile QEMU may have as many mappings as the kernel allows, cut in any way. Files are read up to `LIMIT_BYTES` and
+//! `MAPPINGS_MAX`, in time linear in their length for each memory object, and mappings must ascend. A mapping with more pages
+//! than fit in it is refused, and so is a mapping that appears twice: the mappings changed while they were read, so the counts
+//! would be wrong.
 //!
-//! `numa_maps` walks every page table entry and holds the process's `mmap_lock` while it does: milliseconds per GiB.
-//! Read it rarely.
+//! Reading `numa_maps` makes the kernel walk every page table entry while it holds the process's `mmap_lock`, which takes
+//! milliseconds per GiB. Read it rarely.
 
 use std::cmp::Reverse;
 use std::path::Path;
@@ -24,11 +24,12 @@ use homenode_units::{Bytes, NodeId, NodeMap, PAGE_BYTES, Pages};
 use crate::binding::Binding;
 use crate::read::{self, ReadError};
 
-/// `vm.max_map_count` is 65530 by default; lines are short except for file names.
+/// Most bytes to read. `vm.max_map_count` is 65530 by default, and lines are short except for file names.
 const LIMIT_BYTES: u64 = 64 << 20;
-/// More than `vm.max_map_count` is set to anywhere.
+/// Most mappings to read: more than any host sets `vm.max_map_count` to.
 const MAPPINGS_MAX: usize = 1 << 20;
-/// libvirt rounds memory up to whole MiB (and QEMU to its huge page), so a mapping may exceed the XML's size by this.
+/// A mapping may exceed the size in libvirt's XML by this much, since libvirt rounds memory up to whole MiB, and QEMU to its huge
+/// page.
 const ROUNDING_BYTES: u64 = 2 << 20;
 
 /// A range of a process's addresses that is guest RAM.
@@ -44,17 +45,17 @@ pub struct Range {
     pub page_bytes: Bytes,
 }
 
-/// Whether memory can be mapped by several processes.
+/// Whether several processes can map the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// One process only.
+    /// Only one process can map it.
     Private,
-    /// Possibly several.
+    /// Several processes may map it.
     Shared,
 }
 
 impl Range {
-    /// Base pages in it.
+    /// Returns the number of base pages in the range.
     pub fn pages(&self) -> Pages {
         Pages((self.end - self.start) / PAGE_BYTES)
     }
@@ -73,12 +74,12 @@ struct Mapping<'a> {
 }
 
 impl Mapping<'_> {
-    /// Whether it could be guest RAM.
+    /// Returns true if the mapping could be guest RAM.
     fn may_be_ram(&self) -> bool {
         self.perms.starts_with("rw-") && !matches!(self.path, "[heap]" | "[stack]")
     }
 
-    /// Whether `next` continues this one, over the same object.
+    /// Returns true if `next` continues this mapping over the same object.
     fn continues(&self, next: &Mapping<'_>) -> bool {
         let bytes = self.end - self.start;
         self.end == next.start
@@ -112,7 +113,7 @@ fn parse_mapping(line: &str) -> Option<Mapping<'_>> {
     })
 }
 
-/// The mappings that could be guest RAM, ascending.
+/// Returns the mappings that could be guest RAM, ascending.
 fn mappings<'a>(path: &Path, text: &'a str) -> Result<Vec<Mapping<'a>>, ReadError> {
     let mut mappings: Vec<Mapping<'_>> = Vec::new();
     let mut end = 0;
@@ -132,7 +133,7 @@ fn mappings<'a>(path: &Path, text: &'a str) -> Result<Vec<Mapping<'a>>, ReadErro
     Ok(mappings)
 }
 
-/// The lines of a file with one line per mapping.
+/// Returns the lines of a file that has one line per mapping.
 fn bounded_lines<'a>(path: &Path, text: &'a str) -> impl Iterator<Item = Result<&'a str, ReadError>> {
     text.lines().enumerate().map(move |(at, line)| match at {
         MAPPINGS_MAX.. => Err(ReadError::malformed(path, "at most 1048576 mappings", line)),
@@ -140,11 +141,11 @@ fn bounded_lines<'a>(path: &Path, text: &'a str) -> impl Iterator<Item = Result<
     })
 }
 
-/// The ranges that are guest RAM, ascending; `None` if the process is gone, or a memory object of one of these sizes has no
-/// mapping.
+/// Returns the ranges that are guest RAM, ascending; `None` if the process is gone, or if there is no mapping for a memory object
+/// of one of these sizes.
 ///
 /// # Errors
-/// When `maps` or `numa_maps` is malformed or may not be read (another user's process).
+/// If `maps` or `numa_maps` is malformed or may not be read (another user's process).
 pub fn guest_ram(root: &Path, pid: i32, sizes: &[Bytes]) -> Result<Option<Vec<Range>>, ReadError> {
     let path = root.join(format!("proc/{pid}/maps"));
     let Some(text) = read::text_if_there(&path, LIMIT_BYTES)? else {
@@ -179,9 +180,9 @@ pub fn guest_ram(root: &Path, pid: i32, sizes: &[Bytes]) -> Result<Option<Vec<Ra
     Ok(Some(ranges.collect()))
 }
 
-/// Positions of the ranges that are memory objects, given the objects' sizes in the order in which QEMU creates them. Each
-/// is recognised by its size; of several equal ones the first created has the highest address, as the kernel assigns
-/// addresses from the top down (except with an unlimited stack, which libvirt does not set).
+/// Returns each memory object's position in the ranges. `sizes` has the objects' sizes in the order in which QEMU creates them.
+/// An object is recognised by its size. Among objects of equal size, the one created first has the highest address, because the
+/// kernel assigns addresses from the top down (except with an unlimited stack, which libvirt does not set).
 pub fn objects(ranges: &[Range], sizes: &[Bytes]) -> Vec<usize> {
     let mut by_range: Vec<usize> = (0..ranges.len()).collect();
     by_range.sort_by_key(|&at| Reverse((ranges[at].pages(), ranges[at].start)));
@@ -194,11 +195,11 @@ pub fn objects(ranges: &[Range], sizes: &[Bytes]) -> Vec<usize> {
     of_object
 }
 
-/// First and last of the neighbouring mappings that together have the wanted size, or a little more: the tightest fit, and
-/// the lowest of equally tight ones. RAM is several mappings if parts of it were bound to nodes, and unrelated memory may be
-/// right next to it.
+/// Returns the first and last of the neighbouring mappings that together have the wanted size or a little more. Takes the
+/// tightest fit, and the lowest of equally tight ones. RAM consists of several mappings if parts of it were bound to nodes, and
+/// unrelated memory may be right next to it.
 ///
-/// Both ends only ever go up: a run that begins later and is large enough does not end earlier.
+/// Both ends only ever move up: a run that begins later and is large enough cannot end earlier.
 fn tightest_run(mappings: &[Mapping<'_>], want: u64) -> Option<(usize, usize)> {
     let mut best: Option<(u64, usize, usize)> = None;
     let mut to = 0;
@@ -221,7 +222,8 @@ fn tightest_run(mappings: &[Mapping<'_>], want: u64) -> Option<(usize, usize)> {
     best.map(|(_, from, to)| (from, to))
 }
 
-/// Page size of each range. Only file mappings can be of hugetlbfs, and only then is the costly file read.
+/// Returns the page size of each range. Only mappings of files can be on hugetlbfs, so the costly `numa_maps` is read only for
+/// them.
 fn page_sizes(root: &Path, pid: i32, ranges: &[Mapping<'_>]) -> Result<Vec<Bytes>, ReadError> {
     let mut sizes = vec![Bytes(PAGE_BYTES); ranges.len()];
     if ranges.iter().all(|m| m.inode == 0) {
@@ -242,23 +244,23 @@ struct Line {
     start: u64,
     is_huge: bool,
     page_bytes: u64,
-    /// The nodes that its memory policy binds it to.
+    /// What the mapping's memory policy binds it to.
     binding: Option<Binding>,
-    /// Pages of `page_bytes` per node.
+    /// Number of pages of `page_bytes` on each node.
     counts: Vec<(NodeId, u64)>,
 }
 
-/// The contents of `numa_maps` for one range.
+/// What `numa_maps` says about one range.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Its pages by node, in base pages for any page size; nodes without a page are left out.
+    /// Its pages by node, counted in base pages whatever the page size; nodes without pages are left out.
     pub pages: NodeMap<Pages>,
-    /// The nodes that memory policies bind it to, its own (`mbind(2)`) or its process's (`numactl --membind`).
+    /// The nodes that memory policies bind it to: its own policy (`mbind(2)`) or its process's (`numactl --membind`).
     pub binding: Option<Binding>,
 }
 
 impl Line {
-    /// Base pages on all nodes.
+    /// Returns the number of base pages on all nodes.
     fn pages(&self) -> u64 {
         let counts = self.counts.iter().map(|(_, count)| *count);
         let count = counts.fold(0, u64::saturating_add);
@@ -266,18 +268,18 @@ impl Line {
     }
 }
 
-/// Reads on which nodes the pages of each of these ranges (ascending) are, and what binds them. `None` if the process is
-/// gone, or has no `numa_maps` (kernel without NUMA).
+/// Reads on which nodes the pages of each of these ranges (ascending) are, and what the ranges are bound to. `None` if the
+/// process is gone, or has no `numa_maps` (a kernel without NUMA).
 ///
 /// # Errors
-/// When `numa_maps` is malformed, may not be read, or has more pages than fit.
+/// If `numa_maps` is malformed, may not be read, or has more pages than fit.
 pub fn look(root: &Path, pid: i32, ranges: &[Range]) -> Result<Option<Vec<Seen>>, ReadError> {
     let bounds: Vec<(u64, u64)> = ranges.iter().map(|range| (range.start, range.end)).collect();
     let mut seen = vec![Seen::default(); ranges.len()];
     let found = for_each_line(root, pid, &bounds, |at, line| {
         let seen = &mut seen[at];
         for &(node, count) in &line.counts {
-            // Within the range, as the sum was checked.
+            // The sum was checked, so this stays within the range.
             add(
                 &mut seen.pages,
                 node,
@@ -289,10 +291,10 @@ pub fn look(root: &Path, pid: i32, ranges: &[Range]) -> Result<Option<Vec<Seen>>
     Ok(found.map(|()| seen))
 }
 
-/// As [`look`], only the pages.
+/// Like [`look`], but returns only the pages.
 ///
 /// # Errors
-/// As [`look`].
+/// As for [`look`].
 pub fn pages_per_node(
     root: &Path,
     pid: i32,
@@ -302,7 +304,7 @@ pub fn pages_per_node(
     Ok(seen.map(|seen| seen.into_iter().map(|range| range.pages).collect()))
 }
 
-/// Sum of the pages of several ranges.
+/// Returns the sum of the pages of several ranges.
 pub fn sum<'a>(pages: impl IntoIterator<Item = &'a NodeMap<Pages>>) -> NodeMap<Pages> {
     let mut all = NodeMap::new();
     for (node, pages) in pages.into_iter().flat_map(NodeMap::iter) {
@@ -316,8 +318,8 @@ fn add(pages: &mut NodeMap<Pages>, node: NodeId, more: Pages) {
     pages.insert(node, Pages(before.0.saturating_add(more.0)));
 }
 
-/// Calls this for each line of `numa_maps` whose mapping begins in one of these ranges (start and end, ascending), with the
-/// range's position: a merge of two ascending sequences. `None` if there is no such file.
+/// Calls `take` for each line of `numa_maps` whose mapping begins in one of these ranges (start and end, ascending), with the
+/// range's position. Lines and ranges both ascend, so one pass merges them. `None` if there is no such file.
 fn for_each_line(
     root: &Path,
     pid: i32,
@@ -328,7 +330,7 @@ fn for_each_line(
     let Some(text) = read::text_if_there(&path, LIMIT_BYTES)? else {
         return Ok(None);
     };
-    // A process that ends while being read leaves an empty or shortened file; only whole lines count.
+    // A process that ends during the read leaves an empty or shortened file. Only whole lines count.
     let mut lines = bounded_lines(&path, &text);
     let malformed = |text| ReadError::malformed(&path, "a line `address policy key=value …`", text);
     // For most lines only the start address is needed.
@@ -342,7 +344,7 @@ fn for_each_line(
     let mut at = 0;
     while let Some((text, start_of_line)) = next {
         next = read()?;
-        // The file does not say where a mapping ends: before the next at the latest.
+        // The file does not say where a mapping ends. It ends before the next one at the latest.
         let until = next.map_or(u64::MAX, |(_, next)| next);
         if until <= start_of_line {
             return Err(ReadError::malformed(&path, "mappings one after the other", text));
@@ -376,7 +378,7 @@ fn parse_start(line: &str) -> Option<u64> {
     u64::from_str_radix(line.split_once(' ')?.0, 16).ok()
 }
 
-/// Parses one line. The memory policy is between address and the known keys, and may contain spaces.
+/// Parses one line. The memory policy comes between the address and the known keys, and may contain spaces.
 fn parse_line(line: &str) -> Option<Line> {
     let start = parse_start(line)?;
     let mut words = line.split(' ').skip(1);
@@ -407,7 +409,7 @@ fn parse_line(line: &str) -> Option<Line> {
 }
 
 /// Parses a memory policy: `default`, `local`, `prefer:1`, `prefer (many):0-1`, `interleave:0-3`, `bind:0`,
-/// `bind=static|balancing:0-1`. The outer `None` is an invalid policy, the inner one a policy that binds nothing.
+/// `bind=static|balancing:0-1`. The outer `None` means an invalid policy, the inner one a policy that binds nothing.
 fn parse_policy(policy: &str) -> Option<Option<Binding>> {
     let (mode, nodes) = policy.split_once(':').unwrap_or((policy, ""));
     let mode = mode.split_once('=').map_or(mode, |(mode, _flags)| mode);

@@ -1,8 +1,9 @@
 //! `/proc/PID/pagemap`: the machine frames of another process's pages.
 //!
-//! Eight bytes per page: bit 63 means that it is in memory, bits 0 to 54 are its frame, bit 56 means that no other process
-//! maps that frame. The kernel shows frame numbers only to processes with `CAP_SYS_ADMIN`, and zeroes to all others: no page
-//! of a process is in frame 0, so a page there means hidden numbers. Reading walks the page tables: milliseconds per GiB.
+//! The file has eight bytes per page. Bit 63 means that the page is in memory, bits 0 to 54 are its frame, and bit 56 means that
+//! no other process maps that frame. The kernel shows frame numbers only to processes with `CAP_SYS_ADMIN`, and zeroes to all
+//! others. A process never has a page in frame 0, so a page there means that numbers are hidden. Reading walks the page tables,
+//! which takes milliseconds per GiB.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -24,14 +25,14 @@ pub enum Place {
     Nowhere,
     /// In this frame, which no other process maps.
     Own(u64),
-    /// In this frame, which others map too: a page of zeroes, a page that KSM merged, shared memory.
+    /// In this frame, which other processes map too: a page of zeroes, a page that KSM merged, shared memory.
     Shared(u64),
 }
 
-/// Places of the pages from address `start` on, at most `pages` of them; `None` if the process is gone, or ends meanwhile.
+/// Returns the places of at most `pages` pages from address `start` on; `None` if the process is gone, or ends meanwhile.
 ///
 /// # Errors
-/// When the file may not be read, or hides frame numbers.
+/// If the file may not be read, or hides frame numbers.
 pub fn read(root: &Path, pid: i32, start: u64, pages: usize) -> Result<Option<Vec<Place>>, ReadError> {
     let path = root.join(format!("proc/{pid}/pagemap"));
     let io = |cause: String| ReadError::Io {
@@ -43,7 +44,7 @@ pub fn read(root: &Path, pid: i32, start: u64, pages: usize) -> Result<Option<Ve
     let result = File::open(&path).and_then(|file| file.read_exact_at(&mut bytes, offset));
     match result {
         Ok(()) => {}
-        // A process whose memory is gone has an empty file.
+        // A process that has released its memory has an empty file.
         Err(error) if is_absence(&error) || error.kind() == std::io::ErrorKind::UnexpectedEof => {
             return Ok(None);
         }
@@ -69,7 +70,7 @@ pub(crate) mod tests {
     use crate::fake::Tree;
     use std::fs::OpenOptions;
 
-    /// The kernel's entry for a page.
+    /// Returns the entry that the kernel would write for a page.
     pub fn entry(place: Place) -> u64 {
         match place {
             Place::Nowhere => 0,
@@ -78,7 +79,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Writes the `pagemap` of a process whose pages from an address on are at these places.
+    /// Writes the `pagemap` of a process. From address `start` on, its pages are at these places.
     pub fn write(tree: &Tree, pid: i32, start: u64, places: &[Place]) {
         let entries: Vec<u64> = places.iter().map(|place| entry(*place)).collect();
         write_entries(tree, pid, start, &entries);

@@ -1,26 +1,26 @@
-//! `move_pages(2)`: queries the node of another process's pages, and moves them.
+//! `move_pages(2)`: asks which nodes another process's pages are on, and moves pages.
 //!
 //! # Approach
-//! A [`Mover`] walks the ranges of a VM's RAM in windows of 2 MiB (or one huge page of hugetlbfs). In each window it queries
-//! where the pages are, moves those outside the wanted nodes, and queries again: only pages found there afterwards count as
-//! moved. It stops when its budget is used, after one full round, or after looking at [`LOOK_PAGES_MAX`] pages; the next
-//! call goes on where it stopped. Each system call has a fixed cost, since the kernel first empties all CPUs' lists of
-//! pages: if all goes to one node and the budget has room, [`CALL_WINDOWS`] windows go in one. After each call, so after at
-//! most 16 MiB (or one huge page) of copying, the caller is asked whether to go on.
+//! A [`Mover`] walks the ranges of a VM's RAM in windows of 2 MiB (or one huge page of hugetlbfs). In each window it asks where
+//! the pages are, moves those outside the wanted nodes, and asks again: only pages that are on a wanted node then count as moved.
+//! It stops when its budget is used up, after one full round, or after looking at [`LOOK_PAGES_MAX`] pages. The next call
+//! continues where it stopped. Each system call has a fixed cost, since the kernel first empties all CPUs' lists of pages. So if
+//! all pages go to one node and the budget has room, one call moves [`CALL_WINDOWS`] windows. After each call, that is after at
+//! most 16 MiB (or one huge page) of copying, the caller is asked whether to continue.
 //!
 //! # Properties
-//! - Never more pages are moved than the budget allows, with one exception: a budget below one transparent huge page
-//!   moves one such page if that is all there is, because the kernel moves it whole. Kernels that put base pages into
-//!   smaller multiples (mTHP) may exceed it by less than one of those.
-//! - A window goes to one node, the wanted node that holds least: over a VM that is even, and a huge page is never sent to two
-//!   places.
-//! - A page that is in use (`EBUSY`) is tried [`TRIES`] times and then left; it is reported as busy.
+//! - No more pages are moved than the budget allows, with one exception. If the budget is below one transparent huge page and
+//!   there is nothing smaller to move, one such page is moved, because the kernel moves it whole. Kernels that combine base pages
+//!   into smaller multiples (mTHP) may exceed the budget by less than one multiple.
+//! - A window goes to one node: the wanted node that has the fewest pages. Over a whole VM this spreads pages evenly, and a huge
+//!   page is never sent to two places.
+//! - A page in use (`EBUSY`) is tried [`TRIES`] times, then left in place and reported as busy.
 //!
 //! # Pages that the kernel hides
-//! Automatic NUMA balancing makes pages inaccessible to see which thread touches them next. Linux 6.1 to 6.4 then returns
-//! `ENOENT` for such a page, both for a query and for a move, so memory that the guest has stopped using could never come
-//! home (seen on Debian's 6.1). If a window has pages that the kernel reports missing and `pagemap` reports present, one
-//! byte of each is read, which makes it accessible again, before they are moved.
+//! Automatic NUMA balancing makes pages inaccessible to see which thread touches them next. For such a page, Linux 6.1 to 6.4
+//! return `ENOENT` both when asked and when moving, so memory that the guest has stopped using could never come home (seen on
+//! Debian's 6.1). If a window has pages that the kernel reports missing and `pagemap` reports present, one byte of each is read
+//! before the move, which makes it accessible again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,11 +31,11 @@ use crate::numa_maps::{Range, Sharing};
 
 /// Base pages in one window: one transparent huge page on every machine with 4 KiB base pages and KVM.
 pub const WINDOW_PAGES: u64 = 512;
-/// Windows that are moved at once if they go to one node.
+/// Number of windows that one call moves if all their pages go to one node.
 pub const CALL_WINDOWS: u64 = 8;
-/// Base pages that one call looks at before it stops looking for any to move: 16 GiB.
+/// Base pages that one call looks at, at most: 16 GiB.
 pub const LOOK_PAGES_MAX: u64 = 4 << 20;
-/// How often a page in use is tried.
+/// How many times a page in use is tried.
 pub const TRIES: u32 = 3;
 
 /// Why moving stopped.
@@ -44,7 +44,7 @@ pub enum MoveError {
     /// The process ended.
     #[error("the process is gone")]
     Gone,
-    /// This process may not move another's pages.
+    /// The agent may not move another process's pages.
     #[error(
         "not permitted to move pages of another process; run as root or with CAP_SYS_NICE and CAP_SYS_PTRACE"
     )]
@@ -52,43 +52,44 @@ pub enum MoveError {
     /// The process's cpuset does not allow the target.
     #[error("its cpuset does not allow memory on node {node}")]
     NodeNotAllowed {
-        /// The target.
+        /// The target node.
         node: NodeId,
     },
-    /// None of the targets has free memory.
+    /// No target node has free memory.
     #[error("nodes {nodes} have no free memory")]
     NoMemory {
-        /// The targets.
+        /// The target nodes.
         nodes: NodeSet,
     },
-    /// A huge page is larger than the budget, so none can ever move under it.
+    /// One huge page is larger than the budget, so no huge page can ever move.
     #[error("one huge page has {needed}, the budget is {budget}")]
     BudgetBelowHugePage {
-        /// Base pages in a huge page.
+        /// Number of base pages in a huge page.
         needed: Pages,
         /// The budget.
         budget: Pages,
     },
-    /// Any other error of the kernel.
+    /// Another error of the kernel.
     #[error("move_pages failed: error {errno}")]
     Os {
-        /// Its number.
+        /// The error number.
         errno: i32,
     },
 }
 
-/// The system call, as a trait so that tests can fake a host with nodes.
+/// The system calls, as a trait, so that tests can fake a host with nodes.
 pub trait Kernel {
-    /// Nodes of the pages at these addresses, or negative error numbers.
+    /// Writes the node of the page at each address into `status`, or a negative error number.
     ///
     /// # Errors
-    /// The error number if the call as a whole failed.
+    /// Returns the error number if the call as a whole failed.
     fn query(&mut self, pid: i32, addresses: &[usize], status: &mut [i32]) -> Result<(), i32>;
 
-    /// Moves pages to a node. `status` is "busy" at first, and gets the kernel's result for each page it came to.
+    /// Moves pages to a node. Each entry of `status` must be "busy" beforehand; the kernel overwrites it for each page that it
+    /// reaches.
     ///
     /// # Errors
-    /// The error number if the call as a whole failed.
+    /// Returns the error number if the call as a whole failed.
     fn relocate(
         &mut self,
         pid: i32,
@@ -98,18 +99,18 @@ pub trait Kernel {
         status: &mut [i32],
     ) -> Result<(), i32>;
 
-    /// Makes those of these pages accessible that are present but that [`Kernel::query`] did not find. Returns how many.
+    /// Makes pages accessible that are present, but that [`Kernel::query`] did not find. Returns how many.
     fn reveal(&mut self, pid: i32, addresses: &[usize]) -> usize;
 }
 
-/// The real system call.
+/// The real system calls.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Linux;
 
 const MPOL_MF_MOVE: i32 = 1 << 1;
 const MPOL_MF_MOVE_ALL: i32 = 1 << 2;
 
-/// `move_pages(2)`, which neither `libc` nor `rustix` wraps.
+/// Calls `move_pages(2)`, which neither `libc` nor `rustix` wraps.
 #[allow(unsafe_code)] // a system call without a wrapper
 fn move_pages(
     pid: i32,
@@ -132,7 +133,7 @@ fn move_pages(
             flags,
         )
     };
-    // A positive result counts pages that did not move: `status` has which.
+    // A positive result is the number of pages that did not move; `status` tells which.
     if result >= 0 {
         Ok(())
     } else {
@@ -163,7 +164,7 @@ impl Kernel for Linux {
         let all = |status: &mut [i32]| move_pages(pid, addresses, Some(&nodes), status, MPOL_MF_MOVE_ALL);
         match sharing {
             Sharing::Private => move_pages(pid, addresses, Some(&nodes), status, MPOL_MF_MOVE),
-            // Pages that a vhost-user process maps as well move only with MOVE_ALL, which needs CAP_SYS_NICE.
+            // Pages that a vhost-user process also maps move only with MOVE_ALL, which needs CAP_SYS_NICE.
             Sharing::Shared => match all(status) {
                 Err(libc::EPERM) => move_pages(pid, addresses, Some(&nodes), status, MPOL_MF_MOVE),
                 other => other,
@@ -172,10 +173,10 @@ impl Kernel for Linux {
     }
 }
 
-/// Most places that `process_vm_readv` takes at a time (`UIO_MAXIOV`).
+/// Most addresses that `process_vm_readv` takes in one call (`UIO_MAXIOV`).
 const READS_MAX: usize = 1024;
 
-/// The present pages among these, according to `/proc/PID/pagemap`; empty if it cannot be read.
+/// Returns which of these pages are present according to `/proc/PID/pagemap`; empty if it cannot be read.
 fn present(pid: i32, addresses: &[usize]) -> Vec<usize> {
     use std::os::unix::fs::FileExt as _;
     const PRESENT: u64 = 1 << 63;
@@ -199,7 +200,7 @@ fn present(pid: i32, addresses: &[usize]) -> Vec<usize> {
     found
 }
 
-/// Reads one byte at each of these addresses of another process, for its effect on the page.
+/// Reads one byte at each of these addresses in another process, only to make the pages accessible.
 #[allow(unsafe_code)] // a system call without a wrapper
 fn touch(pid: i32, addresses: &[usize]) {
     for chunk in addresses.chunks(READS_MAX) {
@@ -221,33 +222,33 @@ fn touch(pid: i32, addresses: &[usize]) {
     }
 }
 
-/// What one call did.
+/// What one call of a [`Mover`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Base pages found on the wanted nodes after having been elsewhere before.
+    /// Base pages that were elsewhere before and are on the wanted nodes now.
     pub moved: Pages,
-    /// Base pages left where they were because they were in use.
+    /// Base pages that stayed because they were in use.
     pub busy: Pages,
     /// Base pages that the kernel will not move (pinned, not migratable, shared under KSM).
     pub refused: Pages,
 }
 
-/// Walks one VM's memory. Keep it while the VM runs: it remembers its position.
+/// Walks one VM's memory. Keep it while the VM runs, because it remembers its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mover {
     pid: i32,
     ranges: Vec<Range>,
-    /// The range, and the address in it, to go on from.
+    /// Position of the range to continue in, and the address in it.
     cursor: (usize, u64),
 }
 
 /// Result of one window.
 enum Window {
-    /// Nothing there to move.
+    /// It has no pages to move.
     Clean,
-    /// Some pages were tried.
+    /// Moving pages was tried.
     Tried,
-    /// It must move whole and the rest of the budget is too small.
+    /// It must move as a whole, and what is left of the budget is too small.
     TooLarge,
 }
 
@@ -255,12 +256,12 @@ struct Targets {
     /// Nodes that pages must leave.
     leave: NodeSet,
     wanted: NodeSet,
-    /// Node, base pages there, whether it ran out of memory.
+    /// For each wanted node: its number of base pages, and whether it ran out of memory.
     nodes: Vec<(NodeId, u64, bool)>,
 }
 
 impl Targets {
-    /// The wanted node that holds least and is not full.
+    /// Returns the wanted node that has the fewest pages and is not full.
     fn least(&self) -> Option<usize> {
         (0..self.nodes.len())
             .filter(|&at| !self.nodes[at].2)
@@ -269,7 +270,7 @@ impl Targets {
 }
 
 impl Mover {
-    /// A walk over these ranges of a process, from their beginning.
+    /// Starts a walk over these ranges of a process, from their beginning.
     pub fn new(pid: i32, ranges: Vec<Range>) -> Mover {
         let start = ranges.first().map_or(0, |range| range.start);
         Mover {
@@ -279,17 +280,17 @@ impl Mover {
         }
     }
 
-    /// The ranges that it walks.
+    /// Returns the ranges that it walks.
     pub fn ranges(&self) -> &[Range] {
         &self.ranges
     }
 
-    /// Moves at most `budget` of the pages on `leave` to `to`, evenly, given the pages that each node has `now`. Stops early
-    /// if `go_on` returns false.
+    /// Moves at most `budget` of the pages on `leave` to `to`, evenly. `now` has the number of pages that each node has. Stops
+    /// early if `go_on` returns false.
     ///
     /// # Errors
-    /// Only if nothing moved in this call: what moved before an error is reported as progress, and the error comes with the
-    /// next call. The process's end is always an error.
+    /// Only if no page moved in this call. Otherwise an error ends the call, which reports the pages moved so far; the next call
+    /// meets the error again. The process's end is always an error.
     pub fn advance(
         &mut self,
         kernel: &mut dyn Kernel,
@@ -346,8 +347,8 @@ impl Mover {
         }
     }
 
-    /// The next windows, clipped to their range: range and addresses. Wraps around at the end. Always one if huge pages are
-    /// larger than a window.
+    /// Returns the range of the next windows, and their first and last address, clipped to that range. Wraps around at the end.
+    /// Returns a single window if huge pages are larger than a window.
     fn step(&mut self, windows: u64) -> Option<(Range, u64, u64)> {
         let (mut at, mut start) = self.cursor;
         let current = self.ranges.get(at).filter(|range| start < range.end);
@@ -439,12 +440,12 @@ impl Mover {
         Ok(Window::Tried)
     }
 
-    /// Moves single pages, each named by its place in the VM's RAM, counted in base pages over [`Mover::ranges`]. A page
-    /// that is not where the move says, or in no range, is skipped: it has moved since, or was never there. Pages with the
-    /// same source and destination go together, as many as a window has.
+    /// Moves single pages. Each is named by its place in the VM's RAM, counted in base pages over [`Mover::ranges`]. A page that
+    /// is not on the node that the move names, or is in no range, is skipped: it has moved since, or was never there. Pages with
+    /// the same source and destination move together, up to a window's number.
     ///
     /// # Errors
-    /// As [`Mover::advance`].
+    /// As for [`Mover::advance`].
     pub fn move_frames(
         &self,
         kernel: &mut dyn Kernel,
@@ -470,7 +471,7 @@ impl Mover {
                 match self.window(kernel, range, batch, &mut targets, rest, &mut progress) {
                     Ok(_) => {}
                     Err(MoveError::Gone) => return Err(MoveError::Gone),
-                    // An obstacle to these, such as a full node, need not be one to others.
+                    // An obstacle for these pages, such as a full node, may not exist for others.
                     Err(error) => {
                         trouble = Some(error);
                         continue 'ways;
@@ -484,8 +485,8 @@ impl Mover {
         }
     }
 
-    /// The pages of these moves by source, destination and range: each page once, and a huge page by its start, as any part
-    /// stands for the whole.
+    /// Returns the addresses to move, by source node, destination node and range. Each page appears once. A huge page appears by
+    /// its start, since any part stands for the whole.
     fn ways(&self, moves: &[FrameMove]) -> BTreeMap<(NodeId, NodeId, usize), BTreeSet<usize>> {
         let mut ways: BTreeMap<_, BTreeSet<usize>> = BTreeMap::new();
         for each in moves {
@@ -509,7 +510,7 @@ impl Mover {
         ways
     }
 
-    /// The range, by its position, and address of a page of the VM's RAM.
+    /// Returns the position of the range that a page of the VM's RAM is in, and the page's address.
     fn place_of(&self, frame: u64) -> Option<(usize, u64)> {
         let mut first = 0;
         for (at, range) in self.ranges.iter().enumerate() {
@@ -530,7 +531,7 @@ impl Mover {
         Ok(status)
     }
 
-    /// Sends the pages at these positions to a node and returns the kernel's result for each.
+    /// Sends the pages at these positions to a node, and returns the kernel's result for each.
     fn send(
         &self,
         kernel: &mut dyn Kernel,
@@ -540,7 +541,7 @@ impl Mover {
         node: NodeId,
     ) -> Result<Vec<i32>, MoveError> {
         let chosen: Vec<usize> = which.iter().map(|&i| addresses[i]).collect();
-        // If the kernel stops half-way it leaves the rest untouched: those are worth another try.
+        // If the kernel stops half-way, it leaves the other results untouched. "Busy" makes those pages worth another try.
         let mut status = vec![-libc::EBUSY; chosen.len()];
         match kernel.relocate(self.pid, &chosen, node, range.sharing, &mut status) {
             Ok(()) => Ok(status),
@@ -551,21 +552,21 @@ impl Mover {
     }
 }
 
-/// How many pages of a window may be sent within the rest of a budget; `None` if it must wait for a larger one. A
-/// transparent huge page moves whole, whichever part of it is requested, so a window that looks like one must fit.
+/// Returns how many pages of a window may be sent within the rest of a budget; `None` if the window must wait for a larger one. A
+/// transparent huge page moves whole, whichever part of it is named, so a window that looks like one must fit.
 fn allowed(rest: Pages, pages_each: u64, is_whole: bool, progress: Progress) -> Option<usize> {
     let needed = if is_whole { WINDOW_PAGES } else { 1 }.max(pages_each);
     if needed <= rest.0 {
         Some((rest.0 / pages_each) as usize)
     } else {
-        // Base pages that only look like a huge page are told by trying one; nothing larger can be tried in part.
+        // Sending one base page tells whether the window is really a huge page. Larger pages cannot be tried in part.
         (pages_each == 1 && progress.moved == Pages::ZERO).then_some(1)
     }
 }
 
 fn error_of(errno: i32, node: Option<NodeId>) -> MoveError {
     match (errno, node) {
-        // A process that has released its memory but not yet its number returns EINVAL.
+        // A process that has released its memory but still has its process id returns EINVAL.
         (libc::ESRCH, _) | (libc::EINVAL, None) => MoveError::Gone,
         (libc::EPERM, _) => MoveError::NotPermitted,
         (libc::EACCES | libc::ENODEV, Some(node)) => MoveError::NodeNotAllowed { node },

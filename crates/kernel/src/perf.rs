@@ -1,12 +1,12 @@
 //! `perf_event_open(2)`: instructions, cycles, LLC references and LLC misses of each vCPU thread, as one group.
 //!
-//! A group is scheduled onto the PMU as a whole, so its four figures belong together. If it shares the PMU with others the
-//! kernel runs it only part of the time; what happened between two reads is then scaled by time enabled over time running
-//! *of that interval* and added up, so that the figures never run backwards. Guest and host mode both count: the host's work
-//! for a vCPU pollutes the cache as well.
+//! A group is scheduled onto the PMU as a whole, so its four figures belong together. If the group shares the PMU with others,
+//! the kernel runs it only part of the time. Each increase between two reads is then scaled by time enabled over time running *in
+//! that interval* and added up, so that the figures never run backwards. Guest and host mode both count, because the host's work
+//! for a vCPU pollutes the cache too.
 //!
-//! On Intel `cache-references` and `cache-misses` are the LLC's. On AMD (Zen) they are the L2's: misses there are
-//! references of the LLC, and no PMU counts LLC misses per thread; [`Perf::note`] says so.
+//! On Intel, `cache-references` and `cache-misses` count at the LLC. On AMD (Zen) they count at the L2: a miss there is a
+//! reference to the LLC, and no PMU counts LLC misses per thread. [`Perf::note`] says so.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,10 +23,10 @@ const FORMAT_TOTAL_TIME_ENABLED: u64 = 1 << 0;
 const FORMAT_TOTAL_TIME_RUNNING: u64 = 1 << 1;
 const FORMAT_GROUP: u64 = 1 << 3;
 const FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
-/// A group that was enabled for this long and never ran does not fit this PMU (the NMI watchdog holds a counter).
+/// A group that has been enabled for this long without ever running does not fit this PMU (the NMI watchdog holds a counter).
 const NEVER_RAN_NS: u64 = 1_000_000_000;
 
-/// The kernel's `perf_event_attr` up to `config2` (its second published size), which is all that counting needs.
+/// The kernel's `perf_event_attr` up to `config2` (its second published size). Counting needs no more.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Attr {
@@ -46,7 +46,7 @@ pub(crate) struct Attr {
 const _: () = assert!(size_of::<Attr>() == 72);
 
 impl Attr {
-    /// A counting event of a PMU.
+    /// Describes an event of a PMU that is counted.
     pub fn counting(kind: u32, config: u64) -> Attr {
         let read_format = FORMAT_TOTAL_TIME_ENABLED | FORMAT_TOTAL_TIME_RUNNING | FORMAT_GROUP;
         Attr {
@@ -62,9 +62,9 @@ impl Attr {
 /// What an event counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// One thread, on whichever CPU.
+    /// One thread, on any CPU.
     Thread(i32),
-    /// One CPU, whichever thread.
+    /// One CPU, with any thread.
     Cpu(u32),
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn open(attr: &Attr, scope: Scope, leader: Option<&File>) -> std::io:
         Scope::Cpu(cpu) => (-1, i32::try_from(cpu).map_err(std::io::Error::other)?),
     };
     let group = leader.map_or(-1, AsRawFd::as_raw_fd);
-    // With a wrong size the kernel writes the size field.
+    // If the size is wrong, the kernel writes the size field, so pass a copy.
     let mut copy = *attr;
     // SAFETY: `copy` is a perf_event_attr of the size that it names, and lives until the call returns; all else is by value.
     let fd = unsafe {
@@ -97,7 +97,7 @@ pub(crate) fn open(attr: &Attr, scope: Scope, leader: Option<&File>) -> std::io:
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// One reading from the kernel: time enabled, time running, one value per event.
+/// One reading from the kernel: time enabled, time running, and one value per event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reading<const N: usize> {
     pub enabled_ns: u64,
@@ -106,7 +106,7 @@ pub(crate) struct Reading<const N: usize> {
 }
 
 impl<const N: usize> Reading<N> {
-    /// Reads a group of N events; `None` if the kernel returns something else.
+    /// Reads a group of N events; `None` if the kernel returns something unexpected.
     pub fn read(mut from: &File) -> std::io::Result<Option<Reading<N>>> {
         let mut bytes = [0u8; 8 * 16];
         let length = from.read(&mut bytes)?;
@@ -133,7 +133,7 @@ impl<const N: usize> Reading<N> {
     }
 }
 
-/// Adds up what happened between reads, scaled to the time that the events were enabled.
+/// Adds up the counts between reads, scaled to the time for which the events were enabled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Accumulator<const N: usize> {
     last: Reading<N>,
@@ -141,7 +141,7 @@ pub(crate) struct Accumulator<const N: usize> {
 }
 
 impl<const N: usize> Accumulator<N> {
-    /// Nothing counted yet.
+    /// Starts with nothing counted.
     pub fn new() -> Self {
         Accumulator {
             last: Reading {
@@ -153,7 +153,7 @@ impl<const N: usize> Accumulator<N> {
         }
     }
 
-    /// Adds a reading and returns the sums; `None` if the events never ran though they long could have.
+    /// Adds a reading and returns the sums; `None` if the events never ran although they were enabled long enough.
     pub fn update(&mut self, now: Reading<N>) -> Option<[u64; N]> {
         let enabled = now.enabled_ns.saturating_sub(self.last.enabled_ns);
         let running = now.running_ns.saturating_sub(self.last.running_ns);
@@ -171,7 +171,7 @@ impl<const N: usize> Accumulator<N> {
 /// Counters of one thread.
 #[derive(Debug)]
 struct Group {
-    /// The leader first; the others only need to stay open.
+    /// The leader comes first. The others only need to stay open.
     files: [File; 4],
     sums: Accumulator<4>,
 }
@@ -210,18 +210,18 @@ impl Group {
     }
 }
 
-/// Hardware counters of vCPU threads. Descriptors are opened when a thread is first asked for, and closed by
+/// Hardware counters of vCPU threads. Descriptors are opened when a thread's counters are first requested, and closed by
 /// [`Perf::keep_only`].
 #[derive(Debug, Default)]
 pub struct Perf {
-    /// Groups of requested threads; `None` for a thread that had ended by then.
+    /// Groups of the requested threads; `None` for a thread that had already ended.
     groups: BTreeMap<i32, Option<Group>>,
     absence: Option<String>,
     note: Option<&'static str>,
 }
 
 impl Perf {
-    /// Nothing open yet. `cpuinfo` is the text of `/proc/cpuinfo`, for the note on what AMD counts.
+    /// Starts with nothing open. `cpuinfo` is the text of `/proc/cpuinfo`, for the note about what AMD counts.
     pub fn new(cpuinfo: &str) -> Perf {
         let is_amd = cpuinfo
             .lines()
@@ -237,7 +237,7 @@ impl Perf {
         }
     }
 
-    /// Counters of a thread since its first request; `None` without a PMU, or if the thread has ended.
+    /// Returns a thread's counters since its first request; `None` without a PMU, or if the thread has ended.
     pub fn counters(&mut self, tid: i32) -> Option<Counters> {
         if self.absence.is_some() {
             return None;
@@ -249,7 +249,7 @@ impl Perf {
                 Err(error) => {
                     self.absence = absence(&error);
                     match self.absence {
-                        // Too many open files: others need theirs.
+                        // The cause may be too many open files: close ours, since others need theirs.
                         Some(_) => self.groups.clear(),
                         None => drop(vacant.insert(None)),
                     }
@@ -260,24 +260,24 @@ impl Perf {
         group.as_mut()?.read()
     }
 
-    /// Closes the counters of all other threads.
+    /// Closes the counters of all threads that are not in `tids`.
     pub fn keep_only(&mut self, tids: &BTreeSet<i32>) {
         self.groups.retain(|tid, _| tids.contains(tid));
     }
 
-    /// Why this host has no hardware counters, if it has none.
+    /// Returns why this host has no hardware counters; `None` if it has them.
     pub fn absence(&self) -> Option<&str> {
         self.absence.as_deref()
     }
 
-    /// What is unusual about the counters, if there are any.
+    /// Returns what is unusual about the counters, if they are in use.
     pub fn note(&self) -> Option<&'static str> {
         self.note
             .filter(|_| self.absence.is_none() && self.groups.values().any(Option::is_some))
     }
 }
 
-/// What an error of `perf_event_open` means for this host; `None` if it is about one thread only.
+/// Returns what an error of `perf_event_open` means for this host; `None` if the error concerns one thread only.
 pub(crate) fn absence(error: &std::io::Error) -> Option<String> {
     let why = match error.raw_os_error() {
         Some(libc::ESRCH) => return None,

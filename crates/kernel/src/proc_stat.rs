@@ -1,8 +1,8 @@
-//! `/proc/stat`: how long each CPU was busy since boot.
+//! `/proc/stat`: for how long each CPU was busy since boot.
 //!
-//! Busy is everything but `idle` and `iowait`: user, nice, system, irq, softirq and steal (a CPU that a hypervisor
-//! below takes away is not idle). Guest time is part of user time already. The unit is USER_HZ, 1/100 s on every
-//! architecture that runs KVM, whatever the kernel's own tick is.
+//! All time except `idle` and `iowait` counts as busy: user, nice, system, irq, softirq and steal (a CPU that a hypervisor below
+//! takes away is not idle). Guest time is already part of user time. The unit is USER_HZ, 1/100 s on every architecture that runs
+//! KVM, whatever the kernel's own tick is.
 
 use std::path::Path;
 
@@ -11,13 +11,13 @@ use homenode_units::{CpuId, Ns};
 use crate::read::{self, ReadError};
 
 const NS_PER_USER_HZ: u64 = 10_000_000;
-/// Plenty for 8192 CPUs of 120 bytes, and the interrupt line.
+/// Most bytes to read: plenty for 8192 CPUs of 120 bytes, and the interrupt line.
 const LIMIT_BYTES: u64 = 4 << 20;
 
-/// Busy time of every online CPU, ascending by number. `root` is `/` on a live host.
+/// Reads the busy time of every online CPU, ascending by number. `root` is `/` on a live host.
 ///
 /// # Errors
-/// When the file is not there (no `/proc`), or a CPU line is malformed.
+/// If the file does not exist (no `/proc`), or a CPU line is malformed.
 pub fn read(root: &Path) -> Result<Vec<(CpuId, Ns)>, ReadError> {
     let path = root.join("proc/stat");
     let text = read::text(&path, LIMIT_BYTES)?;

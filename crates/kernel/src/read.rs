@@ -1,4 +1,4 @@
-//! Reads small kernel files: bounded, with the path in every error, and "not there" distinguished from "broken".
+//! Reads small kernel files. Reads are bounded, every error names the path, and a missing file is told apart from a broken one.
 
 use std::borrow::Cow;
 use std::io::ErrorKind;
@@ -17,15 +17,15 @@ use crate::files::Part;
 /// Why a kernel file could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// The kernel did not return it.
+    /// The kernel did not return the file.
     #[error("cannot read {path}: {cause}")]
     Io {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The system's error.
         cause: String,
     },
-    /// Larger than any sane kernel writes it.
+    /// The file is larger than any sane kernel writes it.
     #[error("{path} is larger than {limit_bytes} bytes; refused")]
     TooLarge {
         /// The file.
@@ -33,7 +33,7 @@ pub enum ReadError {
         /// Most bytes to read.
         limit_bytes: u64,
     },
-    /// Not in the expected form.
+    /// The file is not in the expected form.
     #[error("{path}: expected {expected}, found `{found}`")]
     Malformed {
         /// The file.
@@ -43,21 +43,21 @@ pub enum ReadError {
         /// The text found, shortened.
         found: String,
     },
-    /// Several threads would have the same role.
+    /// Several threads claim the same role.
     #[error(
         "{path}: which thread is {what} is not known: {count} threads bear its name and no cgroup of libvirt's tells them apart: {tids}"
     )]
     Ambiguous {
         /// The folder of the threads.
         path: String,
-        /// The role in question.
+        /// The role.
         what: String,
-        /// Number of such threads.
+        /// Number of threads that claim it.
         count: usize,
-        /// The first of them.
+        /// Ids of the first of these threads.
         tids: String,
     },
-    /// More entries than the limit.
+    /// The folder has more entries than the limit.
     #[error("{path} has more than {limit} entries; refused")]
     TooMany {
         /// The folder.
@@ -68,7 +68,7 @@ pub enum ReadError {
 }
 
 impl ReadError {
-    /// A file that is not in the expected form.
+    /// Returns the error for a file that is not in the expected form.
     pub fn malformed(path: &Path, expected: &'static str, found: &str) -> ReadError {
         ReadError::Malformed {
             path: path.display().to_string(),
@@ -112,7 +112,7 @@ pub const SMALL_BYTES: u64 = 64 << 10;
 /// Initial buffer size: most kernel files are smaller, and none reports its size.
 const ROOM_BYTES: usize = 4 << 10;
 
-/// Reads a file of at most `limit_bytes`; `None` if it is not there: no such file, or its task has ended.
+/// Reads a file of at most `limit_bytes`; `None` if there is no such file, or if its task has ended.
 pub fn text_if_there(path: &Path, limit_bytes: u64) -> Result<Option<String>, ReadError> {
     let mut room = Vec::new();
     let is_there = read_at(
@@ -121,7 +121,7 @@ pub fn text_if_there(path: &Path, limit_bytes: u64) -> Result<Option<String>, Re
         limit_bytes,
         &mut room,
     )?;
-    // Names of threads and files may hold any byte; numbers never do.
+    // Names of threads and files may hold any byte, so replace invalid ones; numbers are not affected.
     let text = |bytes| {
         String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
     };
@@ -167,16 +167,16 @@ fn checked(
     }
 }
 
-/// Names of threads and files may hold any byte; numbers never do.
+/// Names of threads and files may hold any byte, so invalid ones are replaced; numbers are not affected.
 fn readable(bytes: &[u8]) -> Cow<'_, str> {
-    // Usually nothing must be replaced, and that check is faster.
+    // Usually no byte needs replacing, and this check is faster.
     str::from_utf8(bytes).map_or_else(|_| String::from_utf8_lossy(bytes), Cow::Borrowed)
 }
 
-/// How the kernel generates a file's text.
+/// How the kernel delivers a file's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Text {
-    /// At once: a short read is the whole text.
+    /// All at once: a short read is the whole text.
     Whole,
     /// In pieces of any size.
     InPieces,
@@ -204,8 +204,8 @@ fn fill(
     Ok(())
 }
 
-/// A directory that is kept open. Reads in it are about the process or group that it was opened for, and never about a later
-/// one with the same number or name; and its path is resolved only once.
+/// A directory that is kept open. Reads in it concern the process or group that it was opened for, never a later one with the
+/// same number or name. Its path is resolved only once.
 #[derive(Debug)]
 pub struct Dir {
     fd: OwnedFd,
@@ -213,12 +213,12 @@ pub struct Dir {
 }
 
 impl Dir {
-    /// Opens it; `None` if it is not there.
+    /// Opens a directory; `None` if it does not exist.
     pub fn open(path: &Path) -> Result<Option<Dir>, ReadError> {
         Dir::open_at(rustix::fs::CWD, path, path.to_owned())
     }
 
-    /// Opens a directory in this one; `None` if it is not there.
+    /// Opens a directory below this one; `None` if it does not exist.
     pub fn below(&self, name: &str) -> Result<Option<Dir>, ReadError> {
         Dir::open_at(&self.fd, Path::new(name), self.path.join(name))
     }
@@ -235,12 +235,12 @@ impl Dir {
         }
     }
 
-    /// The path it was opened by.
+    /// Returns the path that it was opened with.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads a file in it, of at most `limit_bytes`, into `room`; `None` as in [`text_if_there`].
+    /// Reads a file of at most `limit_bytes` in this directory into `room`; `None` as in [`text_if_there`].
     pub fn text<'a>(
         &self,
         name: &str,
@@ -256,7 +256,7 @@ impl Dir {
         Ok(is_there.then(|| readable(room)))
     }
 
-    /// Its entries whose names are numbers, ascending; empty once it is gone. Takes at most `limit`.
+    /// Lists the entries whose names are numbers, ascending and at most `limit`. Empty if the directory is gone.
     pub fn numbers(&self, limit: usize, into: &mut Vec<i32>) -> Result<(), ReadError> {
         into.clear();
         let mut list = || -> std::io::Result<()> {
@@ -283,9 +283,9 @@ impl Dir {
     }
 }
 
-/// A small file that is read regularly, and whose text the kernel generates in one piece. It is kept open as long as there
-/// are plenty of descriptors: most of the cost of reading a file is finding it. Kernel files of a process, thread or group
-/// that is gone return nothing any more.
+/// A small file that is read regularly, and whose text the kernel delivers all at once. It is kept open as long as there are
+/// plenty of descriptors, since finding a file is most of the cost of reading it. Kernel files of a process, thread or group that
+/// is gone return nothing.
 #[derive(Debug)]
 pub struct Often {
     name: String,
@@ -295,20 +295,20 @@ pub struct Often {
 /// Number of files that this process keeps open.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
-/// Most of them.
+/// Returns the most files to keep open.
 fn kept_max() -> usize {
     static MAX: OnceLock<usize> = OnceLock::new();
     *MAX.get_or_init(|| Part::KeptOpen.share(usize::MAX))
 }
 
 impl Often {
-    /// A file of this name, relative to the directory passed to each read.
+    /// Names a file, relative to the directory passed to each read.
     pub fn new(name: impl Into<String>) -> Often {
         let (name, fd) = (name.into(), OnceLock::new());
         Often { name, fd }
     }
 
-    /// As [`Dir::text`], of at most [`SMALL_BYTES`].
+    /// Like [`Dir::text`], with a limit of [`SMALL_BYTES`].
     pub fn text<'a>(&self, dir: &Dir, room: &'a mut Vec<u8>) -> Result<Option<Cow<'a, str>>, ReadError> {
         if self.fd.get().is_none() && KEPT.load(Ordering::Relaxed) >= kept_max() {
             return dir.text(&self.name, SMALL_BYTES, room);
@@ -332,7 +332,8 @@ impl Often {
         Ok(is_there.then(|| readable(room)))
     }
 
-    /// Whether it was removed since its first read. Kernel files never are; only tests check, whose trees are handmade.
+    /// Returns true if the file was removed since its first read. Kernel files never are, so this is checked only in tests, whose
+    /// trees are handmade.
     pub fn is_removed(&self) -> bool {
         if !cfg!(any(test, feature = "testing")) {
             return false;
@@ -369,7 +370,7 @@ pub fn value_if_there<T: FromStr>(path: &Path, expected: &'static str) -> Result
         .map_err(|_| ReadError::malformed(path, expected, &text))
 }
 
-/// Names in a directory, sorted; empty if the directory is not there. Keeps at most `limit`.
+/// Returns the names in a directory, sorted; empty if the directory does not exist. Keeps at most `limit`.
 pub fn names(dir: &Path, limit: usize) -> Result<Vec<String>, ReadError> {
     let io = |e: std::io::Error| ReadError::Io {
         path: dir.display().to_string(),
@@ -392,13 +393,13 @@ pub fn names(dir: &Path, limit: usize) -> Result<Vec<String>, ReadError> {
     Ok(names)
 }
 
-/// Whether an error means that a file, task or device is not there (any more).
+/// Returns true if an error means that a file, task or device does not exist or is gone.
 pub fn is_absence(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
         || matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENODEV))
 }
 
-/// `path` below `root`, with or without a leading slash.
+/// Returns `path` below `root`, whether or not it has a leading slash.
 pub fn below(root: &Path, path: &str) -> PathBuf {
     root.join(path.trim_start_matches('/'))
 }
@@ -455,7 +456,7 @@ mod tests {
         std::fs::remove_file(tree.root().join("d/a")).unwrap();
         tree.write("d/a", "of another process");
         assert!(file.is_removed());
-        // Like a process whose number was reused.
+        // As if the number of a process were reused.
         std::fs::rename(tree.root().join("d"), tree.root().join("before")).unwrap();
         tree.write("d/none", "of another process");
         assert_eq!(none.text(&dir, &mut room), Ok(None));

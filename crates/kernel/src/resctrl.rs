@@ -1,12 +1,12 @@
-//! `/sys/fs/resctrl/mon_data`: memory traffic per L3 domain, if no uncore PMU is usable. Read-only: groups belong to the
-//! programs that made them.
+//! `/sys/fs/resctrl/mon_data`: memory traffic per L3 domain, used if no uncore PMU is usable. It is only read: groups belong to
+//! the programs that made them.
 //!
-//! `mbm_total_bytes` counts what the cores of a domain moved to and from any memory, `mbm_local_bytes` the part of it that
-//! went to the domain's own node. A node's controllers carry its own cores' local traffic and what other nodes send to it;
-//! the destination of a node's remote traffic is known only with two nodes, so on larger hosts there is no answer.
+//! `mbm_total_bytes` counts what the cores of a domain moved to and from any memory; `mbm_local_bytes` counts the part that went
+//! to the domain's own node. A node's controllers carry the local traffic of its own cores, and the remote traffic of other
+//! nodes' cores. With two nodes the destination of remote traffic is clear. On larger hosts it is unknown, so there is no answer.
 //!
-//! The root group counts tasks that are in no other group. The other control groups (made by libvirt, containerd or pqos)
-//! are read too, so that their traffic is not missing. A group that vanishes stops counting; its counts so far stay.
+//! The root group counts tasks that are in no other group. Other control groups (made by libvirt, containerd or pqos) are read
+//! too, so that their traffic is included. When a group vanishes, what it counted so far is kept.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,21 +23,21 @@ const DIR: &str = "sys/fs/resctrl";
 #[derive(Debug)]
 pub struct Resctrl {
     root: PathBuf,
-    /// The node of an L3 domain's cores.
+    /// Node of each L3 domain's cores.
     domains: BTreeMap<u32, NodeId>,
-    /// Last values, per group and domain: local bytes, remote bytes.
+    /// Last values of each group and domain: local bytes, remote bytes.
     last: BTreeMap<(String, u32), (u64, u64)>,
     local: BTreeMap<NodeId, u64>,
     remote: BTreeMap<NodeId, u64>,
-    /// Why there is no answer, if there is none.
+    /// Why this host's node traffic is unknown, if it is.
     pub note: Option<String>,
 }
 
 impl Resctrl {
-    /// Checks whether this host can tell; `None` if resctrl is not mounted or monitors no bandwidth.
+    /// Checks whether this host can tell its node traffic; `None` if resctrl is not mounted or does not monitor bandwidth.
     ///
     /// # Errors
-    /// When the cache numbering in sysfs is malformed.
+    /// If the cache numbering in sysfs is malformed.
     pub fn open(root: &Path, machine: &Machine) -> Result<Option<Resctrl>, ReadError> {
         let root_group = read::names(&root.join(DIR).join("mon_data"), 4096)?;
         let with_bytes = |name: &&String| {
@@ -76,10 +76,10 @@ impl Resctrl {
         }))
     }
 
-    /// Bytes that each node's memory controllers moved until now; `None` if this host cannot tell.
+    /// Returns the bytes that each node's memory controllers moved until now; `None` if this host cannot tell.
     ///
     /// # Errors
-    /// When a counter is neither a number nor one of the kernel's words for "cannot tell".
+    /// If a counter is neither a number nor one of the kernel's words for "cannot tell".
     pub fn read(&mut self) -> Result<Option<NodeMap<u64>>, ReadError> {
         if self.note.is_some() || self.domains.is_empty() {
             return Ok(None);
@@ -122,7 +122,7 @@ impl Resctrl {
     }
 }
 
-/// A counter; `None` if the kernel reports it as unavailable, or the group is gone.
+/// Reads a counter; `None` if the kernel reports it as unavailable, or the group is gone.
 fn counter(path: &Path) -> Result<Option<u64>, ReadError> {
     let Some(text) = read::text_if_there(path, read::SMALL_BYTES)? else {
         return Ok(None);
@@ -136,7 +136,7 @@ fn counter(path: &Path) -> Result<Option<u64>, ReadError> {
     }
 }
 
-/// The kernel's number of a CPU's L3 cache.
+/// Returns the kernel's number for a CPU's L3 cache.
 fn l3_of(root: &Path, cpu: CpuId) -> Result<Option<u32>, ReadError> {
     let dir = root.join(format!("sys/devices/system/cpu/cpu{cpu}/cache"));
     for index in read::names(&dir, 64)? {

@@ -1,14 +1,14 @@
 //! `/proc/PID/task/TID/{cgroup,comm,stat,schedstat,status}`: the threads of a QEMU process, and their roles.
 //!
-//! libvirt puts each vCPU's thread into a cgroup `vcpuN` and each I/O thread into `iothreadN`, which only root can leave. If
-//! a process has such groups only they determine a thread's role. Threads started by a thread in there are in there too
-//! (io_uring's workers), and younger: the oldest is the one that libvirt put there.
+//! libvirt puts each vCPU's thread into a cgroup `vcpuN` and each I/O thread into `iothreadN`, and only root can move a thread
+//! out. If a process has such groups, they alone determine its threads' roles. A thread that was started by one of these threads
+//! (such as an io_uring worker) is in the same group, but younger. So the oldest thread is the one that libvirt put there.
 //!
-//! If libvirt made no groups (no cgroups, a session's libvirt) names are used. QEMU names its threads when libvirt starts it
-//! (`debug-threads=on`, always): `CPU n/KVM` or `CPU n/TCG` is vCPU n, `IO iothreadN` an I/O thread. QEMU can change names,
-//! so a VM is refused if two threads have the same one.
+//! If libvirt made no groups (no cgroups, or a session's libvirt), names are used. If libvirt starts QEMU (`debug-threads=on`,
+//! always), QEMU names its threads: `CPU n/KVM` or `CPU n/TCG` is vCPU n, and `IO iothreadN` is an I/O thread. QEMU can change
+//! names, so a VM is refused if two of its threads have the same role.
 //!
-//! The first thread is the emulator's main loop, whatever its name, and all others are its helpers.
+//! The first thread is the emulator's main loop, whatever its name. All other threads are its helpers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use homenode_units::{CpuId, CpuSet, NodeSet, Ns};
 
 use crate::read::{self, Dir, Often, ReadError};
 
-/// Most threads to read of one process: 4096 vCPUs and as many helpers.
+/// The most threads to read from one process: 4096 vCPUs and as many helpers.
 const THREADS_MAX: usize = 8192;
 
 /// The role of a thread of a QEMU process.
@@ -29,7 +29,7 @@ pub enum Role {
     Emulator,
     /// The I/O thread that libvirt gave this number (`iothread1` in QEMU).
     IoThread(u32),
-    /// Anything else; belongs to the emulator's cgroup.
+    /// Any other thread; it belongs to the emulator's cgroup.
     Other,
 }
 
@@ -47,26 +47,26 @@ impl std::fmt::Display for Role {
 /// One thread at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thread {
-    /// Kernel's thread id.
+    /// The kernel's thread id.
     pub tid: i32,
     /// Its role.
     pub role: Role,
-    /// Time it ran (`schedstat`, first number).
+    /// Time for which it ran (`schedstat`, first number).
     pub running_ns: Ns,
-    /// Time it waited on a run queue (`schedstat`, second number).
+    /// Time for which it waited on a run queue (`schedstat`, second number).
     pub waiting_ns: Ns,
-    /// CPU it last ran on.
+    /// CPU on which it last ran.
     pub cpu: Option<CpuId>,
-    /// CPUs it may run on now, according to the scheduler.
+    /// CPUs that the scheduler lets it run on now.
     pub affinity: CpuSet,
-    /// Nodes that its memory may come from, as limited by cpusets.
+    /// Nodes that cpusets let its memory come from.
     pub memory_nodes: NodeSet,
 }
 
-/// Identity of a process: its number may be reused, its number and start time together may not.
+/// Identity of a process. Its process id may be reused, but not the pair of process id and start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Process {
-    /// Kernel's process id.
+    /// The kernel's process id.
     pub pid: i32,
     /// When it started, in clock ticks since boot.
     pub start_ticks: u64,
@@ -76,18 +76,18 @@ fn process_dir(root: &Path, pid: i32) -> PathBuf {
     root.join(format!("proc/{pid}"))
 }
 
-/// Identity of a running process; `None` if there is none, or only its remains (zombie).
+/// Returns the identity of a running process; `None` if there is no such process, or only a zombie is left.
 ///
 /// # Errors
-/// When its `stat` is malformed or may not be read.
+/// If its `stat` is malformed or may not be read.
 pub fn process(root: &Path, pid: i32) -> Result<Option<Process>, ReadError> {
     Ok(stat(root, pid)?.and_then(|stat| stat.process(pid)))
 }
 
-/// The parent of a process, possibly the one that adopted it; `None` if there is no such process.
+/// Returns a process's parent, which may be one that adopted it; `None` if there is no such process.
 ///
 /// # Errors
-/// When its `stat` is malformed or may not be read.
+/// If its `stat` is malformed or may not be read.
 pub fn parent(root: &Path, pid: i32) -> Result<Option<i32>, ReadError> {
     Ok(stat(root, pid)?.map(|stat| stat.parent))
 }
@@ -101,8 +101,8 @@ fn stat(root: &Path, pid: i32) -> Result<Option<Stat>, ReadError> {
     Ok(Some(stat))
 }
 
-/// Whether exactly this process still runs. If it cannot be checked (for lack of descriptors, say) it does not count as
-/// ended: what is in force for it would be forgotten.
+/// Returns true if exactly this process still runs. If this cannot be checked (for lack of descriptors, say), it returns true:
+/// otherwise the agent would forget what is in force for the process.
 pub fn is_alive(root: &Path, who: Process) -> bool {
     match process(root, who.pid) {
         Ok(now) => now == Some(who),
@@ -110,9 +110,9 @@ pub fn is_alive(root: &Path, who: Process) -> bool {
     }
 }
 
-/// Whether a process was started for the VM with this UUID: libvirt always passes `-uuid`.
+/// Returns true if the process was started for the VM with this UUID: libvirt always passes `-uuid`.
 pub fn is_qemu_of(root: &Path, pid: i32, uuid: &str) -> bool {
-    // The command line of a VM with many devices has tens of kilobytes.
+    // The command line of a VM with many devices is tens of kilobytes long.
     let Ok(Some(cmdline)) = read::text_if_there(&process_dir(root, pid).join("cmdline"), 2 << 20) else {
         return false;
     };
@@ -120,10 +120,10 @@ pub fn is_qemu_of(root: &Path, pid: i32, uuid: &str) -> bool {
     words.any(|word| word == "-uuid") && words.next() == Some(uuid)
 }
 
-/// The QEMU process of a VM, found by looking at every process's command line: slow, for when there is no pid file.
+/// Finds a VM's QEMU process by looking at every process's command line. This is slow; use it only if there is no pid file.
 ///
 /// # Errors
-/// When `/proc` cannot be listed.
+/// If `/proc` cannot be listed.
 pub fn find_qemu(root: &Path, uuid: &str) -> Result<Option<Process>, ReadError> {
     for name in read::names(&root.join("proc"), 1 << 20)? {
         let Ok(pid) = name.parse::<i32>() else { continue };
@@ -134,28 +134,26 @@ pub fn find_qemu(root: &Path, uuid: &str) -> Result<Option<Process>, ReadError> 
     Ok(None)
 }
 
-/// All threads of a process, ascending by id; threads that end while being read are left out. Empty if the process is gone.
-/// No two are the same vCPU or I/O thread.
+/// Returns all threads of a process, ascending by id. Threads that end while they are read are left out. Empty if the process is
+/// gone. No two threads have the role of the same vCPU or I/O thread.
 ///
 /// # Errors
-/// When a file is malformed, or may not be read; when there are more than any QEMU has, or several with one name and nothing
-/// else to tell them apart.
+/// If a file is malformed or may not be read; if there are more threads than any QEMU has; or if several threads have the same
+/// role by name and have no groups to tell them apart.
 pub fn threads(root: &Path, pid: i32) -> Result<Vec<Thread>, ReadError> {
     let mut threads = Vec::new();
     Tasks::new(root, pid).look(Depth::Whole, &mut threads)?;
     Ok(threads)
 }
 
-/// How much to read again of known threads, from little to all. What rarely changes is most of what the kernel has to
-/// format.
+/// How much of known threads to read again, from little to all. Most of what the kernel formats for a full read rarely changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Depth {
-    /// How long and where vCPUs ran, and how long they waited. Threads are listed only if the process has a different number
-    /// of them.
+    /// For how long and where vCPUs ran, and how long they waited. Threads are listed only if their number has changed.
     Counters,
-    /// Also where they and the emulator may run. Threads are listed.
+    /// Also where vCPUs and the emulator may run. Threads are listed.
     Affinities,
-    /// Everything.
+    /// Everything about every thread.
     Whole,
 }
 
@@ -164,7 +162,7 @@ pub enum Depth {
 pub struct Tasks {
     pid: i32,
     path: PathBuf,
-    /// Its directory, once found: from then on no other process of this number is read.
+    /// Its directory, once found. After that, a later process with the same number is never read by mistake.
     process: Option<Dir>,
     stat: Often,
     /// Its `task` directory.
@@ -172,13 +170,13 @@ pub struct Tasks {
     seen: Vec<Seen>,
     /// Number of threads when the process was last checked to be running.
     count: Option<usize>,
-    /// Buffer, reused by each look.
+    /// Buffer that every look reuses.
     tids: Vec<i32>,
     room: Vec<u8>,
 }
 
 impl Tasks {
-    /// Threads of the process that has this number at the first look.
+    /// Prepares to read the process that has this number at the first look.
     pub fn new(root: &Path, pid: i32) -> Tasks {
         Tasks {
             pid,
@@ -193,17 +191,17 @@ impl Tasks {
         }
     }
 
-    /// As [`is_alive`], for the process that was found.
+    /// Like [`is_alive`], for the process that was found.
     pub fn is_alive(&mut self, who: Process) -> bool {
         let stat = self.stat();
         self.count = stat.as_ref().ok().and_then(|stat| stat.as_ref()?.thread_count);
-        // If it cannot be checked it does not count as ended.
+        // If it cannot be checked, it counts as alive.
         stat.map_or(true, |stat| {
             stat.and_then(|stat| stat.process(who.pid)) == Some(who)
         })
     }
 
-    /// Status of the process; `None` if there is none.
+    /// Reads the process's `stat`; `None` if there is no such process.
     fn stat(&mut self) -> Result<Option<Stat>, ReadError> {
         let Some(process) = found(&mut self.process, || Dir::open(&self.path))? else {
             return Ok(None);
@@ -217,7 +215,7 @@ impl Tasks {
         parsed.transpose()
     }
 
-    /// Lists the threads, unless the known ones are still all; empty if there is no such process.
+    /// Lists the threads, unless the known threads are still all of them. Empty if there is no such process.
     fn list(&mut self, depth: Depth, has_vcpus: bool) -> Result<(), ReadError> {
         let is_settled = has_vcpus && self.seen.iter().all(|seen| seen.looks >= LOOKS);
         if depth == Depth::Counters && is_settled && self.count == Some(self.seen.len()) {
@@ -242,20 +240,20 @@ impl Tasks {
         }
     }
 
-    /// Reads the threads as [`threads`] returns them: new ones completely, the others to this depth. `into` has the result
-    /// of the previous look, or nothing.
+    /// Reads the threads in the form that [`threads`] returns: new threads in full, the others to this depth. `into` must hold
+    /// the result of the previous look, or nothing.
     ///
     /// # Errors
-    /// As [`threads`].
+    /// As for [`threads`].
     pub fn look(&mut self, depth: Depth, into: &mut Vec<Thread>) -> Result<(), ReadError> {
-        // If none is known to run a vCPU it may be any.
+        // If no thread is known to run a vCPU, any of them may.
         let has_vcpus = self.seen.iter().any(Seen::runs_vcpu);
         self.list(depth, has_vcpus)?;
         let Some(task) = &self.task else {
             into.clear();
             return Ok(());
         };
-        // After an error everything is read next time.
+        // If an error occurs, everything is read again next time.
         let before = std::mem::take(&mut self.seen);
         let before_count = before.len();
         let mut before = before.into_iter().peekable();
@@ -299,13 +297,13 @@ impl Tasks {
 }
 
 impl Thread {
-    /// Copies how long it ran and waited, and where.
+    /// Copies the run time, the wait time and the last CPU.
     fn take_counters(&mut self, of: &Thread) {
         (self.running_ns, self.waiting_ns, self.cpu) = (of.running_ns, of.waiting_ns, of.cpu);
     }
 }
 
-/// Opens a directory unless it is open.
+/// Opens a directory unless it is already open.
 fn found(
     dir: &mut Option<Dir>,
     open: impl FnOnce() -> Result<Option<Dir>, ReadError>,
@@ -316,19 +314,20 @@ fn found(
     Ok(dir.as_ref())
 }
 
-/// How often a new thread is read completely: its creator names it and puts it into its group a little later.
+/// How many times a new thread is read in full before its name and group are taken as final. Its creator sets both a little after
+/// the thread starts.
 const LOOKS: u8 = 3;
 
-/// A thread, and the sources of its role.
+/// A thread, and what its role is derived from.
 #[derive(Debug)]
 struct Seen {
-    /// Without a role when it was just read.
+    /// The thread. Its role is set only after it was read.
     thread: Thread,
     start_ticks: u64,
     by_name: Role,
-    /// The role, if it is in a group that libvirt makes for one thread.
+    /// The thread's role, if it is in a group that libvirt makes for one thread.
     by_group: Option<Role>,
-    /// How often it was read completely.
+    /// How many times it was read in full.
     looks: u8,
     schedstat: Often,
     stat: Often,
@@ -339,7 +338,7 @@ impl Seen {
         matches!(self.thread.role, Role::Vcpu(_))
     }
 
-    /// Updates it to this depth. `None` if it has ended, or its counters are not available separately.
+    /// Reads it again to this depth. `None` if it has ended, or its counters are not available separately.
     fn later(mut self, task: &Dir, depth: Depth, room: &mut Vec<u8>) -> Result<Option<Seen>, ReadError> {
         let tid = self.thread.tid;
         if depth >= Depth::Affinities && (self.runs_vcpu() || self.thread.role == Role::Emulator) {
@@ -355,7 +354,7 @@ impl Seen {
             return Ok(None);
         };
         let (running_ns, waiting_ns) = parsed(task, (tid, "schedstat"), &text, SCHEDSTAT)?;
-        // If it did not run it is on the same CPU.
+        // If it did not run, it is still on the same CPU.
         if running_ns != self.thread.running_ns {
             let Some(text) = self.stat.text(task, room)? else {
                 return Ok(None);
@@ -371,7 +370,7 @@ impl Seen {
     }
 }
 
-/// The role of each thread.
+/// Returns the role of each thread.
 fn roles(dir: &Path, pid: i32, seen: &[Seen]) -> Result<Vec<Role>, ReadError> {
     let has_groups = seen.iter().any(|each| each.by_group.is_some());
     let mut claims: BTreeMap<Role, Vec<usize>> = BTreeMap::new();
@@ -407,7 +406,7 @@ fn roles(dir: &Path, pid: i32, seen: &[Seen]) -> Result<Vec<Role>, ReadError> {
                 tids: tids.join(", ") + if claimed.len() > 8 { ", …" } else { "" },
             });
         }
-        // Threads ascend by id, so of equally old ones the lowest is taken.
+        // Threads ascend by id, so among equally old ones the lowest id is taken.
         if let Some(oldest) = claimed.into_iter().min_by_key(|&at| seen[at].start_ticks) {
             roles[oldest] = role;
         }
@@ -415,7 +414,7 @@ fn roles(dir: &Path, pid: i32, seen: &[Seen]) -> Result<Vec<Role>, ReadError> {
     Ok(roles)
 }
 
-/// Whether QEMU emulates the vCPU of this thread, instead of KVM running it; false for a thread that has ended.
+/// Returns true if QEMU emulates this thread's vCPU, and false if KVM runs it or the thread has ended.
 pub fn is_emulated(root: &Path, pid: i32, tid: i32) -> bool {
     let comm = read::text_if_there(
         &process_dir(root, pid).join(format!("task/{tid}/comm")),
@@ -424,10 +423,10 @@ pub fn is_emulated(root: &Path, pid: i32, tid: i32) -> bool {
     comm.is_ok_and(|comm| comm.is_some_and(|comm| comm.trim_end().ends_with("/TCG")))
 }
 
-/// CPUs that one thread may run on now; `None` if the thread has ended.
+/// Returns the CPUs that a thread may run on now; `None` if the thread has ended.
 ///
 /// # Errors
-/// When its `status` is malformed or may not be read.
+/// If its `status` is malformed or may not be read.
 pub fn affinity(root: &Path, pid: i32, tid: i32) -> Result<Option<CpuSet>, ReadError> {
     let path = process_dir(root, pid).join(format!("task/{tid}/status"));
     let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
@@ -438,14 +437,14 @@ pub fn affinity(root: &Path, pid: i32, tid: i32) -> Result<Option<CpuSet>, ReadE
         .ok_or_else(|| ReadError::malformed(&path, STATUS.1, &text))
 }
 
-/// When a thread started, in clock ticks since boot; `None` if it has ended or that cannot be read.
+/// Returns when a thread started, in clock ticks since boot; `None` if it has ended, or the time cannot be read.
 pub fn thread_start(root: &Path, pid: i32, tid: i32) -> Option<u64> {
     let path = process_dir(root, pid).join(format!("task/{tid}/stat"));
     let text = read::text_if_there(&path, read::SMALL_BYTES).ok()??;
     Some(parse_stat(&text)?.start_ticks)
 }
 
-/// Whether a process is a kernel thread, all of which are children of the second process.
+/// Returns true if a process is a kernel thread. All kernel threads are children of process 2.
 pub fn is_of_kernel(root: &Path, pid: i32) -> bool {
     let text = read::text_if_there(&process_dir(root, pid).join("stat"), read::SMALL_BYTES);
     let parent = |text: String| {
@@ -459,10 +458,11 @@ pub fn is_of_kernel(root: &Path, pid: i32) -> bool {
     text.ok().flatten().and_then(parent) == Some(2)
 }
 
-/// The users whose rights a process has or can take: real, effective, saved and of files; `None` if it has ended.
+/// Returns the ids of the users whose rights a process has or can take: real, effective, saved and file system; `None` if it has
+/// ended.
 ///
 /// # Errors
-/// When its `status` is malformed or may not be read.
+/// If its `status` is malformed or may not be read.
 pub fn users(root: &Path, pid: i32) -> Result<Option<[u32; 4]>, ReadError> {
     let path = process_dir(root, pid).join("status");
     let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
@@ -475,7 +475,7 @@ pub fn users(root: &Path, pid: i32) -> Result<Option<[u32; 4]>, ReadError> {
         .ok_or_else(|| ReadError::malformed(&path, "a line `Uid:` with four users", &text))
 }
 
-/// A thread's number in its innermost namespace, by which the process itself knows it.
+/// Returns a thread's number in its innermost namespace, which is the number that the process itself knows.
 pub fn innermost_id(root: &Path, pid: i32, tid: i32) -> Option<i32> {
     let path = process_dir(root, pid).join(format!("task/{tid}/status"));
     let text = read::text_if_there(&path, read::SMALL_BYTES).ok()??;
@@ -483,7 +483,7 @@ pub fn innermost_id(root: &Path, pid: i32, tid: i32) -> Option<i32> {
     ids.split_ascii_whitespace().last()?.parse().ok()
 }
 
-/// Parser of a file's text, and the form it expects.
+/// A parser for a file's text, and the form that it expects.
 type Form<T> = (fn(&str) -> Option<T>, &'static str);
 
 const STAT: Form<Stat> = (parse_stat, "`TID (name) state …` with at least 39 fields");
@@ -504,7 +504,7 @@ fn parsed<T>(
     parse(text).ok_or_else(|| ReadError::malformed(&path(), expected, text))
 }
 
-/// Reads a thread completely, whether it was known before or not.
+/// Reads a thread in full, whether or not it was known before.
 fn thread(task: &Dir, tid: i32, known: Option<Seen>, room: &mut Vec<u8>) -> Result<Option<Seen>, ReadError> {
     let mut file = |name: &'static str| {
         let text = task.text(&format!("{tid}/{name}"), read::SMALL_BYTES, room)?;
@@ -515,7 +515,7 @@ fn thread(task: &Dir, tid: i32, known: Option<Seen>, room: &mut Vec<u8>) -> Resu
     };
     let stat = parsed(task, (tid, "stat"), &stat, STAT)?;
     let (affinity, memory_nodes) = parsed(task, (tid, "status"), &status, STATUS)?;
-    // A kernel without CONFIG_SCHED_INFO has no schedstat: then running time is in ticks, and waiting time unknown.
+    // A kernel without CONFIG_SCHED_INFO has no schedstat. Then running time is in ticks, and waiting time unknown.
     let (running_ns, waiting_ns) = match file("schedstat")? {
         Some(text) => parsed(task, (tid, "schedstat"), &text, SCHEDSTAT)?,
         None => (stat.cpu_time, Ns::ZERO),
@@ -552,13 +552,13 @@ fn thread(task: &Dir, tid: i32, known: Option<Seen>, room: &mut Vec<u8>) -> Resu
     }))
 }
 
-/// A number in its plain form: no sign, no leading zeros.
+/// Parses a number in its plain form: no sign, no leading zeros.
 fn plain<T: std::str::FromStr + ToString>(text: &str) -> Option<T> {
     let number: T = text.parse().ok()?;
     (number.to_string() == text).then_some(number)
 }
 
-/// A thread's role by its name.
+/// Returns the role that a thread's name says.
 fn named(comm: &str) -> Role {
     if let Some((index, "KVM" | "TCG")) = comm.strip_prefix("CPU ").and_then(|rest| rest.split_once('/')) {
         return plain(index).map_or(Role::Other, Role::Vcpu);
@@ -567,7 +567,8 @@ fn named(comm: &str) -> Role {
     iothread.and_then(plain).map_or(Role::Other, Role::IoThread)
 }
 
-/// A thread's role by the last part of one of its cgroups (one for each hierarchy; libvirt uses them alike).
+/// Returns the role that the last part of one of a thread's cgroups says. Each hierarchy has a cgroup, and libvirt names them
+/// alike.
 fn grouped(text: &str) -> Option<Role> {
     text.lines().find_map(|line| {
         let group = line.splitn(3, ':').nth(2)?.rsplit('/').next()?;
@@ -580,14 +581,14 @@ struct Stat {
     state: char,
     parent: i32,
     cpu_time: Ns,
-    /// Threads of the whole process.
+    /// Number of threads of the whole process.
     thread_count: Option<usize>,
     start_ticks: u64,
     cpu: Option<CpuId>,
 }
 
 impl Stat {
-    /// The process; `None` for a zombie.
+    /// Returns the process; `None` for a zombie.
     fn process(&self, pid: i32) -> Option<Process> {
         (!matches!(self.state, 'Z' | 'X' | 'x')).then_some(Process {
             pid,
@@ -596,7 +597,7 @@ impl Stat {
     }
 }
 
-/// Parses `/proc/…/stat`. The name may contain spaces and parentheses, so fields count from the last parenthesis.
+/// Parses `/proc/…/stat`. The name may contain spaces and parentheses, so fields are counted from the last parenthesis.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();

@@ -1,4 +1,4 @@
-//! Trackers of which memory a VM uses, behind one interface: [`Track`], window after window.
+//! Trackers that report which memory a VM uses, window after window. They share one interface, [`Track`].
 //!
 //! | tracker | needs | sees |
 //! |---|---|---|
@@ -6,8 +6,8 @@
 //! | [`Tracker::AccessedBits`] | root, and a guest that QEMU emulates | every page used except what TLBs hold |
 //! | [`Tracker::Damon`] | a kernel whose DAMON no other program uses | regions, by samples |
 //!
-//! The available ones are determined each time ([`choices`]), best first: exact before cheap, as a window is long and
-//! watching is on request. `docs/WORKING_SET.md` says why other mechanisms are not here.
+//! The available trackers are determined afresh each time ([`choices`]), best first. An exact tracker comes before a cheap one,
+//! since windows are long and watching happens only on request. `docs/WORKING_SET.md` says why other mechanisms are not here.
 
 pub mod clear_refs;
 pub mod damon;
@@ -22,10 +22,10 @@ use crate::read::{self, ReadError};
 use clear_refs::Clear;
 use damon::Damon;
 
-/// Entries of a second-level TLB, if what it holds escapes the tracker: all processors since Broadwell and Zen 2 have at
-/// least 1536 and few more than 2048.
+/// Entries of a second-level TLB, for trackers that miss what the TLB holds. All processors since Broadwell and Zen 2 have at
+/// least 1536, and few have more than 2048.
 const TLB_ENTRIES: u64 = 2048;
-/// Base pages of a huge page, which an entry may hold if there are any.
+/// Base pages of a huge page, which one TLB entry may hold if the memory has huge pages.
 const PAGES_PER_LARGE: u64 = 512;
 
 /// Why a tracker cannot be used.
@@ -34,7 +34,7 @@ pub enum TrackerError {
     /// The process ended.
     #[error("its QEMU has ended")]
     Gone,
-    /// It does not work for this VM, or not now.
+    /// The tracker does not work for this VM, or not now.
     #[error("{0}")]
     Unfit(String),
     /// The kernel refused.
@@ -42,10 +42,10 @@ pub enum TrackerError {
     Refused {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The system's error.
         cause: String,
     },
-    /// Something is unreadable or malformed.
+    /// A file is unreadable or malformed.
     #[error(transparent)]
     Read(#[from] ReadError),
 }
@@ -59,19 +59,19 @@ impl TrackerError {
     }
 }
 
-/// How QEMU runs a VM's vCPUs: which trackers work depends on it.
+/// How a VM's vCPUs run, which decides which trackers work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Runs {
-    /// KVM runs them, through its own page tables.
+    /// KVM runs them, using page tables of its own.
     Kvm,
-    /// QEMU emulates them, like any program that uses memory.
+    /// QEMU emulates them, so it uses guest memory like any other program.
     Emulated,
 }
 
 /// A VM to watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Its QEMU.
+    /// Process id of its QEMU.
     pub pid: i32,
     /// Where its memory is.
     pub ranges: Vec<Range>,
@@ -82,13 +82,13 @@ pub struct Target {
 }
 
 impl Target {
-    /// Its memory.
+    /// Returns the amount of its memory.
     pub fn pages(&self) -> Pages {
         self.ranges.iter().map(Range::pages).sum()
     }
 }
 
-/// Trackers that this host has for VMs that run in this way, best first.
+/// Returns the trackers that this host has for VMs whose vCPUs run in this way, best first.
 pub fn choices(root: &Path, runs: Runs) -> Vec<TrackerChoice> {
     let clear = match runs {
         Runs::Kvm => Tracker::Invalidation,
@@ -122,20 +122,20 @@ pub fn choices(root: &Path, runs: Runs) -> Vec<TrackerChoice> {
 /// Result of a window.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tracked {
-    /// Memory used.
+    /// Memory that was found used.
     pub found: Used,
-    /// Most memory that may be used unseen.
+    /// The most memory that may be used without being seen.
     pub blind: Pages,
-    /// CPU time that others spent looking for us.
+    /// CPU time that other threads, such as the kernel's, spent on this tracker's behalf.
     pub cost_elsewhere: Ns,
 }
 
-/// A tracker at work on one VM.
+/// A tracker that works on one VM.
 pub trait Track: Send {
-    /// Which tracker it is.
+    /// Returns which tracker it is.
     fn tracker(&self) -> Tracker;
 
-    /// How long before the window's end to call [`Track::end`], because that waits for it.
+    /// Returns how long before the window's end to call [`Track::end`], which itself waits for the end.
     fn early(&self) -> Ns {
         Ns::ZERO
     }
@@ -143,7 +143,7 @@ pub trait Track: Send {
     /// Begins a window.
     ///
     /// # Errors
-    /// When the VM is gone or the kernel refuses.
+    /// If the VM is gone or the kernel refuses.
     fn begin(&mut self) -> Result<(), TrackerError>;
 
     /// Ends a window.
@@ -156,7 +156,7 @@ pub trait Track: Send {
 /// Starts a tracker.
 ///
 /// # Errors
-/// When it does not work for this VM.
+/// If it does not work for this VM.
 pub fn look(
     root: &Path,
     tracker: Tracker,
@@ -178,7 +178,7 @@ pub fn look(
     }
 }
 
-/// By clearing marks and reading them later.
+/// A tracker that clears marks and reads them later.
 struct Cleared {
     root: PathBuf,
     tracker: Tracker,
@@ -192,7 +192,7 @@ impl Track for Cleared {
 
     fn begin(&mut self) -> Result<(), TrackerError> {
         if self.tracker == Tracker::Invalidation {
-            // KVM marks the pages that it drops as used: so first the mappings, then the marks.
+            // Clear the mappings first and the marks second, because KVM marks the pages that it drops as used.
             clear_refs::clear(&self.root, self.target.pid, Clear::Mappings)?;
         }
         clear_refs::clear(&self.root, self.target.pid, Clear::References)
@@ -223,7 +223,7 @@ impl Track for Cleared {
     }
 }
 
-/// By DAMON, which is taken down on drop.
+/// A tracker that uses DAMON, and takes it down on drop.
 struct Sampled {
     root: PathBuf,
     damon: Damon,
@@ -245,7 +245,7 @@ impl Sampled {
         })
     }
 
-    /// CPU time of the kernel's thread.
+    /// Returns the CPU time of DAMON's kernel thread.
     fn spent(&self) -> Option<Ns> {
         let path = self
             .root
@@ -288,7 +288,7 @@ impl Track for Sampled {
 
 impl Drop for Sampled {
     fn drop(&mut self) {
-        // If this fails, the guard takes down what remains.
+        // If this fails, the agent's guard takes down what remains.
         let _ = self.damon.end(self.target.pid);
     }
 }

@@ -1,4 +1,4 @@
-//! Memory controllers and links, counted by the PMUs outside the cores (`/sys/bus/event_source/devices`).
+//! Traffic of memory controllers and links, counted by PMUs outside the cores (`/sys/bus/event_source/devices`).
 //!
 //! | PMU | events | counts |
 //! |---|---|---|
@@ -8,10 +8,10 @@
 //! | `amd_umc_N` | CAS commands, 64 bytes each | traffic of one channel (AMD since Zen 4) |
 //! | `uncore_upi_N` | data flits sent | traffic to the socket that the link leads to (Intel) |
 //!
-//! Names of events, their encoding, scale and unit come from sysfs if sysfs has them. These PMUs count per socket, so a
-//! figure is a node's only if the socket is one node: with several nodes per socket (sub-NUMA clusters, NPS4) there is no
-//! answer, and a note. `amd_df` names no events in sysfs and counts differently on each generation: no answer. A node whose
-//! counters cannot all be opened has no answer either, as part of its traffic would be missing.
+//! Event names, their encoding, scale and unit come from sysfs if it has them. These PMUs count per socket, so a figure is a
+//! node's only if the socket is one node. With several nodes per socket (sub-NUMA clusters, NPS4) there is no answer, only a
+//! note. `amd_df` names no events in sysfs and counts differently on each generation, so it is not used. A node whose counters
+//! cannot all be opened has no answer either, since part of its traffic would be missing.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -30,7 +30,7 @@ const UPI_BYTES_PER_FLIT: f64 = 64.0 / 9.0;
 /// One CAS command of DDR4 or DDR5 moves one cache line.
 const UMC_BYTES_PER_CAS: f64 = 64.0;
 
-/// Purpose of an event.
+/// What an event is counted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Purpose {
     /// Traffic of the memory controllers of a node.
@@ -46,7 +46,7 @@ pub struct Event {
     pub pmu: String,
     /// The event's name.
     pub name: String,
-    /// CPU to open it on: the one that its socket's counters are read from.
+    /// CPU to open it on: the one through which its socket's counters are read.
     pub cpu: CpuId,
     /// Bytes that one count stands for.
     pub bytes_per_count: f64,
@@ -60,11 +60,11 @@ pub struct Event {
 pub struct Layout {
     /// Events to open.
     pub events: Vec<Event>,
-    /// Why something is not counted, for the operator.
+    /// Notes for the operator on what is not counted and why.
     pub notes: Vec<String>,
 }
 
-/// Which bits of which configuration word a term fills: `config:0-7,32`.
+/// The bits of a configuration word that a term fills: `config:0-7,32`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Format {
     word: usize,
@@ -92,7 +92,7 @@ fn parse_format(text: &str) -> Option<Format> {
 }
 
 impl Format {
-    /// Puts a value into its bits, lowest first; `None` if it does not fit.
+    /// Puts a value into these bits, lowest first; `None` if it does not fit.
     fn encode(&self, value: u64, words: &mut [u64; 3]) -> Option<()> {
         let mut rest = value;
         for &(low, high) in &self.bits {
@@ -105,13 +105,13 @@ impl Format {
     }
 }
 
-/// One PMU as sysfs describes it.
+/// One PMU, as sysfs describes it.
 struct Pmu {
     name: String,
     kind: u32,
     cpus: CpuSet,
     formats: BTreeMap<String, Format>,
-    /// Name → (terms, bytes per count).
+    /// Terms and bytes per count of each event, by name.
     events: BTreeMap<String, (String, Option<f64>)>,
 }
 
@@ -158,7 +158,7 @@ impl Pmu {
         }))
     }
 
-    /// Encodes terms such as `event=0x04,umask=0x03`; `None` if one is unknown or does not fit.
+    /// Encodes terms such as `event=0x04,umask=0x03`; `None` if a term is unknown or does not fit.
     fn encode(&self, terms: &str) -> Option<Attr> {
         let mut words = [0; 3];
         for term in terms.split(',').filter(|t| !t.is_empty()) {
@@ -174,7 +174,7 @@ impl Pmu {
         Some(attr)
     }
 
-    /// Events that sysfs names, with their bytes per count, if all of these are there.
+    /// Returns the named events with their bytes per count; `None` unless sysfs has all of them.
     fn named(&self, names: &[&str]) -> Option<Vec<(String, Attr, f64)>> {
         let event = |name: &&str| {
             let (terms, bytes) = self.events.get(*name)?;
@@ -183,17 +183,17 @@ impl Pmu {
         names.iter().map(event).collect()
     }
 
-    /// Events that together count all traffic of the memory channels behind this PMU.
+    /// Returns events that together count all traffic of the memory channels behind this PMU.
     fn memory_events(&self) -> Option<Vec<(String, Attr, f64)>> {
         if self.name.starts_with("amd_umc") {
-            // Without `rdwrmask` reads and writes both count.
+            // Without `rdwrmask`, both reads and writes count.
             return Some(vec![(
                 "cas_cmd".to_owned(),
                 self.encode("event=0x0a")?,
                 UMC_BYTES_PER_CAS,
             )]);
         }
-        // The new names first: if both are there the old one counts one of two sub-channels.
+        // Try the new names first: if both sets are there, the old names count only one of two sub-channels.
         let sets: [&[&str]; 5] = [
             &[
                 "cas_count_read_sch0",
@@ -209,7 +209,7 @@ impl Pmu {
         sets.iter().find_map(|names| self.named(names))
     }
 
-    /// The event that counts data sent over a link.
+    /// Returns the event that counts data sent over a link.
     fn link_event(&self) -> Option<(String, Attr, f64)> {
         if let Some(named) = self.named(&["txl_flits_all_data"]) {
             return named.into_iter().next();
@@ -229,17 +229,17 @@ fn unit_bytes(unit: &str) -> Option<f64> {
     }
 }
 
-/// The node of a socket, if the socket is one node with memory.
+/// Returns the node of a socket, if the socket is one node with memory.
 fn node_of_socket(machine: &Machine, socket: u16) -> Option<NodeId> {
     let mut nodes = machine.cpus.iter().filter(|c| c.socket == socket).map(|c| c.node);
     let first = nodes.next()?;
     nodes.all(|node| node == first).then_some(first)
 }
 
-/// Determines what this host could count. Opens nothing.
+/// Determines what this host could count, without opening any event.
 ///
 /// # Errors
-/// When a file of a PMU is malformed.
+/// If a file of a PMU is malformed.
 pub fn discover(root: &Path, machine: &Machine) -> Result<Layout, ReadError> {
     let names = read::names(&root.join("sys/bus/event_source/devices"), PMUS_MAX)?;
     let mut layout = Layout::default();
@@ -312,7 +312,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Adds a UPI link: `/sys/devices/uncore_upi_N/dieD` (Linux 5.18) has its destination, `upi_X,die_Y`.
+    /// Adds a UPI link. `/sys/devices/uncore_upi_N/dieD` (Linux 5.18) names its destination, `upi_X,die_Y`.
     fn add_link(&mut self, root: &Path, machine: &Machine, name: &str) -> Result<(), ReadError> {
         let Some(pmu) = Pmu::read(root, name)? else {
             return Ok(());
@@ -365,14 +365,14 @@ struct Meter {
 #[derive(Default)]
 pub struct Uncore {
     meters: Vec<Meter>,
-    /// Purposes that miss a counter.
+    /// Purposes for which at least one counter is missing.
     incomplete: Vec<Purpose>,
-    /// Why something is not counted, for the operator.
+    /// Notes for the operator on what is not counted and why.
     pub notes: Vec<String>,
 }
 
 impl Uncore {
-    /// Opens the discovered events; what cannot be opened is noted, not an error.
+    /// Opens the discovered events. Events that cannot be opened are noted; they are not an error.
     pub fn open(layout: Layout) -> Uncore {
         let mut uncore = Uncore {
             notes: layout.notes,
@@ -408,7 +408,7 @@ impl Uncore {
         }
     }
 
-    /// Bytes until now per node and per link that is counted completely.
+    /// Returns the bytes until now for each node and link that is counted completely.
     pub fn read(&mut self) -> (NodeMap<u64>, Vec<LinkSample>) {
         let mut bytes: BTreeMap<Purpose, f64> = BTreeMap::new();
         let mut lost = Vec::new();

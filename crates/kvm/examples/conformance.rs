@@ -1,4 +1,4 @@
-//! Runs the host contract's checks against a live libvirt host and one of its VMs, which nothing else may touch:
+//! Runs the host contract's checks on a live libvirt host and one of its VMs. No other program may touch the VM meanwhile.
 //!
 //! ```text
 //! conformance [URI] VM-NAME [STATE-DIR]

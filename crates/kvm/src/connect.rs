@@ -10,28 +10,28 @@ use crate::libvirt::Libvirt;
 use crate::manager::Manager;
 use crate::qemu::{self, Qemu};
 
-/// Address of the system's libvirt.
+/// Address of this host's system libvirt.
 pub const DEFAULT_URI: &str = "qemu:///system";
 
-/// Manager of a host's VMs, which finds and changes them. Written as in `--host`: `libvirt:URI` or `qemu`.
+/// Manager of a host's VMs, which finds and changes them. In `--host` it is written `libvirt:URI` or `qemu`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Vms {
     /// libvirt at this address.
     Libvirt(String),
-    /// QEMU only: its processes and their monitors.
+    /// No libvirt: QEMU's processes and their monitors.
     Qemu,
 }
 
 impl Vms {
-    /// VMs of the system's libvirt.
+    /// Returns the system's libvirt as the manager.
     pub fn of_libvirt() -> Vms {
         Vms::Libvirt(DEFAULT_URI.to_owned())
     }
 
-    /// VMs of this host: libvirt's if it answers, else those that run without it.
+    /// Returns the manager of this host's VMs: libvirt if it answers, else QEMU if VMs run without libvirt.
     ///
     /// # Errors
-    /// What libvirt reported, if there are no VMs at all.
+    /// The error that libvirt reported, if there are no VMs at all.
     pub fn here() -> Result<Vms, ConnectError> {
         match Vms::of_libvirt().probe() {
             Ok(()) => Ok(Vms::of_libvirt()),
@@ -43,7 +43,7 @@ impl Vms {
     /// Checks that the manager can be reached.
     ///
     /// # Errors
-    /// Each is a sentence with its remedy.
+    /// Each error is a sentence that says what to do.
     pub fn probe(&self) -> Result<(), ConnectError> {
         self.open(Path::new("/"), Heartbeat::default()).map(drop)
     }
@@ -56,7 +56,7 @@ impl Vms {
         })
     }
 
-    /// A manager that can undo while libvirt cannot be reached.
+    /// Returns a manager that can undo even while libvirt cannot be reached.
     pub(crate) fn unconnected(&self, root: &Path, heartbeat: Heartbeat) -> Box<dyn Manager> {
         match self {
             Vms::Libvirt(uri) => Box::new(Libvirt::unconnected(uri, root, heartbeat)),
@@ -87,7 +87,7 @@ impl std::str::FromStr for Vms {
     }
 }
 
-/// A text that names no manager of VMs.
+/// The text does not name a manager of VMs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is neither `libvirt`, `libvirt:URI` nor `qemu`")]
 pub struct UnknownManager(String);
@@ -95,17 +95,17 @@ pub struct UnknownManager(String);
 /// Why a host cannot be managed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// No answer.
+    /// libvirt does not answer.
     #[error(
         "no libvirt at {uri}: {cause}. Is libvirtd (or virtqemud) running? Start it with `systemctl start libvirtd`, or install it (Debian: libvirt-daemon-system)"
     )]
     NoLibvirt {
         /// The address.
         uri: String,
-        /// What libvirt's library said.
+        /// The message of libvirt's library.
         cause: String,
     },
-    /// It answers, but not to us.
+    /// libvirt answers, but refuses this user.
     #[error("libvirt at {uri} refuses this user: {cause}. Run as root, or join the group `libvirt`")]
     NotPermitted {
         /// The address.
@@ -118,10 +118,10 @@ pub enum ConnectError {
     BadUri {
         /// The address.
         uri: String,
-        /// What libvirt's library said.
+        /// The message of libvirt's library.
         cause: String,
     },
-    /// It is on another host.
+    /// The libvirt is on another host.
     #[error(
         "`{uri}` is libvirt on another host, `{host}`: an agent reads and sets the kernel of the host that it runs on. Run it there, with `qemu:///system`"
     )]
@@ -131,7 +131,7 @@ pub enum ConnectError {
         /// The other host.
         host: String,
     },
-    /// The agent cannot take the right to act on the host, or its journal.
+    /// The agent cannot take over the right to act or the journal.
     #[error(transparent)]
     TakeOver(#[from] TakeOverError),
     /// A kernel file that every host has is missing or malformed.
@@ -139,7 +139,7 @@ pub enum ConnectError {
     Read(#[from] ReadError),
 }
 
-/// The other host that a libvirt address names, if any.
+/// Returns the other host that a libvirt address names, if it names one.
 pub(crate) fn host_of(uri: &str) -> Option<&str> {
     let (_, rest) = uri.split_once("://")?;
     let authority = rest.split(['/', '?', '#']).next()?;

@@ -17,7 +17,7 @@ use crate::topology_pages::TopologyPages;
 /// Everything that a lever needs from its host except the VM, which it gets separately.
 pub(crate) struct HostContext {
     pub manager: Box<dyn Manager>,
-    /// Absent in a dry run.
+    /// `None` in a dry run.
     pub journal: Option<Journal>,
     /// Changes recorded in VMs' own metadata.
     pub marks: Marks,
@@ -28,16 +28,16 @@ pub(crate) struct HostContext {
     pub offline: CpuSet,
     /// CPUs that the operator keeps for the host.
     pub reserved_cpus: CpuSet,
-    /// Ends a move early.
+    /// Ends page moves early.
     pub wake_signal: WakeSignal,
     /// Tells the guard that the agent is alive.
     pub heartbeat: Heartbeat,
-    /// Topology pages, which tell guests which nodes they run on.
+    /// The topology pages, from which guests read which nodes they run on.
     pub topology: TopologyPages,
     /// Why it is not known which node uses a page, as of the last sample.
     pub no_page_uses: Option<String>,
     notices: Notices,
-    /// Until when a changed affinity counts as the kernel's doing: CPUs went offline, or came back.
+    /// Until this time, a changed affinity counts as the kernel's doing, because CPUs went offline or came back.
     pub kernels_until: Ns,
 }
 
@@ -67,7 +67,7 @@ impl HostContext {
         }
     }
 
-    /// Adds a notice for the operator, reported once. A forgotten old notice may be reported again.
+    /// Adds a notice for the operator. Reports each notice once, or again if it was old and has been forgotten.
     pub fn notice(&mut self, text: String) {
         self.notices.add(text);
     }
@@ -77,7 +77,7 @@ impl HostContext {
         self.notices.take()
     }
 
-    /// Whether to go on with work on a VM.
+    /// Whether work on a VM should continue. Sends a heartbeat.
     pub fn goes_on(&self, process: Process) -> bool {
         self.heartbeat.beat();
         !self.wake_signal.is_stopping() && task::is_alive(&self.root, process)

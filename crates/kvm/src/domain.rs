@@ -1,4 +1,4 @@
-//! A libvirt domain: parses its live XML into the few things that Homenode needs.
+//! A libvirt domain: parses the parts of its live XML that Homenode needs.
 //!
 //! The operator's settings for Homenode are in the domain's metadata, so they survive restarts and move with the VM:
 //!
@@ -7,8 +7,8 @@
 //!     --set "<vm manage='yes' mode='recommend' home='0-1' bandwidth='2GB/s' permit='250k' floor='2GiB'/>"
 //! ```
 //!
-//! Every attribute is optional. A misspelt attribute or a malformed value makes the whole element invalid; then the VM is
-//! watched and not touched until it is fixed, since the operator's intent is unknown.
+//! Every attribute is optional. A misspelt attribute or a malformed value makes the whole element invalid. The operator's intent
+//! is then unknown, so the VM is only watched until the element is fixed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,13 +31,13 @@ const VCPUS_MAX: u32 = 4096;
 /// Why a domain's XML could not be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DomainError {
-    /// Not XML.
+    /// The text is not XML.
     #[error("domain XML: {0}")]
     Xml(#[from] XmlError),
-    /// Something that every domain has is missing or malformed.
+    /// An element or attribute that every domain has is missing or malformed.
     #[error("domain XML: {what} is missing or malformed (`{found}`)")]
     Malformed {
-        /// What it is.
+        /// The element or attribute.
         what: &'static str,
         /// The text found.
         found: String,
@@ -54,10 +54,10 @@ fn malformed(what: &'static str, found: &str) -> DomainError {
 /// Why a VM's settings are not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoSettings {
-    /// libvirt's metadata is wrong.
+    /// The settings in libvirt's metadata are wrong.
     #[error(transparent)]
     Metadata(#[from] SettingError),
-    /// The VM's own file is wrong.
+    /// The VM's settings file is wrong.
     #[error(transparent)]
     File(#[from] FileError),
     /// Another process claims the VM's name or UUID too.
@@ -70,7 +70,7 @@ pub enum NoSettings {
 pub struct NumaTune {
     /// `strict`, `preferred`, `interleave` or `restrictive`.
     pub mode: String,
-    /// Nodes; absent with `placement='auto'`.
+    /// The nodes; `None` with `placement='auto'`.
     pub nodes: Option<NodeSet>,
 }
 
@@ -81,9 +81,9 @@ pub struct Domain {
     pub id: VmId,
     /// Name.
     pub name: String,
-    /// libvirt's number of this run; absent while it does not run.
+    /// libvirt's number for this run; `None` while the domain does not run.
     pub runtime_id: Option<u32>,
-    /// All memory that it got at start, DIMMs included, in KiB (`<memory>`).
+    /// All memory that the domain got at start, DIMMs included, in KiB (`<memory>`).
     pub memory_kib: u64,
     /// Memory it may use now, after ballooning (`<currentMemory>`).
     pub memory_current_bytes: Bytes,
@@ -105,7 +105,7 @@ pub struct Domain {
     pub numatune: Option<NumaTune>,
     /// Nodes that its memory was bound to at start, merged over its cells and DIMMs.
     pub binding: Option<Binding>,
-    /// Whether its memory is in huge pages (`<memoryBacking><hugepages>`).
+    /// Huge pages, if its memory is in them (`<memoryBacking><hugepages>`).
     pub huge_pages: Option<HugePages>,
     /// Whether its memory is locked (`<memoryBacking><locked/>`).
     pub locked: Option<Locked>,
@@ -115,33 +115,33 @@ pub struct Domain {
     pub balloon: Option<BalloonDevice>,
     /// Whether its guest reports free pages (`<memballoon freePageReporting='on'/>`), which QEMU then returns to the host.
     pub free_pages: FreePages,
-    /// Nodes that its guest sees, by number; empty if it sees a single one.
+    /// The guest's NUMA nodes by number; empty if the guest sees a single node.
     pub cells: Vec<Cell>,
-    /// Source of its guest's topology page: the socket of its `<shmem>` device named [`TOPOLOGY_DEVICE`].
+    /// The socket that serves its guest's topology page, from its `<shmem>` device named [`TOPOLOGY_DEVICE`].
     pub topology_socket: Option<String>,
-    /// Sizes of its memory objects: one per guest NUMA cell and DIMM, or one for all.
+    /// Sizes of its memory objects: one object per guest NUMA cell and DIMM, or one for everything.
     pub ram_sizes: Vec<Bytes>,
     /// PCI addresses of devices assigned through VFIO.
     pub assigned_devices: Vec<String>,
     /// Its operator's settings, or what is wrong with them.
     pub settings: Result<OperatorSettings, NoSettings>,
-    /// Changes that an agent recorded there.
+    /// The mark in which an agent recorded its changes.
     pub mark: Option<Mark>,
 }
 
-/// Marks a domain whose memory is in huge pages.
+/// Huge pages that hold a domain's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HugePages {
-    /// Their size, if the XML names one.
+    /// The page size, if the XML names one.
     pub page_bytes: Option<Bytes>,
 }
 
-/// A node as the guest sees it (`<numa><cell>`).
+/// A NUMA node of the guest (`<numa><cell>`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cell {
-    /// vCPUs that belong to it.
+    /// vCPUs of this node.
     pub vcpus: Vec<u16>,
-    /// Its memory.
+    /// The node's memory.
     pub memory_bytes: Bytes,
 }
 
@@ -151,16 +151,16 @@ pub const TOPOLOGY_DEVICE: &str = "homenode-topology";
 /// A virtio balloon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BalloonDevice {
-    /// How often its guest is asked for memory statistics, in seconds; 0 for never.
+    /// Interval in seconds at which the guest is asked for memory statistics; 0 for never.
     pub stats_period_s: u32,
 }
 
-/// What happens to pages that a guest has no use for.
+/// What happens to pages that the guest has freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FreePages {
-    /// The guest reports them.
+    /// The guest reports them to QEMU.
     Reported,
-    /// They stay allocated.
+    /// They stay allocated on the host.
     Kept,
 }
 
@@ -169,10 +169,10 @@ pub enum FreePages {
 pub struct Locked;
 
 impl Domain {
-    /// Reads a domain's XML.
+    /// Parses a domain's XML.
     ///
     /// # Errors
-    /// When it is not XML, or lacks name, UUID, memory or vCPUs.
+    /// When the text is not XML, or lacks a name, UUID, memory or vCPUs.
     pub fn parse(text: &str) -> Result<Domain, DomainError> {
         let root = xml::parse(text)?;
         if root.name != "domain" {
@@ -180,7 +180,7 @@ impl Domain {
         }
         let text_of = |name: &'static str| root.child(name).map(|e| e.text.trim()).unwrap_or("");
         let name = text_of("name").to_owned();
-        // libvirt refuses `/` in names; ours become part of paths.
+        // libvirt refuses `/` in names, and we make paths of them.
         if name.is_empty() || name.contains('/') || name.contains('\0') {
             return Err(malformed("<name>", &name));
         }
@@ -250,8 +250,8 @@ impl Domain {
         })
     }
 
-    /// The operator's settings as policies see them, given the vCPUs pinned by hand. If the settings are invalid the VM is
-    /// only watched.
+    /// Returns the operator's settings for policies, with the vCPUs that the operator pinned. If the settings are invalid, the VM
+    /// is only watched.
     pub fn settings(&self, cpus_allowed: Option<CpuSet>, pinned_vcpus: Vec<u16>) -> VmSettings {
         let said = self
             .settings
@@ -260,7 +260,7 @@ impl Domain {
         said.of_vm(cpus_allowed, pinned_vcpus)
     }
 
-    /// Whether the agent may take memory from it: its operator set a floor.
+    /// Whether the agent may take memory from this VM: its operator set a floor and lets the agent act.
     pub fn may_be_shrunk(&self) -> bool {
         let said = self.settings.as_ref().ok();
         said.is_some_and(|said| {
@@ -270,7 +270,7 @@ impl Domain {
         })
     }
 
-    /// Nodes of the devices assigned to it, according to sysfs. Skips devices without a node (-1).
+    /// Returns the nodes of the devices assigned to the VM, according to sysfs. Skips devices without a node (-1).
     pub fn device_nodes(&self, root: &Path) -> NodeSet {
         let node = |address: &String| {
             let path = root.join("sys/bus/pci/devices").join(address).join("numa_node");
@@ -281,7 +281,7 @@ impl Domain {
     }
 }
 
-/// What its balloon does in addition to ballooning.
+/// Returns what the balloon device does with free pages.
 fn free_pages(root: &Element) -> FreePages {
     match memballoon(root).and_then(|balloon| balloon.attribute("freePageReporting")) {
         Some("on") => FreePages::Reported,
@@ -289,7 +289,7 @@ fn free_pages(root: &Element) -> FreePages {
     }
 }
 
-/// Its balloon, if it has one that guests can drive.
+/// Returns the domain's balloon device, if guests can drive it.
 fn memballoon(root: &Element) -> Option<&Element> {
     let balloon = root.path(&["devices", "memballoon"])?;
     let model = balloon.attribute("model")?;
@@ -325,7 +325,7 @@ pub(crate) fn scaled(number: &str, unit: Option<&str>) -> Option<Bytes> {
     number.trim().parse::<u64>().ok()?.checked_mul(factor).map(Bytes)
 }
 
-/// Parses a list of CPUs in libvirt's format: the kernel's format, where `^3` excludes a CPU.
+/// Parses a CPU list in libvirt's format, which is the kernel's plus `^3` to exclude CPU 3.
 fn cpus(list: &str, what: &'static str) -> Result<CpuSet, DomainError> {
     let (out, within): (Vec<_>, Vec<_>) = list
         .split(',')
@@ -338,7 +338,7 @@ fn cpus(list: &str, what: &'static str) -> Result<CpuSet, DomainError> {
     Ok(set)
 }
 
-/// Parses `<vcpupin vcpu='0' cpuset='0-1'/>` and the like.
+/// Parses `<vcpupin vcpu='0' cpuset='0-1'/>` and similar elements.
 fn pins<N: std::str::FromStr + Ord>(
     cputune: Option<&Element>,
     name: &'static str,
@@ -353,7 +353,7 @@ fn pins<N: std::str::FromStr + Ord>(
     Ok(pins)
 }
 
-/// Numbers of I/O threads: from 1, or those in `<iothreadids>`.
+/// Returns the numbers of the I/O threads: those in `<iothreadids>`, else counted from 1.
 fn iothreads(root: &Element) -> Vec<u32> {
     let ids: Vec<u32> = root
         .child("iothreadids")
@@ -382,8 +382,8 @@ fn numatune(root: &Element) -> Result<Option<NumaTune>, DomainError> {
     }))
 }
 
-/// Nodes that memory is bound to. A cell's memory uses its `<memnode>`; a DIMM its own `<nodemask>`, or else its cell's
-/// `<memnode>`; memory with neither uses `<memory>`. A DIMM with a `<nodemask>` takes its cell's mode.
+/// Returns the nodes that the domain's memory is bound to. A cell's memory follows the cell's `<memnode>`. A DIMM follows its own
+/// `<nodemask>` in its cell's mode, or else its cell's `<memnode>`. Memory without either follows `<memory>`.
 fn binding(root: &Element, cells: usize) -> Result<Option<Binding>, DomainError> {
     let whole = numatune(root)?;
     let whole_mode = whole.as_ref().map_or("strict", |tune| &tune.mode);
@@ -400,7 +400,7 @@ fn binding(root: &Element, cells: usize) -> Result<Option<Binding>, DomainError>
         of_cells.insert(id, (mode(memnode), binding));
     }
     let of_cell = |id: usize| of_cells.get(&id).map_or(&of_all, |(_, binding)| binding);
-    // At least one cell, even if the guest sees none.
+    // Counts as one cell if the guest sees none.
     let mut all = (0..cells.max(1)).fold(None, |all, id| Binding::join(all, of_cell(id).as_ref()));
     let devices = root.child("devices").into_iter().flat_map(|d| d.all("memory"));
     for device in devices.filter(|device| is_ram(device)) {
@@ -481,12 +481,12 @@ fn ram_sizes(root: &Element, memory: Bytes, cells: &[Cell]) -> Vec<Bytes> {
     sizes
 }
 
-/// Whether it is RAM: an NVDIMM is a file of the guest's; virtio-mem is mapped at its full size.
+/// Whether a memory device is RAM. An NVDIMM is not: it is a file of the guest's. virtio-mem is mapped at its full size.
 fn is_ram(device: &Element) -> bool {
     matches!(device.attribute("model"), Some("dimm" | "virtio-mem"))
 }
 
-/// `<hostdev type='pci'>` with `managed` or a VFIO driver: KVM assigns PCI devices in no other way.
+/// Returns the PCI addresses of `<hostdev type='pci'>`: KVM assigns PCI devices only through VFIO.
 fn assigned_devices(root: &Element) -> Vec<String> {
     let hex = |element: &Element, name: &str| {
         let text = element.attribute(name)?;
@@ -514,7 +514,7 @@ fn assigned_devices(root: &Element) -> Vec<String> {
     hostdevs.chain(interfaces).filter_map(address).collect()
 }
 
-/// The metadata element for these settings; `None` if none is set.
+/// Returns the metadata element for these settings; `None` if no setting is set.
 pub fn element(settings: &OperatorSettings) -> Option<String> {
     let written =
         |(name, value): &(String, String)| format!(" {name}='{}'", quick_xml::escape::escape(value));

@@ -1,8 +1,8 @@
 //! A real KVM host behind the host contract.
 //!
-//! Everything that changes a VM goes through its manager, such as libvirt, so that the manager's view of the VM stays true;
-//! only pages are moved without it, with `move_pages(2)`, as libvirt has no throttled call for that. Settings are read back
-//! from the kernel. In resctrl, only the agent's own groups are written.
+//! Every change to a VM goes through its manager, such as libvirt, so that the manager's view of the VM stays true. Only pages
+//! are moved without it, with `move_pages(2)`, because libvirt has no throttled call for that. Settings are read back from the
+//! kernel. In resctrl, only the agent's own groups are written.
 //!
 //! ```text
 //!   sample ─ VMs and their settings (their manager) ─ threads, cgroups, numa_maps (/proc) ─ perf, uncore ─▶ Sample
@@ -46,11 +46,11 @@ use commit::Fingerprint;
 pub struct KvmHost {
     context: HostContext,
     right: RightToAct,
-    /// What was in force when this agent started.
+    /// What an earlier agent had in force when this agent started.
     carried: BTreeMap<VmId, journal::Entry>,
     cgroups: Hierarchy,
     perf: Perf,
-    /// The PMU model of an emulated host without a PMU; only an agent that acts sets its tags.
+    /// The PMU model of an emulated host without a PMU. A dry run has none, because using it sets its tags.
     modelled: Option<Attribution>,
     uncore: Uncore,
     resctrl: Option<Resctrl>,
@@ -63,18 +63,18 @@ pub struct KvmHost {
     look_every: LookEvery,
     /// When to read the kernel's own settings next.
     kernel_due: Ns,
-    /// Buffer for reading, reused.
+    /// Reused read buffer.
     room: Vec<u8>,
 }
 
 /// How often to read what rarely changes on a VM and is slow to read.
 #[derive(Clone, Copy, Debug)]
 struct LookEvery {
-    /// Where vCPUs may run (also read before and after a plan is committed), and the kernel's settings.
+    /// The vCPUs' affinities (also read before and after a plan is committed), and the kernel's settings.
     affinities: Ns,
-    /// Names and groups of all threads, and where they may run.
+    /// Names, groups and affinities of all threads.
     all: Ns,
-    /// Where its pages are; read at once after the agent moved some.
+    /// The nodes of the VM's pages; read at once after the agent moved pages.
     pages: Ns,
 }
 
@@ -102,7 +102,7 @@ impl KvmHost {
     /// Finds the host's VMs, and takes over the journal.
     ///
     /// # Errors
-    /// Each is a sentence with its remedy.
+    /// Each error is a sentence that says what to do.
     pub fn connect(vms: &Vms, options: Options) -> Result<KvmHost, ConnectError> {
         let Options {
             machine,
@@ -185,7 +185,7 @@ impl KvmHost {
         self.modelled.as_mut().filter(|_| self.perf.absence().is_some())
     }
 
-    /// Why it is not known which node uses a page, if it is not.
+    /// Why it is unknown which node uses a page; `None` if it is known.
     fn no_page_uses(&self) -> Option<String> {
         match self.modelled.as_ref().filter(|_| self.perf.absence().is_some()) {
             Some(model) => model.no_samples().map(str::to_owned),
@@ -242,7 +242,7 @@ impl KvmHost {
         Ok(samples)
     }
 
-    /// Drops VMs from the journal whose QEMU ended. VMs that are only not listed (libvirt is restarting) stay.
+    /// Drops VMs whose QEMU ended from the journal. VMs that are merely not listed (libvirt may be restarting) stay.
     fn forget_ended(&mut self) {
         let HostContext {
             manager,
@@ -253,7 +253,7 @@ impl KvmHost {
         else {
             return;
         };
-        // Watched VMs were checked just before.
+        // The VMs in `self.vms` have just been checked.
         let runs = |(vm, e): &(&VmId, &journal::Entry)| {
             self.vms
                 .get(*vm)
@@ -265,7 +265,7 @@ impl KvmHost {
         let mut notices = Vec::new();
         for vm in over {
             self.carried.remove(&vm);
-            // Retried with the next sample if something that outlives the VM remains.
+            // If something that outlives the VM could not be undone, it is tried again with the next sample.
             match levers::undo(manager.as_mut(), root, journal, vm) {
                 Ok(()) => journal.forget(vm),
                 Err(cause) => notices.push(cause.to_string()),
@@ -276,7 +276,8 @@ impl KvmHost {
         }
     }
 
-    /// What the kernel does on its own. Adds a notice for changes since the last look.
+    /// Returns the settings of what the kernel does on its own, such as AutoNUMA. Adds a notice about changes since the last
+    /// look.
     fn kernel_settings(&mut self, at: Ns) -> KernelSettings {
         if at < self.kernel_due {
             return self.last.kernel;
@@ -412,7 +413,7 @@ impl RealHost for KvmHost {
             .values_mut()
             .flat_map(|vm| Levers::lift_limits(&mut self.context, vm));
         let mut failures: Vec<String> = failures.map(|error| error.to_string()).collect();
-        // Limits of an earlier agent, on VMs that this agent could not sample.
+        // Limits of an earlier agent may be on VMs that this agent could not sample.
         let HostContext {
             manager,
             journal: Some(journal),
@@ -533,10 +534,10 @@ impl Host for KvmHost {
     }
 }
 
-/// Why it is not known which node uses a page on real hardware: that was never run, so it is not implemented.
+/// Why it is unknown which node uses a page on real hardware: sampling was never tried there, so it is not implemented.
 const NO_PAGE_USES: &str = "which node uses a page is not sampled here: that takes memory sampling of the processor (IBS, PEBS), which \
                             is not read yet; accessed bits and DAMON do not say who";
-/// Why it is not known although there is a modelled PMU.
+/// Why it is unknown although the PMU is modelled.
 const NO_BLOCKS: &str =
     "the kernel does not say which frames lie on which node (no memory blocks in /sys/devices/system/memory)";
 
@@ -544,7 +545,7 @@ const NO_BLOCKS: &str =
 fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    // If refused, counters end with "too many open files", which is reported.
+    // If the kernel refuses, counters fail with "too many open files", which is reported.
     let _ = setrlimit(
         Resource::Nofile,
         Rlimit {

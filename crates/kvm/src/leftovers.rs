@@ -11,8 +11,8 @@ use crate::connect::Vms;
 use crate::manager::{CallError, Manager};
 use crate::{levers, mark};
 
-/// Undoes everything that the journal or the VMs' own marks list. `must_look` is set if the journal alone cannot be trusted
-/// (it was not whole, or a touched VM still runs and may be marked), until libvirt has shown the VMs.
+/// Undoes everything that the journal or the VMs' own marks list. Sets `must_look` if the journal alone cannot be trusted,
+/// because it was damaged, or a touched VM still runs and may be marked. Clears it once the manager has shown all marks.
 pub(crate) fn undo_all(
     manager: &mut dyn Manager,
     root: &Path,
@@ -52,12 +52,12 @@ pub(crate) fn undo_all(
 pub struct Leftovers {
     manager: Box<dyn Manager>,
     root: PathBuf,
-    /// Whether the journal was not whole and the VMs' marks were not read yet.
+    /// Whether the journal alone cannot be trusted and the VMs' marks have not been read yet.
     must_look: bool,
 }
 
 impl Leftovers {
-    /// What an agent with this manager left behind; connects to it only when needed.
+    /// Creates the leftovers of an agent with this manager; connects to the manager only when needed.
     pub fn new(vms: &Vms, root: &Path) -> Leftovers {
         Leftovers {
             manager: vms.unconnected(root, Heartbeat::default()),
@@ -66,7 +66,7 @@ impl Leftovers {
         }
     }
 
-    /// Undoes everything that journal or marks list as in force. Failures are worth a retry.
+    /// Undoes everything that the journal or the marks list as in force. After failures, it is worth trying again.
     pub fn undo(&mut self, journal: &mut Journal) -> Undone {
         undo_all(self.manager.as_mut(), &self.root, journal, &mut self.must_look)
     }

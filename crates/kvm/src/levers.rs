@@ -1,5 +1,6 @@
-//! What the agent can change on a VM. Each lever has a file, with how it is set, renewed, lifted with its lease, and undone
-//! after the agent. A new lever is its file and a line of [`all`]; docs/ARCHITECTURE.md has an example.
+//! What the agent can change on a VM. Each lever has its own file, which says how it is set, renewed, lifted when its lease
+//! expires, and undone after the agent's end. A new lever needs a file and a line in [`all`]; docs/ARCHITECTURE.md has an
+//! example.
 
 mod home;
 pub(crate) mod memory;
@@ -29,7 +30,7 @@ pub use pages::Moving;
 pub use quota::Quotas;
 pub use vcpus::Pins;
 
-/// Every lever, in the order in which they are undone: first what outlives the VM.
+/// Returns all levers in the order in which they are undone: first those whose changes outlive the VM.
 fn all(entry: Option<&Entry>) -> Vec<Box<dyn LeverState<Kvm>>> {
     vec![
         watching::state(entry),
@@ -44,7 +45,7 @@ fn all(entry: Option<&Entry>) -> Vec<Box<dyn LeverState<Kvm>>> {
     ]
 }
 
-/// Keys of pins, a home and memory nodes.
+/// Keys of the levers that place a VM: pins, home and memory nodes.
 const PLACING: [&str; 3] = [Pins::KEY, Home::KEY, MemoryNodes::KEY];
 
 /// The levers of a VM, from an earlier agent's journal entry. A dry run (`acts` is false) leaves them in force.
@@ -52,18 +53,18 @@ pub(crate) fn of_vm(entry: Option<&Entry>, acts: bool) -> Levers {
     Levers::new(all(entry), acts)
 }
 
-/// Whether pins, a home or memory nodes must be restored.
+/// Whether the entry has pins, a home or memory nodes to restore.
 pub(crate) fn is_placed(entry: &Entry) -> bool {
     entry.has(&PLACING)
 }
 
-/// Whether a key is part of libvirt's definition of a running VM, which goes with the VM to a file or another host.
+/// Whether a key's setting is in libvirt's definition of the running VM, which moves with the VM to a file or another host.
 pub(crate) fn is_carried_by_libvirt(key: &str) -> bool {
     PLACING.contains(&key) || [Quotas::KEY, Shrink::KEY, StatsPeriod::KEY].contains(&key)
 }
 
-/// Undoes what the journal lists as in force on a VM, lever by lever: if one fails, the others are still undone, and it
-/// stays journalled. Also `Ok` if that run of the VM has ended.
+/// Undoes what the journal lists as in force on a VM, lever by lever. A lever that fails stays journalled, and the others are
+/// still undone. Also `Ok` if that run of the VM has ended.
 pub(crate) fn undo(
     manager: &mut dyn Manager,
     root: &Path,
@@ -73,7 +74,7 @@ pub(crate) fn undo(
     undo_some(manager, root, journal, vm, |_| true)
 }
 
-/// As [`undo`] for the limits only, which must not outlast an agent that leaves homes and pins.
+/// Like [`undo`], for the limits only: they must not outlast an agent that leaves homes and pins in force.
 pub(crate) fn undo_limits(
     manager: &mut dyn Manager,
     root: &Path,
@@ -121,7 +122,7 @@ fn undo_some(
         let left = entry.clone().only(|key| !undone.contains(&key));
         if let Err(cause) = mark::leave(after.manager, root, vm, Some(&left)) {
             failures.push(UndoError::Mark(cause.to_string()));
-            // If its mark stays, it would be undone again later, whatever the operator has set by then.
+            // If the VM's mark stays, these settings would be undone again later, even if the operator has changed them by then.
             undone.clear();
         }
     }
@@ -147,7 +148,7 @@ impl Steps {
         }));
     }
 
-    /// Notes that the state cannot be read: it may be the agent's or the operator's, and is read again later.
+    /// Records that a state cannot be read. It may be the agent's or the operator's, so it is read again later.
     fn unknown(&mut self, what: &'static str, cause: String) {
         self.0.push(Step::Unknown { what, cause });
     }

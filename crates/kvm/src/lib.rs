@@ -1,18 +1,18 @@
-//! KVM behind the contract of `homenode-host`, for VMs managed by libvirt, or by QEMU without it.
+//! KVM behind the contract of `homenode-host`, for VMs managed by libvirt, or by QEMU without libvirt.
 //!
-//! [`KvmHost`] puts together what `homenode-kernel` reads and sets, what the VMs' manager reports and does, and the crash
-//! safety of `homenode-undo`.
+//! [`KvmHost`] combines three parts: `homenode-kernel` reads and sets the kernel's state, the VMs' manager reports on VMs and
+//! changes them, and `homenode-undo` provides crash safety.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `host` | samples the host and commits plans |
 //! | `vm` | one VM as the host watches it |
-//! | `levers` | what the agent can change on a VM, a file per lever |
+//! | `levers` | what the agent can change on a VM, one file per lever |
 //! | `manager`, `libvirt`, `qemu` | the VMs' manager: libvirt, or QEMU's processes and their monitors |
 //! | [`domain`] | libvirt's domain XML |
-//! | [`mark`] | changes recorded in a VM's own metadata, for when the journal is lost or on another host |
-//! | `leftovers` | what an agent that ended left behind |
-//! | `reach` | CPUs and nodes that the operator's cgroups leave to a VM |
+//! | [`mark`] | changes recorded in a VM's own metadata, in case the journal is lost or the VM is on another host |
+//! | `leftovers` | what an ended agent left in force |
+//! | `reach` | CPUs that the operator's bounds leave to a VM |
 //! | [`topology_server`] | serves VMs the pages that tell them which nodes they run on |
 //! | [`numad_hook`] | what libvirt's prepare hook reports about a domain that is about to start |
 

@@ -1,4 +1,4 @@
-//! The libvirt calls that the host makes. Sorts their errors into the three kinds that matter.
+//! The libvirt calls that the host makes. Sorts errors into the three kinds that callers distinguish.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub(crate) use fake::FakeLibvirt;
 #[error("its library cannot be used ({0})")]
 pub struct LibraryError(String);
 
-/// Loads libvirt's library, which the program starts without. For callers of `virt` before any host is connected.
+/// Loads libvirt's library, which is not loaded at program start. For callers that use `virt` before any host is connected.
 ///
 /// # Errors
 /// Why it cannot be loaded.
@@ -49,21 +49,23 @@ pub fn load() -> Result<(), LibraryError> {
     Ok(())
 }
 
-/// How long a call may take. libvirt itself waits 30 s for a busy domain; an agent with many domains cannot.
+/// How long a call may take. libvirt itself waits 30 s for a busy domain; an agent with many domains cannot wait that long.
 const CALL_MAX: Duration = Duration::from_secs(8);
-/// How long to make no calls after libvirt did not answer.
+/// How long to pause all calls after libvirt did not answer.
 const REST: Duration = Duration::from_secs(2);
 
-/// A connection that reconnects after libvirt was away or did not answer. Each call is made by a thread that may hang.
+/// A connection that reconnects after libvirt was away or did not answer. A separate thread makes the calls, since a call may
+/// hang.
 #[derive(Debug)]
 pub(crate) struct Libvirt {
     uri: String,
-    /// Thread that makes the calls; `None` until the first, and after one that hung: that thread ends when its call does.
+    /// The thread that makes the calls. `None` before the first call, and after a call hung; the old thread ends when that call
+    /// does.
     caller: Option<Sender<Call>>,
-    /// Until when to make no calls, since libvirt itself did not answer.
+    /// When calls may be made again after libvirt itself did not answer.
     rests_until: Option<Instant>,
-    /// Abandoned calls that may still be carried out, by domain: no other call is made for that domain until they are over,
-    /// since a late call could undo a newer one.
+    /// Abandoned calls that libvirt may still carry out, by domain. Until such a call is over, no other call is made for its
+    /// domain, since the late call could undo a newer one.
     under_way: BTreeMap<VmId, Receiver<()>>,
     heartbeat: Heartbeat,
     /// Flags of calls that change only a running domain.
@@ -71,25 +73,25 @@ pub(crate) struct Libvirt {
     connect: Option<Connect>,
     /// Domains of the last list.
     domains: BTreeMap<VmId, Known>,
-    /// Where to look for processes.
+    /// Root of the `/proc` in which processes are looked up.
     root: PathBuf,
-    /// What a real libvirt does and the test driver does not, and late calls.
+    /// What a real libvirt does but the test driver does not, and late answers.
     #[cfg(test)]
     pub fake: FakeLibvirt,
 }
 
 type Call = Box<dyn FnOnce() + Send>;
 
-/// A domain that runs.
+/// A running domain.
 #[derive(Debug)]
 struct Known {
     domain: Domain,
-    /// Its last XML, and what that described.
+    /// The domain's last XML, and the description parsed from it.
     described: Option<(String, Arc<Description>)>,
 }
 
 impl Libvirt {
-    /// Connects.
+    /// Connects to libvirt.
     pub fn open(uri: &str, root: &Path, heartbeat: Heartbeat) -> Result<Libvirt, ConnectError> {
         if let Some(host) = host_of(uri) {
             return Err(ConnectError::Remote {
@@ -105,9 +107,9 @@ impl Libvirt {
         Ok(libvirt)
     }
 
-    /// Connects with the first call, for work that may be done without libvirt.
+    /// Connects only with the first call, for work that can be done without libvirt.
     pub fn unconnected(uri: &str, root: &Path, heartbeat: Heartbeat) -> Libvirt {
-        // libvirt's test driver, used in our tests, accepts no flag there.
+        // libvirt's test driver, which our tests use, accepts no flag there.
         let live = if uri.starts_with("test:") {
             sys::VIR_DOMAIN_AFFECT_CURRENT
         } else {
@@ -138,14 +140,14 @@ impl Libvirt {
         connected.map_err(|_| CallError::Lost(self.rest()))?
     }
 
-    /// libvirt itself does not answer: makes no calls for a while, since many calls must not each wait for their timeout.
+    /// Pauses all calls because libvirt itself does not answer: otherwise each call would wait for its timeout.
     fn rest(&mut self) -> String {
         self.connect = None;
         self.rests_until = Some(Instant::now() + REST);
         SILENT.to_owned()
     }
 
-    /// Fails during that pause.
+    /// Returns an error during that pause.
     fn not_resting(&self) -> Result<(), CallError> {
         match self.rests_until.is_some_and(|until| Instant::now() < until) {
             true => Err(CallError::Lost(SILENT.to_owned())),
@@ -153,7 +155,7 @@ impl Libvirt {
         }
     }
 
-    /// Makes a call, and waits for it up to its limit. The receiver of an abandoned call reports later that it is over.
+    /// Makes a call, and waits for it up to [`CALL_MAX`]. If the call is abandoned, the returned receiver tells when it is over.
     fn limited<T: Send + 'static>(
         &mut self,
         call: impl FnOnce() -> T + Send + 'static,
@@ -166,7 +168,7 @@ impl Libvirt {
             drop(over);
         });
         let caller = self.caller.take().unwrap_or_else(caller);
-        // A caller lives as long as its sender is kept, and panics with its call.
+        // The thread lives until its sender is dropped, or until a call panics.
         let sent = caller.send(call).map_err(|_| RecvTimeoutError::Disconnected);
         let answered = sent.and_then(|()| answer.recv_timeout(CALL_MAX));
         self.heartbeat.beat();
@@ -179,7 +181,7 @@ impl Libvirt {
         }
     }
 
-    /// Makes a call about a domain. A domain that does not answer holds up no other.
+    /// Makes a call about a domain. A domain that does not answer delays no other.
     fn ask<T: Send + 'static>(
         &mut self,
         vm: VmId,
@@ -209,7 +211,7 @@ impl Libvirt {
             Ok(answer) => answer.map_err(|e| self.sort(&e)),
             Err(is_over) => {
                 self.under_way.insert(vm, is_over);
-                // Is it this domain or libvirt that does not answer?
+                // This call shows whether only this domain does not answer, or libvirt itself.
                 let connect = self.connect.clone();
                 let version = self.limited(move || connect.map(|connect| connect.lib_version()));
                 Err(match version {
@@ -220,7 +222,7 @@ impl Libvirt {
         }
     }
 
-    /// The domain with this UUID; looks it up if it was not seen yet.
+    /// Returns the domain with this UUID; lists the domains if it is not known yet.
     pub fn domain(&mut self, vm: VmId) -> Result<Domain, CallError> {
         if !self.domains.contains_key(&vm) {
             self.list()?;
@@ -251,7 +253,7 @@ impl Libvirt {
         })
     }
 
-    /// The operator's settings of a domain: of the running one, or, inactive, of its next start.
+    /// Returns the operator's settings: of the running domain, or with the inactive flag, of its next start.
     pub fn said(&mut self, vm: VmId, flags: u32) -> Result<OperatorSettings, CallError> {
         let of = match flags & sys::VIR_DOMAIN_XML_INACTIVE {
             0 => "metadata",
@@ -267,7 +269,7 @@ impl Libvirt {
         described.settings.map_err(wrong)
     }
 
-    /// Stores the operator's settings where `flags` say.
+    /// Stores the operator's settings in the configuration that `flags` name.
     pub fn say(&mut self, vm: VmId, said: &OperatorSettings, flags: u32) -> Result<(), CallError> {
         let element = domain::element(said);
         self.set_element(vm, element.as_deref(), ("homenode", NAMESPACE), flags)
@@ -296,7 +298,7 @@ impl Libvirt {
         })
     }
 
-    /// Whether an error is libvirt's own end or its answer; drops a dead connection.
+    /// Sorts an error: libvirt refused, or libvirt is gone. Drops a dead connection.
     fn sort(&mut self, error: &virt::error::Error) -> CallError {
         let cause = error.message().to_owned();
         let is_alive = self
@@ -327,7 +329,7 @@ impl Manager for Libvirt {
         };
         let mut before = std::mem::take(&mut self.domains);
         for domain in listed {
-            // A domain that has just ended may have none.
+            // A domain that has just ended may have no UUID.
             let uuid = domain.uuid_string().ok().and_then(|uuid| VmId::parse(&uuid));
             if let Some(vm) = uuid {
                 let described = before.remove(&vm).and_then(|known| known.described);
@@ -351,7 +353,7 @@ impl Manager for Libvirt {
         Ok(read)
     }
 
-    /// By libvirt's pid file, or else by its command line.
+    /// Finds the process by libvirt's pid file, or else by its command line.
     fn process(&mut self, domain: &Description) -> Result<Option<Process>, ReadError> {
         let (root, uuid) = (&self.root, domain.id.to_string());
         let file = homenode_units::file_name(&domain.name, ".pid").ok();
@@ -377,7 +379,7 @@ impl Manager for Libvirt {
         Ok(known.is_some_and(|known| known.domain.id() == Some(run.runtime_id)))
     }
 
-    /// If the domain is defined, changes both its running and its next configuration, each from its own current settings.
+    /// Changes the running and, if the domain is defined, the next configuration, each based on its own current settings.
     fn change_settings(&mut self, vm: VmId, change: &Change<'_>) -> Result<bool, CallError> {
         let before = self.said(vm, 0)?;
         if !change.holds(&before) {
@@ -400,7 +402,7 @@ impl Manager for Libvirt {
                     live => self.say(vm, &after, live),
                 };
                 if set.is_err() {
-                    // The failure is reported; the next start keeps its settings, as far as libvirt lets it.
+                    // The failure is reported. The next start should keep its settings, which libvirt may refuse too.
                     let _ = self.say(vm, &before_next, sys::VIR_DOMAIN_AFFECT_CONFIG);
                 }
                 return set.map(|()| true);
@@ -425,8 +427,8 @@ impl Manager for Libvirt {
     }
 
     fn standstill(&mut self, vm: VmId) -> Result<Option<Immovable>, CallError> {
-        // If libvirt knows of no job there is none, except on a migration's destination: libvirt has no figures of the job
-        // there, but the domain's state shows it. An ended domain is noticed elsewhere.
+        // An error means that there is no job, except on a migration's destination: libvirt has no job statistics there, but the
+        // domain's state shows the migration. An ended domain is noticed elsewhere.
         match self.ask(vm, job_operation) {
             Ok(sys::VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT) => return Ok(Some(Immovable::Migrating)),
             Err(CallError::Lost(cause)) => return Err(CallError::Lost(cause)),
@@ -512,7 +514,8 @@ impl Manager for Libvirt {
     }
 
     fn hold(&mut self, vm: VmId, quota: CpuQuota, _groups: &[CpuGroup]) -> Result<(), CallError> {
-        // The quota first, so that in between the domain has less and not more: a cgroup above it may allow no more.
+        // The quota is set before the period, so that in between the domain has less CPU time, not more: a cgroup above it may
+        // not allow more.
         let run_us = i64::try_from(quota.run_ns.0 / 1000).unwrap_or(i64::MAX);
         self.set_vcpu_bandwidth(vm, None, Some(run_us))?;
         self.set_vcpu_bandwidth(vm, Some(quota.period_ns.0 / 1000), None)
@@ -526,7 +529,7 @@ impl Manager for Libvirt {
                 let run_us = i64::try_from(quota.run_ns.0 / 1000).unwrap_or(QUOTA_MAX_US);
                 self.set_vcpu_bandwidth(vm, None, Some(run_us))
             }
-            // Older libvirt writes -1 to cgroup v2, where the kernel refuses it, and knows this value as `max`.
+            // Older libvirt writes -1 to cgroup v2, and the kernel refuses that. For `QUOTA_MAX_US`, libvirt writes `max`.
             None => match self.set_vcpu_bandwidth(vm, None, Some(-1)) {
                 Err(CallError::Refused(_)) => self.set_vcpu_bandwidth(vm, None, Some(QUOTA_MAX_US)),
                 other => other,
@@ -567,14 +570,14 @@ impl Manager for Libvirt {
     }
 }
 
-/// Why a call has no answer.
+/// Cause reported when a call got no answer.
 const SILENT: &str = "libvirt does not answer (a call had no answer in 8 s); it is asked again in a moment";
 const BUSY: &str = "libvirt does not answer for this VM (a call had no answer in 8 s); it is asked again once that call is over";
 
 /// Starts a thread that makes calls one after the other until the agent drops its end.
 fn caller() -> Sender<Call> {
     let (calls, received) = channel::<Call>();
-    // If no thread can be started the receiver is gone, and calls have no answer.
+    // If no thread can be started, the receiver is dropped, and calls get no answer.
     let named = std::thread::Builder::new().name("libvirt".into());
     let _ = named.spawn(move || received.into_iter().for_each(|call| call()));
     calls
@@ -584,8 +587,8 @@ fn caller() -> Sender<Call> {
 #[allow(unsafe_code)] // a libvirt call without a wrapper
 fn pin_iothread(domain: &Domain, id: u32, map: &[u8], live: u32) -> Result<(), virt::error::Error> {
     let length = i32::try_from(map.len()).expect("a map of at most 8 KiB");
-    // SAFETY: the domain outlives the call, and libvirt reads `length` bytes of the map and keeps none of it; its
-    // parameter is mutable for the sake of old C only.
+    // SAFETY: the domain outlives the call, and libvirt reads `length` bytes of the map and keeps none of it. The parameter is
+    // mutable only because the C interface is old.
     let result =
         unsafe { sys::virDomainPinIOThread(domain.as_ptr(), id, map.as_ptr().cast_mut(), length, live) };
     if result == 0 {
@@ -595,12 +598,12 @@ fn pin_iothread(domain: &Domain, id: u32, map: &[u8], live: u32) -> Result<(), v
     }
 }
 
-/// What libvirt is doing with a domain now: 0 if there is no long job. The `virt` crate's own call builds a vector from the
-/// null that libvirt returns for an idle domain.
+/// Returns the type of libvirt's current job on a domain, 0 if there is none. The `virt` crate's own call builds a vector from
+/// the null pointer that libvirt returns for an idle domain.
 #[allow(unsafe_code)] // a libvirt call whose wrapper is unsound
 fn job_operation(domain: &Domain) -> Result<sys::virDomainJobOperation, virt::error::Error> {
     let (mut kind, mut count, mut parameters) = (0, 0, std::ptr::null_mut());
-    // SAFETY: the domain outlives the call; libvirt writes the three, allocating what `parameters` points to.
+    // SAFETY: the domain outlives the call; libvirt writes all three variables and allocates what `parameters` points to.
     let result = unsafe {
         sys::virDomainGetJobStats(
             domain.as_ptr(),
@@ -614,14 +617,14 @@ fn job_operation(domain: &Domain) -> Result<sys::virDomainJobOperation, virt::er
         return Err(virt::error::Error::last_error());
     }
     let mut operation = 0;
-    // SAFETY: what libvirt has just returned, null with a count of 0 included, read once and then freed with its own
-    // function.
+    // SAFETY: libvirt has just returned these parameters, perhaps null with a count of 0. They are read once, then freed with
+    // libvirt's own function.
     unsafe {
         let name = sys::VIR_DOMAIN_JOB_OPERATION.as_ptr();
         sys::virTypedParamsGetInt(parameters, count, name, &raw mut operation);
         sys::virTypedParamsFree(parameters, count);
     }
-    // Statistics of a finished job can be read as well, but not with these flags.
+    // libvirt can also return the statistics of a finished job, but not with these flags.
     let is_running = kind.cast_unsigned() != sys::VIR_DOMAIN_JOB_NONE;
     Ok(if is_running { operation.cast_unsigned() } else { 0 })
 }

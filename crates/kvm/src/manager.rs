@@ -1,6 +1,6 @@
 //! The manager of a host's VMs, which runs them and changes them for the agent: libvirt, or QEMU itself.
 //!
-//! Levers call a [`Manager`] and read the result back from the kernel; they do not know which one it is.
+//! Levers call a [`Manager`] and read the result back from the kernel. They do not know which manager it is.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) enum CallError {
     /// The manager does not answer.
     #[error("{0}")]
     Lost(String),
-    /// The manager refused; if the VM has ended, that is why.
+    /// The manager refused the call, perhaps because the VM has ended.
     #[error("{0}")]
     Refused(String),
     /// The manager's answer about the VM cannot be read.
@@ -43,7 +43,7 @@ impl CallError {
     }
 }
 
-/// Manager of a host's VMs; see the module.
+/// The manager of a host's VMs, as the module describes.
 pub(crate) trait Manager: std::fmt::Debug {
     /// VMs that run now.
     fn list(&mut self) -> Result<Vec<VmId>, CallError>;
@@ -57,29 +57,29 @@ pub(crate) trait Manager: std::fmt::Debug {
     /// Threads of a VM's process with their roles, ascending by id.
     fn threads(&mut self, run: &Run) -> Result<Vec<Thread>, ReadError>;
 
-    /// Fills in roles of threads that neither their groups nor their names show.
+    /// Fills in the roles of threads whose groups and names do not show them.
     fn roles(&mut self, _run: &Run, _threads: &mut [Thread]) {}
 
-    /// vCPU threads that only the manager could tell, since neither their groups nor their names do.
+    /// Returns the vCPU threads that only the manager could identify, because their groups and names do not show the role.
     fn told_vcpus(&self, _vm: VmId) -> BTreeMap<u16, VcpuThread> {
         BTreeMap::new()
     }
 
-    /// Takes vCPU threads from the journal if they are not known.
+    /// Uses the journal's vCPU threads if the manager does not know the threads.
     fn recall_vcpus(&mut self, _run: &Run, _vcpus: &BTreeMap<u16, VcpuThread>) {}
 
-    /// Restoring begins, until VMs are listed again: no period waits, and calls may take longer.
+    /// Allows calls to take longer, from the start of restoring until VMs are listed again: no sampling period waits meanwhile.
     fn take_time(&mut self) {}
 
-    /// CPUs that vCPUs were pinned to, by the agent or anyone else. `threads` are the VM's.
+    /// Returns the CPUs to which vCPUs are pinned, by the agent or others. `threads` are the VM's.
     fn pins(&mut self, domain: &Domain, threads: &[Thread]) -> BTreeMap<u16, CpuSet>;
 
-    /// Whether a vCPU may run on these CPUs without having been pinned, although they are among the pins.
+    /// Whether a vCPU that may run on these CPUs is unpinned, although [`Manager::pins`] lists it.
     fn is_unpinned(&self, _domain: &Domain, _cpus: &CpuSet) -> bool {
         false
     }
 
-    /// Whether the pins it reports are the affinities in force, and not the requested ones.
+    /// Whether [`Manager::pins`] reports the affinities in force instead of the requested ones.
     fn shows_affinities(&self) -> bool {
         false
     }
@@ -89,13 +89,13 @@ pub(crate) trait Manager: std::fmt::Debug {
         false
     }
 
-    /// Whether exactly this run of a VM is still known.
+    /// Whether the manager still knows exactly this run of a VM.
     fn knows(&mut self, run: &Run) -> Result<bool, CallError>;
 
-    /// Whether a VM is known to have ended.
+    /// Whether the manager knows that a VM has ended.
     fn is_gone(&mut self, vm: VmId) -> bool;
 
-    /// Why a VM's memory should stay where it is for now, if so: it is paused, or between two hosts.
+    /// Why a VM's memory should not be moved for now: it is paused, or between two hosts. `None` if it may be moved.
     fn standstill(&mut self, vm: VmId) -> Result<Option<Immovable>, CallError>;
 
     fn pin_vcpu(&mut self, vm: VmId, index: u16, cpus: &CpuSet) -> Result<(), CallError>;
@@ -104,29 +104,29 @@ pub(crate) trait Manager: std::fmt::Debug {
 
     fn pin_iothread(&mut self, vm: VmId, id: u32, cpus: &CpuSet) -> Result<(), CallError>;
 
-    /// Sets the nodes that a `restrictive` VM may take memory from.
+    /// Sets the nodes from which a `restrictive` VM may take memory.
     fn set_memory_nodes(&mut self, vm: VmId, nodes: &NodeSet) -> Result<(), CallError>;
 
-    /// Changes the operator's stored settings as they are now, whatever [`Manager::describe`] returned last. Stores nothing
-    /// and returns false if the change does not apply to them. After an error everything is unchanged.
+    /// Changes the operator's settings as they are stored now, even if [`Manager::describe`] returned others. Stores nothing and
+    /// returns false if the change does not apply to them. An error leaves everything unchanged.
     fn change_settings(&mut self, vm: VmId, change: &Change<'_>) -> Result<bool, CallError>;
 
     /// Replaces or removes the mark of a running VM.
     fn set_mark(&mut self, vm: VmId, element: Option<&str>) -> Result<(), CallError>;
 
-    /// Checks that quotas can be set in these cgroups, where a VM's vCPUs are.
+    /// Checks that quotas can be set in these cgroups, which contain a VM's vCPUs.
     ///
     /// # Errors
-    /// Why not, as the end of a sentence.
+    /// Why quotas cannot be set, as the end of a sentence.
     fn check_groups(&self, vm: VmId, groups: &[CpuGroup]) -> Result<(), CallError>;
 
     /// Sets every vCPU's quota, in these cgroups.
     fn hold(&mut self, vm: VmId, quota: CpuQuota, groups: &[CpuGroup]) -> Result<(), CallError>;
 
-    /// Restores every vCPU's former quota, or none. `held` are the cgroups that hold the agent's.
+    /// Restores every vCPU's former quota, or no quota. `held` are the cgroups that have the agent's quota.
     fn lift(&mut self, vm: VmId, before: Option<CpuQuota>, held: &[CpuGroup]) -> Result<(), CallError>;
 
-    /// Memory that a VM's balloon leaves its guest now, or is about to.
+    /// Returns the memory that a VM's balloon leaves the guest now, or will soon.
     fn memory_now(&mut self, vm: VmId) -> Result<Bytes, CallError> {
         Ok(self.describe(vm)?.memory_current_bytes)
     }
@@ -137,19 +137,19 @@ pub(crate) trait Manager: std::fmt::Debug {
     /// Sets how often a guest is asked for memory statistics; 0 for never.
     fn set_stats_period(&mut self, vm: VmId, seconds: u32) -> Result<(), CallError>;
 
-    /// The last report of the guest's driver, and its time in seconds by the wall clock; `None` if there was none. The time
-    /// tells reports apart, not their age: the clock may have been set since.
+    /// Returns the guest driver's last report, and its wall-clock time in seconds; `None` if there was no report. The time only
+    /// tells reports apart: it does not show their age, since the clock may have been set since.
     fn guest_memory(&mut self, vm: VmId) -> Result<Option<(u64, GuestMemory)>, CallError>;
 
     /// The error for a host whose manager is away.
     fn unreachable(&self, cause: &str) -> HostError;
 
-    /// Notices for the operator about VMs that are left out, or what is unknown about them.
+    /// Takes notices for the operator about VMs that are left out or only partly known.
     fn take_notices(&mut self) -> Vec<String> {
         Vec::new()
     }
 
-    /// The manager of most tests.
+    /// The libvirt manager, which most tests use.
     #[cfg(test)]
     fn libvirt(&mut self) -> &mut crate::libvirt::Libvirt {
         unreachable!("these VMs are not libvirt's")

@@ -1,18 +1,17 @@
-//! The mark in a VM's own metadata: a second record of an agent's changes in addition to the journal. It goes where the VM
-//! goes.
+//! The mark in a VM's own metadata: a second record of an agent's changes, in addition to the journal. It moves with the VM.
 //!
 //! ```text
 //!   <metadata><homenode-mark:changed xmlns:homenode-mark="…" host="…" boot="…">lines of the journal</…></metadata>
 //!
-//!   seen on            and the journal has          then
-//!   the run it names   its levers                   nothing: the journal is the faster witness
-//!   the run it names   not its levers               it is added to the journal, which was lost
+//!   the mark is on     and the journal has          then
+//!   the run it names   its levers                   nothing: the journal is written before the mark
+//!   the run it names   not its levers               they are added to the journal, which was lost
 //!   another run        (saved and restored, or      what libvirt carried with the VM is added as changed
 //!   or another host     migrated)                   on this run, and undone at once
 //! ```
 //!
-//! It is written before a lever is pulled, and removed when that is undone. A VM whose driver keeps no metadata has only the
-//! journal. Only the running VM is marked, never its definition: the agent's changes end with the run as well.
+//! The mark is written before a lever is used, and removed when the change is undone. A VM whose driver keeps no metadata has
+//! only the journal. Only the running VM is marked, never its definition, since the agent's changes end with the run too.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,7 +27,7 @@ use crate::xml::Element;
 
 /// Namespace of the metadata element.
 pub const NAMESPACE: &str = "https://homenode.dev/xmlns/mark/1";
-/// Its prefix, which libvirt needs too.
+/// Prefix of the namespace, which libvirt also requires.
 pub(crate) const PREFIX: &str = "homenode-mark";
 const NAME: &str = "changed";
 
@@ -39,10 +38,10 @@ pub struct Here {
     boot: String,
 }
 
-/// Why a VM's mark cannot be taken in.
+/// Why a VM's mark cannot be added to the journal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum MarkError {
-    /// It is none that an agent wrote for this VM.
+    /// The mark was not written by an agent for this VM.
     #[error(
         "VM {0} carries a mark of what an agent changed that cannot be read; compare its pins, quota and memory with its \
          definition (virsh dumpxml --inactive)"
@@ -54,7 +53,7 @@ pub(crate) enum MarkError {
 }
 
 impl Here {
-    /// Reads it below `root`. Missing parts are empty, as on a host without a machine id.
+    /// Reads the identity below `root`. Missing parts are empty, for example on a host without a machine id.
     pub fn read(root: &Path) -> Here {
         let text = |path| {
             read::text_if_there(&root.join(path), read::SMALL_BYTES)
@@ -78,7 +77,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// The mark of a domain with this root element.
+    /// Returns the mark in a domain's root element.
     pub(crate) fn of(root: &Element) -> Option<Mark> {
         let elements = root
             .child("metadata")
@@ -92,7 +91,7 @@ impl Mark {
                 host: word("host"),
                 boot: word("boot"),
             },
-            // libvirt may indent what it returns.
+            // libvirt may indent the text that it returns.
             lines: mark
                 .text
                 .lines()
@@ -103,7 +102,7 @@ impl Mark {
         })
     }
 
-    /// The mark to write for an entry; `None` if nothing is in force.
+    /// Creates the mark for a journal entry; `None` if nothing is in force.
     pub(crate) fn for_entry(here: &Here, entry: Option<&Entry>) -> Option<Mark> {
         let entry = entry.filter(|entry| entry.is_in_force())?;
         Some(Mark {
@@ -117,7 +116,7 @@ impl Mark {
         format!("<{NAME} host='{host}' boot='{boot}'>\n{lines}</{NAME}>")
     }
 
-    /// What the mark records about the VM's current run.
+    /// Returns what the mark says about the VM's current run.
     fn said_of(
         &self,
         run: &Run,
@@ -139,15 +138,15 @@ impl Mark {
     }
 }
 
-/// Content of a mark.
+/// What a mark says about the current run.
 enum Said {
     OfThisRun(Entry),
-    /// An entry of another run or host, to be undone on this one.
+    /// An entry of another run or host, rewritten to be undone on this run.
     OfAnother(Entry),
 }
 
-/// The former state of a VM, moved to a host with these CPUs: what its operator had not bound may use them all, and the
-/// other host's nodes mean nothing.
+/// Adapts a VM's former state to another host with these CPUs. Threads that the operator had not pinned may use all CPUs, and the
+/// former host's nodes mean nothing here.
 fn elsewhere(before: Before, cpus: &CpuSet) -> Before {
     let vcpus = before.vcpus.into_iter().map(|(index, was)| {
         let is_bound = before.operator_pins.contains(&index);
@@ -166,21 +165,21 @@ fn elsewhere(before: Before, cpus: &CpuSet) -> Before {
     }
 }
 
-/// Result of looking at a mark.
+/// Result of comparing a mark with the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TakenIn {
     /// There is no mark, or nothing new in it.
     Known,
-    /// The journal has it now and did not before.
+    /// The mark was new to the journal, and is now in it.
     New,
-    /// Another run of the VM was changed, and libvirt carried that over: it must be undone.
+    /// Another run of the VM was changed, and libvirt carried the change to this run: it must be undone.
     Carried,
 }
 
-/// Adds a VM's mark to the journal.
+/// Adds the contents of a VM's mark to the journal.
 ///
 /// # Errors
-/// The mark cannot be read.
+/// When the mark cannot be read.
 pub(crate) fn take_in(
     here: &Here,
     journal: &mut Journal,
@@ -215,10 +214,10 @@ pub(crate) fn take_in(
     })
 }
 
-/// Adds the marks of all running VMs, after an agent of which only the journal was known.
+/// Adds the marks of all running VMs to the journal of an ended agent.
 ///
 /// # Errors
-/// What could not be read or added; [`CallError::Lost`] if that is all of them.
+/// What could not be read or added; [`CallError::Lost`] if the manager does not answer.
 pub(crate) fn take_in_all(
     manager: &mut dyn Manager,
     root: &Path,
@@ -233,7 +232,7 @@ pub(crate) fn take_in_all(
                 (domain.name.clone(), taken.err().map(|e| e.to_string()))
             }
             Err(CallError::Lost(cause)) => return Err(CallError::Lost(cause)),
-            // It has ended since.
+            // The VM has ended since it was listed.
             Err(CallError::Refused(_)) if manager.is_gone(vm) => continue,
             Err(CallError::Refused(cause) | CallError::Unclear(cause)) => (vm.to_string(), Some(cause)),
         };
@@ -278,7 +277,7 @@ pub(crate) fn run_of(manager: &mut dyn Manager, domain: &Domain) -> Result<Optio
     }))
 }
 
-/// Marks of the running VMs, and whether they must be written again.
+/// Marks of the running VMs, and whether each must be written again.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     here: Here,
@@ -289,7 +288,7 @@ pub(crate) struct Marks {
 #[derive(Debug, Default)]
 struct Standing {
     mark: Option<Mark>,
-    /// Whether it may differ from the journal.
+    /// Whether the mark may differ from the journal.
     is_to_be_compared: bool,
 }
 
@@ -321,7 +320,7 @@ impl Marks {
             .is_some_and(|standing| standing.is_to_be_compared)
     }
 
-    /// Forgets all other VMs.
+    /// Forgets all VMs for which `is_there` returns false.
     pub fn keep_only(&mut self, is_there: impl Fn(VmId) -> bool) {
         self.of_vms.retain(|vm, _| is_there(*vm));
     }
@@ -347,7 +346,7 @@ impl Marks {
     }
 }
 
-/// Updates a VM's mark to what is left to undo; removes it if that is nothing.
+/// Updates a VM's mark to what is left to undo; removes it if nothing is left.
 ///
 /// # Errors
 /// Why libvirt refused.

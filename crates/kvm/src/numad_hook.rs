@@ -1,6 +1,6 @@
-//! Parses what libvirt's hook gets just before a domain starts: `/etc/libvirt/hooks/qemu <guest> prepare begin -` with the
-//! domain's XML on standard input. `numad -w` is called soon after with counts only; the hook shows that those counts belong
-//! to this domain. A hook must not call libvirt (it would wait for itself) and must not fail (the domain would not start).
+//! Parses the input that libvirt's hook gets just before a domain starts: `/etc/libvirt/hooks/qemu <guest> prepare begin -`, with
+//! the domain's XML on standard input. Soon after, libvirt calls `numad -w` with counts only; the hook shows to which domain
+//! those counts belong. A hook must not call libvirt (it would wait for itself) and must not fail (the domain would not start).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use homenode_units::{Bytes, BytesPerSec, NodeSet, PAGE_BYTES, VmId};
 use crate::domain::{Domain, DomainError, scaled, size};
 use crate::xml::{self, Element};
 
-/// A domain that is about to start, counted as libvirt counts it for `numad -w VCPUS:MIB`.
+/// A domain that is about to start, with the counts that libvirt passes in `numad -w VCPUS:MIB`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Starting {
     /// UUID.
@@ -27,20 +27,20 @@ pub struct Starting {
     pub bandwidth: Option<BytesPerSec>,
     /// Home that its metadata asks for.
     pub home: Option<NodeSet>,
-    /// Whether the agent may act on it.
+    /// Whether the agent may change the VM.
     pub management: Management,
     /// Nodes of the devices assigned to it.
     pub device_nodes: NodeSet,
-    /// Its memory in huge pages, by their size; the rest is in ordinary pages.
+    /// Memory in huge pages, by page size; the rest is in ordinary pages.
     pub huge_pages: Vec<HugeMemory>,
 }
 
 impl Starting {
-    /// Parses the XML that a hook gets; `root` is where the devices are found. Broken metadata is handled as in
+    /// Parses the XML that a hook gets; the devices are looked up below `root`. Broken metadata is handled as in
     /// [`crate::domain`]: the VM will only be watched.
     ///
     /// # Errors
-    /// When the XML is no domain.
+    /// When the XML is not a domain.
     pub fn parse(xml: &str, root: &Path) -> Result<Starting, DomainError> {
         let domain = Domain::parse(xml)?;
         let settings = domain.settings(None, Vec::new());
@@ -57,16 +57,18 @@ impl Starting {
         })
     }
 
-    /// Its memory.
+    /// The domain's memory.
     pub fn memory_bytes(&self) -> Bytes {
         Bytes::from_mib(self.memory_mib)
     }
 }
 
-/// A domain's memory in huge pages (`<memoryBacking><hugepages>`), by size. As in libvirt, each `<page>` is for the guest
-/// nodes in its `nodeset`, or without one for all that no other names; without any `<page>` all memory is in huge pages of
-/// the kernel's default size. A DIMM counts to its target node, unless its `<source>` has another size. An unknown size (a
-/// host without huge pages) is left out: the domain will not start.
+/// Returns a domain's memory in huge pages (`<memoryBacking><hugepages>`), by page size. Follows libvirt:
+///
+/// - A `<page>` applies to the guest nodes in its `nodeset`; without one, to all nodes that no other `<page>` names.
+/// - Without any `<page>`, all memory is in huge pages of the kernel's default size.
+/// - A DIMM counts as memory of its target node, unless its `<source>` has its own page size.
+/// - Memory of an unknown page size (a host without huge pages) is left out: the domain will not start.
 fn huge_pages(xml: &str, domain: &Domain, root: &Path) -> Vec<HugeMemory> {
     let Some(parsed) = xml::parse(xml).ok() else {
         return Vec::new();
@@ -127,7 +129,7 @@ fn huge_pages(xml: &str, domain: &Domain, root: &Path) -> Vec<HugeMemory> {
 /// A `<page>` of `<hugepages>`.
 struct Backing {
     page_bytes: Bytes,
-    /// The guest nodes that it is for, if it names any.
+    /// The guest nodes that the page applies to, if it names any.
     guest_nodes: Option<NodeSet>,
 }
 
@@ -190,26 +192,26 @@ mod tests {
             starting.huge_pages.iter().map(part).collect::<Vec<_>>()
         };
         assert_eq!(told("<locked/>", cells), []);
-        // 2,097,153 KiB are 1,025 pages of 2 MiB, and in two cells 512 and 513.
+        // 2,097,153 KiB are 1,025 pages of 2 MiB; in two cells they are 512 and 513 pages.
         assert_eq!(told("<hugepages/>", ""), [(2048, 1025 * 2048)]);
         assert_eq!(told("<hugepages/>", cells), [(2048, 1025 * 2048)]);
         assert_eq!(
             told("<hugepages><page size='1' unit='G'/></hugepages>", ""),
             [(1 << 20, 3 << 20)]
         );
-        // Node 0 in pages of 1 GiB, and node 1 in ordinary ones.
+        // Node 0 is in pages of 1 GiB, and node 1 in ordinary pages.
         let first = "<page size='1048576' unit='KiB' nodeset='0'/>";
         assert_eq!(
             told(&format!("<hugepages>{first}</hugepages>"), cells),
             [(1 << 20, 1 << 20)]
         );
-        // A page without a nodeset is for the other nodes, in either order; its unit is KiB.
+        // A `<page>` without a nodeset applies to the other nodes, in either order of elements. Its default unit is KiB.
         let other = "<page size='2048'/>";
         for pages in [format!("{first}{other}"), format!("{other}{first}")] {
             let told = told(&format!("<hugepages>{pages}</hugepages>"), cells);
             assert_eq!(told, [(2048, 513 * 2048), (1 << 20, 1 << 20)]);
         }
-        // Pages of the ordinary size are ordinary pages, and an invalid size counts as none.
+        // Pages of the ordinary size count as ordinary pages, and an invalid size counts as no page.
         assert_eq!(
             told("<hugepages><page size='4' unit='KiB'/></hugepages>", cells),
             []

@@ -7,11 +7,11 @@
 //!   pins: sched_setaffinity(2) · quota: cpu.max of its own cgroup · balloon: its monitor
 //! ```
 //!
-//! The owner's settings are respected: a vCPU that may not run on all CPUs of its cgroup counts as pinned by hand, a cgroup
-//! that the VM shares is not written to, and the agent disconnects from a monitor as soon as it has the answer. There is no
-//! place for a mark: the journal is the only witness.
+//! The VM owner's own settings are respected. A vCPU that may not run on all CPUs of its cgroup counts as pinned by hand. A
+//! cgroup that the VM shares is not written to. The agent disconnects from a monitor as soon as it has the answer. A process has
+//! no place for a mark, so the journal is the only record of changes.
 //!
-//! Sampling a VM never waits for its monitor. Commands do, for a short time that all VMs share. Everything except the
+//! Sampling a VM never waits for its monitor. Commands do wait, for a short time that all VMs share. Everything except the
 //! balloon is restored without the monitor: threads are found by their names, or in the journal.
 
 mod asker;
@@ -50,13 +50,13 @@ use hearing::Heard;
 
 /// How often to look through all processes for new VMs.
 const SCAN_EVERY: Ns = Ns::from_secs(3);
-/// How often to read a VM's settings and the CPUs that its owner leaves it.
+/// How often to read a VM's settings and the CPUs that its owner's cgroup leaves it.
 const LOOK_EVERY: Ns = Ns::from_secs(10);
-/// Time for all commands to monitors from one sample of the host to the next: a tenth of a usual period.
+/// Time for all monitor commands from one sample of the host to the next: a tenth of a usual period.
 const COMMANDS_MAX: Ns = Ns(100_000_000);
-/// Time for commands while restoring, when no sample waits for them.
+/// Time for all commands while restoring, when no sample waits for them.
 const RESTORING_MAX: Ns = Ns::from_secs(2);
-/// Time for one question to all monitors (`doctor`).
+/// Time in which all monitors must answer one question (`doctor`).
 const EXAMINING_MAX: Duration = Duration::from_secs(1);
 const ENDED: &str = "its QEMU has ended";
 
@@ -71,13 +71,13 @@ pub(crate) struct Qemu {
     vms: BTreeMap<VmId, Vm>,
     next_scan: Ns,
     scan_count: i32,
-    /// Processes that run no VM, ascending, and how often each was looked at.
+    /// Processes that run no VM, ascending, and how many times each was looked at.
     others: Vec<(i32, u8)>,
     notices: Vec<String>,
     asker: Asker,
-    /// Whether to ask all monitors regularly, or only if that is needed to restore something.
+    /// Whether to ask all monitors regularly. If not, a monitor is asked only if restoring needs it.
     is_asking: bool,
-    /// Time left for commands.
+    /// Time left for monitor commands.
     time_left: Ns,
 }
 
@@ -86,14 +86,14 @@ pub(crate) struct Qemu {
 struct Vm {
     process: Process,
     tasks: Tasks,
-    /// The users whose rights it has or can take.
+    /// The users whose rights the process has or can take.
     users: [u32; 4],
     name: String,
-    /// Why its name and UUID are disputed, if another process claims them too.
+    /// Why the VM's name and UUID are disputed, if another process claims them too.
     claimed: Option<String>,
     told: Told,
     described: Arc<Domain>,
-    /// When to describe it again.
+    /// When to describe the VM again.
     next_look: Ns,
     heard: Heard,
 }
@@ -101,24 +101,24 @@ struct Vm {
 /// A VM that no libvirt of this host manages, and what cannot be changed on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QemuVm {
-    /// Its name.
+    /// The VM's name.
     pub name: String,
-    /// Why it can have no CPU quota, if it cannot.
+    /// Why the VM can have no CPU quota; `None` if it can.
     pub no_quota: Option<String>,
-    /// Why its state is unknown and its balloon cannot be set, if so.
+    /// Why the VM's state is unknown and its balloon cannot be set; `None` if its monitor answers.
     pub no_monitor: Option<String>,
 }
 
-/// Whether a VM that no libvirt manages runs below a root.
+/// Whether any VM that no libvirt manages runs below `root`.
 pub(crate) fn has_vms(root: &Path) -> bool {
     let listed = Qemu::for_restoring(root).list();
     listed.is_ok_and(|listed| !listed.is_empty())
 }
 
-/// The VMs below a root that no libvirt manages. Asks their monitors at the same time; all share one short time.
+/// Returns the VMs below `root` that no libvirt manages. Asks all monitors at the same time, and waits once for all answers.
 pub fn vms(root: &Path) -> Vec<QemuVm> {
     let mut qemu = Qemu::new(root);
-    // If the list cannot be read, there are none.
+    // If the list cannot be read, there are no VMs.
     let listed = qemu.list().unwrap_or_default();
     let has_monitor = |vm: &&VmId| {
         qemu.vms
@@ -140,7 +140,7 @@ pub fn vms(root: &Path) -> Vec<QemuVm> {
 }
 
 impl Qemu {
-    /// VMs below a root (`/`).
+    /// Creates the manager of the VMs below a root (`/`).
     pub fn new(root: &Path) -> Qemu {
         Qemu {
             root: root.to_owned(),
@@ -157,7 +157,7 @@ impl Qemu {
         }
     }
 
-    /// VMs for restoring an agent's changes: asks a monitor only if nothing else works.
+    /// Creates a manager for restoring an agent's changes: it asks a monitor only if nothing else works.
     pub fn for_restoring(root: &Path) -> Qemu {
         Qemu {
             is_asking: false,
@@ -165,8 +165,8 @@ impl Qemu {
         }
     }
 
-    /// Describes a VM. `before` is the last description, with what the balloon leaves the VM if known; it keeps what is only
-    /// true when a VM is first seen.
+    /// Describes a VM. `before` is the last description and, if known, the memory that the balloon leaves the VM. Facts that are
+    /// only true when a VM is first seen are kept from `before`.
     fn domain(
         &self,
         id: VmId,
@@ -205,7 +205,7 @@ impl Qemu {
             huge_pages: told.huge_pages,
             locked: told.locked,
             encrypted: told.encrypted.clone(),
-            // While the balloon's size is unknown it could not be restored, so it is not shrunk.
+            // While the balloon's size is unknown, the VM counts as having no balloon: its size could not be restored.
             balloon: told.balloon.filter(|_| balloon.is_some()),
             free_pages: told.free_pages,
             cells: told.cells.clone(),
@@ -223,9 +223,9 @@ impl Qemu {
         }
     }
 
-    /// Runs a closure for a VM, with the other VMs of the same name.
+    /// Runs a closure with a VM's identity and the other VMs of the same name.
     fn with_names<T>(&self, vm: VmId, name: &str, done: impl FnOnce(Whose<'_>) -> T) -> T {
-        // A VM with a disputed name has no settings: root's VM keeps its own.
+        // A VM whose name is disputed has no settings, so that root's VM keeps its own.
         let has_it = |(id, other): &(&VmId, &Vm)| **id != vm && other.name == name && other.claimed.is_none();
         let others = self.vms.iter().filter(has_it);
         let namesakes: Vec<VmId> = others.map(|(id, _)| *id).collect();
@@ -237,14 +237,14 @@ impl Qemu {
         })
     }
 
-    /// Whether a thread with these CPUs is unpinned: they are all that its cgroup leaves it, or all of the host's first
-    /// process, which every program inherits (`isolcpus=`, systemd's `CPUAffinity=`).
+    /// Whether a thread with these CPUs is unpinned: it has all CPUs of its cgroup, or all of the host's first process, whose
+    /// affinity every program inherits (`isolcpus=`, systemd's `CPUAffinity=`).
     fn is_free(&self, allowed: Option<&CpuSet>, cpus: &CpuSet) -> bool {
         let bounds = [allowed, self.ordinary.as_ref()];
         bounds.into_iter().flatten().any(|bound| bound.is_subset(cpus))
     }
 
-    /// CPUs that the owner of its cgroup leaves it, if known.
+    /// Returns the CPUs of the process's cgroup, if known.
     fn allowed(&self, pid: i32) -> Option<CpuSet> {
         self.groups.as_ref()?.cpuset_of(pid).ok()?.cpus
     }
@@ -293,7 +293,7 @@ impl Qemu {
         Ok((process, threads))
     }
 
-    /// Its cgroup, if it has it to itself and it can have a quota.
+    /// Returns the VM's cgroup, if no other process is in it and it can have a quota.
     fn own_group(&self, pid: i32) -> Result<CpuGroup, CallError> {
         let no = |why: &str| CallError::Refused(why.to_owned());
         let groups = self.groups.as_ref();
@@ -408,8 +408,8 @@ impl Manager for Qemu {
         true
     }
 
-    /// Finds the run by the process in the journal, whatever its name is by now and whichever process claims its name: from
-    /// here on the VM is this process.
+    /// Finds the run by the process in the journal, even if its name has changed or another process claims it. From here on, this
+    /// process is the VM.
     fn knows(&mut self, run: &Run) -> Result<bool, CallError> {
         let is_known = |vm: &Vm| vm.process == run.process();
         if !self.vms.get(&run.vm).is_some_and(is_known) {
@@ -437,8 +437,8 @@ impl Manager for Qemu {
         self.pin(&[thread.tid], cpus)
     }
 
-    /// Pins all threads except the vCPUs' that have the main thread's CPUs, since new threads inherit these. Threads pinned
-    /// by others are left.
+    /// Pins the threads other than vCPUs' that have the main thread's CPUs, since new threads inherit these. A thread that
+    /// another program pinned elsewhere stays there.
     fn pin_emulator(&mut self, vm: VmId, cpus: &CpuSet) -> Result<(), CallError> {
         let (process, threads) = self.threads_of(vm)?;
         let main = threads.iter().find(|thread| thread.tid == process.pid);

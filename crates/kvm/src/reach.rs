@@ -1,4 +1,4 @@
-//! What a VM may use: the CPUs left when every bound that an operator set, by any means, is applied.
+//! What a VM may use: the CPUs that remain when all bounds that an operator set, by any means, are applied.
 //!
 //! ```text
 //!   cpuset of its cgroups (v1, v2) ─┐
@@ -8,11 +8,11 @@
 //!   not isolated (isolcpus=)       ─┘
 //! ```
 //!
-//! An isolated CPU is left to a VM if its operator names it: in the domain's own `<vcpu cpuset>`, or in a cpuset or an
-//! affinity that has isolated CPUs only. A slice or an affinity of many CPUs, isolated ones among them, does not count: the
-//! kernel would leave vCPUs that are pinned there on top of each other.
+//! A VM may use an isolated CPU if its operator names that CPU: in the domain's own `<vcpu cpuset>`, or in a cpuset or an
+//! affinity that has isolated CPUs only. A slice or an affinity that also has other CPUs does not count: the kernel balances no
+//! load on isolated CPUs, so vCPUs pinned to such a set could all stay on one CPU.
 //!
-//! The kernel removes a CPU that goes offline from every cpuset. That is not an operator's bound, and ends no home.
+//! The kernel removes a CPU that goes offline from every cpuset. That is not an operator's bound, and a home survives it.
 
 use std::path::Path;
 
@@ -34,11 +34,11 @@ pub(crate) struct Reach {
     pub offline: CpuSet,
 }
 
-/// The part of a host that is left for a VM.
+/// The part of a host that its bounds leave to a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Left {
     pub cpus: CpuSet,
-    /// The bounds that leave nothing, for a message.
+    /// The bounds that were applied, for the message if nothing is left.
     bounds: Vec<(&'static str, CpuSet)>,
 }
 
@@ -52,7 +52,7 @@ impl Reach {
         })
     }
 
-    /// Bounds of a VM known only by its process, for an agent or a guard that undoes. Unreadable cgroups count as no bound.
+    /// Reads the bounds of a VM that is known only by its process, for undoing. Unreadable cgroups count as no bound.
     pub fn of_process(root: &Path, pid: i32) -> Reach {
         let cpuset = Hierarchy::read(root).and_then(|groups| groups.cpuset_of(pid));
         Reach {
@@ -62,12 +62,12 @@ impl Reach {
         }
     }
 
-    /// Reads the cpuset again, after the kernel did something else than requested.
+    /// Reads the cpuset again, after the kernel did not do what was requested.
     pub fn look_again(&mut self, root: &Path, pid: i32) {
         self.cpuset = Reach::of_process(root, pid).cpuset;
     }
 
-    /// What is left to a VM whose threads had these affinities before the agent.
+    /// Returns what is left to a VM whose threads had these affinities before the agent touched it.
     pub fn left(&self, machine: &Machine, affinities: &[CpuSet]) -> Left {
         let all_cpus = machine.cpu_set();
         let by_nodes = self.cpus_near_memory(machine);
@@ -95,7 +95,7 @@ impl Reach {
         let mut cpus = all_cpus;
         for (what, bound) in &bounds {
             cpus = cpus.intersection(bound);
-            // A bound to nodes names no CPU.
+            // A bound to nodes does not name CPUs.
             if *what != all[1].0 && bound.is_subset(&machine.isolated) {
                 isolated = isolated.difference(bound);
             }
@@ -110,8 +110,8 @@ impl Reach {
         Left { cpus: left, bounds }
     }
 
-    /// CPUs of the memory nodes that its cgroups allow, if these are not all and have CPUs: a home must be there, since its
-    /// memory could not follow elsewhere.
+    /// Returns the CPUs of the memory nodes that the VM's cgroups allow; `None` if that is no bound, or would leave no CPU. A
+    /// home must be on these nodes, since the VM's memory could not follow it elsewhere.
     fn cpus_near_memory(&self, machine: &Machine) -> Option<CpuSet> {
         let cpus = machine.cpus_of(self.cpuset.nodes.as_ref()?);
         let cpus = match &self.cpuset.cpus {
@@ -122,7 +122,7 @@ impl Reach {
         (!cpus.is_empty() && !elsewhere.is_empty()).then_some(cpus)
     }
 
-    /// The affinity that the kernel applies: its part within the cpuset, or all of the cpuset if there is none.
+    /// Returns the affinity that the kernel applies for these CPUs: those within the cpuset, or the whole cpuset if none are.
     pub fn in_force(&self, cpus: &CpuSet) -> CpuSet {
         let Some(cpuset) = &self.cpuset.cpus else {
             return cpus.clone();
@@ -133,7 +133,7 @@ impl Reach {
         }
     }
 
-    /// What to request in order to restore these CPUs: the kernel refuses CPUs that are all outside the cpuset.
+    /// Returns the CPUs to request in order to restore these: the kernel refuses a set that is wholly outside the cpuset.
     pub fn to_give_back(&self, cpus: &CpuSet) -> CpuSet {
         match &self.cpuset.cpus {
             Some(cpuset) if cpus.intersection(cpuset).is_empty() => cpuset.clone(),
@@ -157,7 +157,7 @@ impl Reach {
 }
 
 impl Left {
-    /// What is left when the operator reserves these CPUs: if only reserved CPUs are left, nothing is.
+    /// Excludes the operator's reserved CPUs if only reserved CPUs are left: then nothing is left.
     pub fn but_for(mut self, reserved: &CpuSet) -> Left {
         if !self.cpus.is_empty() && self.cpus.is_subset(reserved) {
             self.bounds.push(("what bounds it", self.cpus.clone()));
@@ -168,7 +168,7 @@ impl Left {
         self
     }
 
-    /// CPUs that bound plans; `None` if these are all that VMs may use.
+    /// Returns the CPUs that plans must stay within; `None` if these are all CPUs that VMs may use.
     pub fn limit(&self, machine: &Machine) -> Option<CpuSet> {
         let of_all = machine.cpu_set().difference(&machine.isolated);
         (self.cpus != of_all).then(|| self.cpus.clone())
@@ -208,7 +208,7 @@ mod tests {
         }
     }
 
-    /// Four nodes of one CPU each, of which 1 and 3 or none are isolated.
+    /// Returns a host with four nodes of one CPU each; the given CPUs are isolated.
     fn host(isolated: &str) -> Machine {
         Machine {
             isolated: cpus(isolated),
@@ -231,7 +231,7 @@ mod tests {
             "2"
         );
         assert_eq!(left("", &reach(None, None, None), &["0-1", "1-2"]), "1");
-        // Memory on nodes without a CPU of its own is no reason to run nowhere.
+        // A memory node without usable CPUs must not leave the VM without CPUs.
         assert_eq!(left("", &reach(Some("1"), Some("0"), None), &[]), "1");
     }
 
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(left("1,3", &reach(Some("1,3"), None, None), &["1,3"]), "1,3");
         assert_eq!(left("1,3", &reach(Some("0-1"), None, None), &["0"]), "0");
         assert_eq!(left("1,3", &reach(None, Some("0-1"), None), &["0-3"]), "0");
-        // A slice of many CPUs, and what the kernel applies for an affinity in it, names none of them.
+        // A slice of many CPUs, or the affinity that the kernel applies within it, does not name isolated CPUs.
         assert_eq!(left("1,3", &reach(Some("1-3"), None, None), &["1-3"]), "2");
         assert_eq!(
             left("1,3", &reach(Some("1-3"), None, Some("1-3")), &["1-3"]),
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_cpu_that_is_offline_is_no_bound_of_an_operators() {
-        // Meanwhile the kernel removes CPU 3 from every cpuset.
+        // While CPU 3 is offline, the kernel removes it from every cpuset.
         let offline = |mut reach: Reach| {
             reach.offline = cpus("3");
             reach
@@ -276,7 +276,7 @@ mod tests {
             left("", &offline(reach(Some("1-2"), None, None)), &["0-2"]),
             "1-3"
         );
-        // But a bound to only that CPU leaves none.
+        // But a bound to only that CPU leaves nothing.
         assert_eq!(left("", &offline(reach(None, None, Some("3"))), &["0-2"]), "");
     }
 

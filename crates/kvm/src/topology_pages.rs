@@ -33,7 +33,7 @@ impl TopologyPages {
         TopologyPages { socket, server }
     }
 
-    /// A notice for the operator if an agent acts and cannot serve.
+    /// Returns a notice for the operator if the agent acts and cannot serve pages.
     pub fn trouble(&self, acting: Acting) -> Option<String> {
         let why = self.server.as_ref().err().filter(|_| acting == Acting::Live)?;
         Some(format!("no guest is told where it is: {why}"))
@@ -44,12 +44,12 @@ impl TopologyPages {
         self.server.as_ref()
     }
 
-    /// Takes the reason why a QEMU was last refused its page, once.
+    /// Takes the reason why a QEMU was last refused its page; returns it once.
     pub fn take_refusal(&self) -> Option<String> {
         self.server.as_ref().ok()?.take_refusal()
     }
 
-    /// Why the guest of a VM cannot be given a topology page, if it cannot.
+    /// Why the guest of a VM cannot be given a topology page; `None` if it can.
     pub fn why_not(&self, domain: &Domain, pid: i32) -> Option<String> {
         if domain.cells.len() < 2 {
             return Some(

@@ -1,45 +1,44 @@
-//! The server of topology pages: gives each VM's QEMU memory of its own through the device `ivshmem-doorbell`, writes the
-//! guest's page into it, and interrupts the guest.
+//! The server of topology pages. It gives each VM's QEMU its own memory through the device `ivshmem-doorbell`, writes the guest's
+//! page into it, and interrupts the guest.
 //!
 //! # Problem
 //!
-//! A guest learns where its vCPUs and its memory are through a page that its host writes ([`homenode_topology_page`]). The
-//! page has to get into the guest without a patch to QEMU, no VM may see another's, it has to stay in place while the agent
-//! restarts, and whatever is at the other end (a guest's root, a QEMU that a guest took over, any local process) must not be
-//! able to hurt the agent.
+//! A guest learns where its vCPUs and its memory are from a page that its host writes ([`homenode_topology_page`]). The page has
+//! to get into the guest without a patch to QEMU, and has to stay in place while the agent restarts. No VM may see another's
+//! page. The other end (a guest's root, a QEMU that a guest took over, any local process) must not be able to harm the agent.
 //!
 //! # Terms
 //!
-//! *Peer*: a process that connected, usually QEMU. *Region*: the memory that a peer got. *Doorbell*: an eventfd that is an
-//! interrupt of the guest.
+//! *Peer*: a process that connected, usually QEMU. *Region*: the memory that a peer got. *Doorbell*: an eventfd that interrupts
+//! the guest.
 //!
 //! # Algorithm
 //!
-//! - One socket for all. The kernel says which process connects (`SO_PEERCRED`); a pidfd, taken at once, holds on to that
-//!   process, so that its number cannot come to mean another one. Each process gets one region, however often it connects,
-//!   and a doorbell for each connection. The server speaks QEMU's protocol (`docs/specs/ivshmem-spec`): version 0, the peer's
-//!   number, -1 with the memory, the peer's number with its doorbell; words of 64 bits, little-endian.
+//! - One socket serves all peers. The kernel says which process connects (`SO_PEERCRED`). A pidfd, taken at once, keeps referring
+//!   to that process even if its number is reused. Each process gets one region, however many times it connects, and a doorbell
+//!   for each connection. The server speaks QEMU's protocol (`docs/specs/ivshmem-spec`): version 0, the peer's number, -1 with
+//!   the memory, the peer's number with its doorbell; words of 64 bits, little-endian.
 //! - Every peer's number is 0, since its region has no other peers. Number 0 may own the memory (QEMU's `master=on`,
-//!   `hw/misc/ivshmem.c`), which makes the page a part of what is saved and migrated; without, QEMU refuses both.
+//!   `hw/misc/ivshmem.c`), which makes the page part of what is saved and migrated; without an owner, QEMU refuses both.
 //! - A region is a sealed memfd. QEMU keeps its descriptor, so a new server finds the regions of the previous one under
-//!   `/proc/PID/fd` ([`region_of`]). The doorbell cannot be found this way; guests look once a second without it.
-//! - Pages are rewritten every [`REWRITE`], with their current sequence: this removes a guest's scribbles, and the page of the
-//!   host that a VM was migrated from, which QEMU loads over this one's.
-//! - A region goes when its process does.
+//!   `/proc/PID/fd` ([`region_of`]). Doorbells cannot be found this way; guests look once a second without them.
+//! - Pages are rewritten every [`REWRITE`], with their current sequence. This removes a guest's scribbles. It also replaces the
+//!   page of the host that a VM was migrated from, which QEMU loads over this host's page.
+//! - A region ends with its process.
 //!
 //! # Properties
 //!
 //! - No peer sees what was written for another process.
 //! - The server reads no region. It is sealed: no peer can shorten it, which would kill the writing server with SIGBUS.
-//! - Nothing that a peer does or leaves undone stops the server: sending never blocks, and a separate thread rings doorbells,
-//!   since a process that has a doorbell can make the ringing thread wait. In the worst case guests are without interrupts, and
-//!   look by themselves.
-//! - Regions and connections are bounded, and so is what one user can use up: [`REGIONS_MAX`], [`USER_REGIONS_MAX`],
-//!   [`CONNECTIONS_MAX`]. All their descriptors together are a share of what the agent may open
-//!   ([`Part::TopologyPages`]), and half of it for one user. When these are used up, the oldest process whose page was never
-//!   written makes room, of the user with most of them, processes without a connection first; else the new one is refused.
-//! - Any local user may connect, because QEMU runs as another user than the agent. What it gets is an empty page; only the
-//!   caller of [`TopologyServer::publish`] decides whose page says something.
+//! - Nothing that a peer does or fails to do stops the server: sending never blocks, and a separate thread rings doorbells, since
+//!   a process that has a doorbell can make the ringing thread wait. In the worst case guests get no interrupts, and look by
+//!   themselves.
+//! - Regions and connections are bounded, in total and per user: [`REGIONS_MAX`], [`USER_REGIONS_MAX`], [`CONNECTIONS_MAX`]. All
+//!   their descriptors together are limited to a share of what the agent may open ([`Part::TopologyPages`]), and one user's to
+//!   half of that share. If these descriptors are used up, a process whose page was never written makes room: of the user with
+//!   the most of them, first those without a connection, then the oldest. If there is no such process, the new one is refused.
+//! - Any local user may connect, because QEMU does not run as the agent's user. A peer gets an empty page; only the caller of
+//!   [`TopologyServer::publish`] decides whose page contains facts.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
@@ -68,7 +67,7 @@ use homenode_kernel::files::Part;
 
 /// Most processes with a region.
 pub const REGIONS_MAX: usize = 512;
-/// Most processes of one user with a region: a user who fills these leaves room for others.
+/// Most processes of one user with a region: a user who uses up this number leaves room for others.
 pub const USER_REGIONS_MAX: usize = 256;
 /// Most connections of one process.
 pub const CONNECTIONS_MAX: usize = 4;
@@ -80,7 +79,7 @@ const NAME: &str = "homenode-topology";
 const PEER: i64 = 0;
 /// Most doorbells that wait to be rung; others are dropped, since their guests look by themselves.
 const RINGS_MAX: usize = 1024;
-/// Pause after a failed accept: usually descriptors are short, and a retry would fail at once.
+/// Pause after a failed accept: usually the descriptors are used up, and a retry would fail at once.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Descriptors of a region (its process, its memory) and of a connection (its socket, its doorbell).
 const REGION_FILES: usize = 2;
@@ -90,13 +89,13 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Another server listens there.
+    /// Another server listens on the socket.
     #[error("something listens on {path} already: one agent serves the topology pages of a host")]
     Taken {
         /// The socket.
         path: PathBuf,
     },
-    /// The socket's path is something else.
+    /// The path exists, but is not a socket.
     #[error("{path} is there and is no socket; remove it or choose another path")]
     NotASocket {
         /// The path.
@@ -133,12 +132,12 @@ pub struct TopologyServer {
 }
 
 impl TopologyServer {
-    /// Listens on a socket, whose directory must exist, and finds the regions of a previous server.
+    /// Listens on a socket and finds the regions of a previous server. The socket's directory must exist.
     ///
     /// Replaces the socket of a dead server. Any local user may connect; restrict the directory to prevent that.
     ///
     /// # Errors
-    /// When another server listens there, when the path is something else, or when the system refuses.
+    /// When another server listens on the socket, when the path is not a socket, or when the system refuses a call.
     pub fn listen(socket: &Path) -> Result<TopologyServer, ListenError> {
         let system = |cause: io::Error| ListenError::System {
             path: socket.to_owned(),
@@ -161,10 +160,10 @@ impl TopologyServer {
         regions.find_again();
         let regions = Arc::new(Mutex::new(regions));
         let (rings, doorbells) = sync_channel::<Arc<OwnedFd>>(RINGS_MAX);
-        // Ringing may block, so this thread is never joined: it ends when no server is left that rings.
+        // Ringing may block, so this thread is never joined. It ends when the last server that can send to it is dropped.
         let ringing = thread::Builder::new().name("doorbells".into()).spawn(move || {
             for doorbell in doorbells {
-                // A doorbell whose counter is full is about to be heard.
+                // If the counter is full, the guest is about to look anyway.
                 let _ = rustix::io::write(&*doorbell, &1u64.to_ne_bytes());
             }
         });
@@ -186,14 +185,14 @@ impl TopologyServer {
         lock(&self.regions).by_pid.get(&pid).is_some_and(Region::is_alive)
     }
 
-    /// Takes the reason why a process was last refused, once: its VM does not start.
+    /// Takes the reason why a process was last refused; returns it once. The VM of that process does not start.
     pub fn take_refusal(&self) -> Option<String> {
         lock(&self.regions).refusal.take()
     }
 
-    /// Writes these facts to the page of a process' guest, and interrupts it. Returns the version's sequence on its page.
+    /// Writes these facts to the page of a process's guest, and interrupts the guest. Returns the page's sequence number.
     ///
-    /// Unchanged facts are rewritten with their current sequence.
+    /// Unchanged facts are rewritten with their current sequence number.
     ///
     /// # Errors
     /// When the process has no page.
@@ -224,7 +223,7 @@ fn lock(regions: &Mutex<Regions>) -> MutexGuard<'_, Regions> {
     regions.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Creates a socket at this path that all users may connect to from the first moment.
+/// Creates a socket at this path. All users may connect to it from the moment it appears there.
 fn bind(path: &Path) -> Result<UnixListener, ListenError> {
     let system = |cause: io::Error| ListenError::System {
         path: path.to_owned(),
@@ -291,12 +290,12 @@ impl Event {
     }
 }
 
-/// Whether a descriptor is ready for this now.
+/// Whether a descriptor is now ready for `what`.
 fn is_so(fd: &impl AsFd, what: PollFlags) -> bool {
     poll(&mut [PollFd::new(fd, what)], Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
 
-/// The server's thread.
+/// Runs the server's thread.
 fn serve(listener: &UnixListener, regions: &Mutex<Regions>) {
     let watch = Arc::clone(&lock(regions).watch);
     let mut events = [MaybeUninit::uninit(); 16];
@@ -307,7 +306,7 @@ fn serve(listener: &UnixListener, regions: &Mutex<Regions>) {
             tv_sec: wait.as_secs().cast_signed(),
             tv_nsec: wait.subsec_nanos().into(),
         };
-        // Only a signal can interrupt.
+        // Only a signal can interrupt the wait; that counts as no events.
         let (happened, _) = epoll::wait(&*watch, &mut events, Some(&wait)).unwrap_or_default();
         for event in happened {
             match Event::of(event.data) {
@@ -322,7 +321,7 @@ fn serve(listener: &UnixListener, regions: &Mutex<Regions>) {
                         thread::sleep(PAUSE);
                     }
                 },
-                // Both may concern a former process with that number.
+                // These two events may be about a former process with the same number.
                 Event::End(pid) => lock(regions)
                     .by_pid
                     .retain(|other, region| *other != pid || region.is_alive()),
@@ -346,7 +345,7 @@ fn serve(listener: &UnixListener, regions: &Mutex<Regions>) {
 struct Regions {
     watch: Arc<OwnedFd>,
     by_pid: BTreeMap<i32, Region>,
-    /// Most descriptors of all regions and connections.
+    /// Most descriptors that all regions and connections may use.
     files_max: usize,
     refusal: Option<String>,
 }
@@ -360,9 +359,9 @@ impl Regions {
         let pids = processes
             .flatten()
             .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        // This process holds those that it gave out itself.
+        // This process holds the regions that it handed out itself.
         for pid in pids.filter(|pid| *pid != std::process::id().cast_signed()) {
-            // Pinned by a pidfd before it is looked at.
+            // The pidfd is opened first: if the number is reused meanwhile, the pidfd shows that its process has ended.
             let Ok(process) = pidfd(pid) else {
                 continue;
             };
@@ -375,7 +374,7 @@ impl Regions {
         }
     }
 
-    /// Makes room for this many more descriptors of a process: others whose pages were never written are dropped.
+    /// Makes room for this many more descriptors of a process. Drops other processes whose pages were never written.
     fn make_room(&mut self, (pid, user): (i32, u32), files: usize) -> io::Result<()> {
         let user_max = self.files_max / 2;
         loop {
@@ -448,7 +447,7 @@ impl Regions {
 
     /// Gives a connected process its region and a doorbell.
     fn admit(&mut self, stream: UnixStream, peer: &libc::ucred) -> io::Result<()> {
-        // Its end may not have been seen yet, and its number may now be another's.
+        // A former process may have had this number, and its end may not have been noticed yet.
         if self
             .by_pid
             .get(&peer.pid)
@@ -463,7 +462,7 @@ impl Regions {
         self.make_room((peer.pid, peer.uid), files)?;
         if !self.by_pid.contains_key(&peer.pid) {
             let mut region = Region::new(pidfd(peer.pid)?, peer.uid, new_memory()?)?;
-            // Not rewritten: a page that is loaded over this one has more in it.
+            // This page is not rewritten, since a page that QEMU may load over it says more.
             region.sequence = region.publisher(region.sequence).publish(&nothing_known()?);
             self.add(peer.pid, region)?;
         }
@@ -478,7 +477,7 @@ impl Regions {
         send(&stream, PEER, None)?;
         send(&stream, -1, Some(region.memory.as_fd()))?;
         send(&stream, PEER, Some(doorbell.as_fd()))?;
-        // Not when it sends something, which is never read.
+        // This event is not sent when the peer writes something, which is never read.
         let closed = epoll::EventFlags::RDHUP;
         epoll::add(&*self.watch, &stream, Event::Close(peer.pid).data(), closed)?;
         let doorbell = Arc::new(doorbell);
@@ -499,11 +498,11 @@ struct Region {
     user: u32,
     memory: File,
     page: Mapping,
-    /// The last sequence written, or one that this page has not had before.
+    /// The last sequence number written; before the first, a number that the page has not had yet.
     sequence: u64,
     told: Option<Topology>,
     connections: Vec<Connection>,
-    /// When it was created, or found again.
+    /// When the region was created, or found again.
     since: Instant,
 }
 
@@ -523,7 +522,7 @@ impl Region {
         })
     }
 
-    /// Number of its descriptors.
+    /// Number of the region's descriptors.
     fn files(&self) -> usize {
         REGION_FILES + CONNECTION_FILES * self.connections.len()
     }
@@ -552,7 +551,7 @@ impl Region {
     }
 }
 
-/// The initial page: no vCPU's node is known.
+/// Returns the contents of a new page: no vCPU's node is known.
 fn nothing_known() -> io::Result<Topology> {
     let facts = Facts {
         vcpu_pnode: vec![None],
@@ -569,13 +568,13 @@ fn new_memory() -> io::Result<File> {
     Ok(memory.into())
 }
 
-/// Returns the memory that a process got from a server of topology pages; `None` if it holds none.
+/// Returns the memory that a process got from a server of topology pages; `None` if it has none.
 ///
 /// # Errors
-/// When the process has ended, or is another user's.
+/// When the process has ended, or belongs to another user.
 pub fn region_of(pid: i32) -> io::Result<Option<File>> {
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
-        // Opened with `O_PATH` only, so that nothing happens if it is something else.
+        // `O_PATH` opens a file without any effect on it, in case it is something else.
         let Ok(held) = rustix::fs::open(entry?.path(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) else {
             continue;
         };
@@ -585,7 +584,7 @@ pub fn region_of(pid: i32) -> io::Result<Option<File>> {
             continue;
         }
         let memory = File::options().read(true).write(true).open(&held_path)?;
-        // No matter which process created it: it cannot be shortened, and has pages of the usual size.
+        // Any process may have created it: what matters is that it cannot be shortened, and has pages of the usual size.
         let usual = rustix::fs::fstatfs(&memory)?.f_type == libc::TMPFS_MAGIC;
         if usual && fcntl_get_seals(&memory)?.contains(SEALS) && memory.metadata()?.len() == BYTES as u64 {
             return Ok(Some(memory));
@@ -600,7 +599,7 @@ fn pidfd(pid: i32) -> io::Result<OwnedFd> {
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
-/// The credentials of the peer that connected.
+/// Returns the credentials of the process that connected.
 #[allow(unsafe_code)] // the safe wrapper takes every number for a process's, and 0 is none
 fn credentials(stream: &UnixStream) -> io::Result<libc::ucred> {
     let mut peer = libc::ucred {
@@ -609,7 +608,7 @@ fn credentials(stream: &UnixStream) -> io::Result<libc::ucred> {
         gid: 0,
     };
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: writes at most `bytes` bytes of numbers to `peer`.
+    // SAFETY: the kernel writes at most `bytes` bytes of numbers to `peer`.
     let status = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),

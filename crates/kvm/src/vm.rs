@@ -25,7 +25,7 @@ mod lever_state;
 
 pub(crate) use lever_state::{After, Kvm, Levers, Step, UndoError};
 
-/// Reading `numa_maps` may take one part in this many of one CPU's time, per VM: the walk stops the VM's page faults.
+/// After a read of `numa_maps`, the next waits at least this many times as long as it took: reading blocks the VM's page faults.
 const PAGES_COST_SHARE: u64 = 20;
 /// How often to look again for memory that was not found.
 const RAM_RETRY: Ns = Ns::from_secs(10);
@@ -33,36 +33,36 @@ const RAM_RETRY: Ns = Ns::from_secs(10);
 /// One run of one VM.
 pub(crate) struct Vm {
     pub run: Run,
-    /// Its description as of the last look.
+    /// The manager's description as of the last look.
     pub described: Arc<Domain>,
-    /// That description, with what was set since.
+    /// That description, updated with what the agent set since.
     pub domain: Domain,
-    /// What its operator's bounds leave it, except affinities.
+    /// What the operator's bounds leave the VM, except affinities.
     pub reach: Reach,
-    /// Helpers pinned when it was first seen; later the live XML shows our own pins.
+    /// Helpers that were pinned when the VM was first seen; later, the live XML shows the agent's own pins.
     pub operator_helpers: BTreeSet<Helper>,
     pub pins: Pinned,
     pub threads: Vec<Thread>,
     pub tasks: Tasks,
-    /// When to read vCPUs' affinities, and everything about threads, again.
+    /// When to read the vCPUs' affinities again, and when to read everything about all threads again.
     pub next_looks: (Ns, Ns),
     pub groups: BTreeMap<i32, Option<CpuGroup>>,
     pub memory: Memory,
     pub home: Option<NodeSet>,
     pub levers: Levers,
-    /// Why its memory cannot move, as of the last sample.
+    /// Why the VM's memory cannot move, as of the last sample.
     pub immovable: Option<Immovable>,
-    /// Why its memory should stay where it is for now.
+    /// Why the VM's memory should stay where it is for now.
     pub standstill: Option<Immovable>,
 }
 
 /// Pins of a VM's vCPUs, by origin.
 pub(crate) struct Pinned {
-    /// Pinned by hand.
+    /// vCPUs that were pinned by hand.
     pub operator: BTreeSet<u16>,
-    /// CPUs before an agent first touched the VM; restoring leaves them as pins in the XML.
+    /// Each vCPU's CPUs before an agent first touched the VM; restoring leaves them as pins in the XML.
     pub restored: BTreeMap<u16, CpuSet>,
-    /// The agent's pins: the newest first, and only that one once it was read back.
+    /// The agent's pins, the newest first. Only the newest is left once it was read back.
     pub ours: BTreeMap<u16, Vec<CpuSet>>,
 }
 
@@ -70,9 +70,9 @@ pub(crate) struct Pinned {
 #[derive(Default)]
 pub(crate) struct Memory {
     sizes: Vec<Bytes>,
-    /// All of it, once found.
+    /// All of the memory, once found.
     whole: Option<Part>,
-    /// Each node that the guest sees, if it has memory.
+    /// The memory of each node that the guest sees; `None` if the node has no memory of its own.
     virtual_nodes: Vec<Option<Part>>,
     next_read: Ns,
 }
@@ -81,7 +81,7 @@ pub(crate) struct Memory {
 pub(crate) struct Part {
     pub mover: Mover,
     pub pages: Option<NodeMap<Pages>>,
-    /// The nodes that memory policies bind it to, according to the kernel.
+    /// The nodes to which memory policies bind it, according to the kernel.
     pub binding: Option<Binding>,
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct Part {
 pub(crate) enum Found {
     Memory,
     None,
-    /// The search was not due.
+    /// No search was due.
     NotLooked,
 }
 
@@ -102,15 +102,15 @@ pub(crate) enum Which {
 }
 
 impl Memory {
-    /// Memory found in these ranges.
+    /// Returns the memory that was found in these ranges.
     fn found(pid: i32, sizes: Vec<Bytes>, ranges: Vec<Range>, cells: &[Cell]) -> Memory {
         let part = |ranges| Part {
             mover: Mover::new(pid, ranges),
             pages: None,
             binding: None,
         };
-        // Memory objects come in the order of the cells that have memory, unless all cells share one object
-        // (`-numa node,mem=`, where no part of it belongs to one cell).
+        // Memory objects are in the order of the cells that have memory, unless all cells share one object (`-numa node,mem=`);
+        // then no part of it belongs to a single cell.
         let mut objects = numa_maps::objects(&ranges, &sizes).into_iter().zip(sizes.clone());
         let of_cell = |cell: &Cell| {
             let (object, size) = (cell.memory_bytes > Bytes::ZERO).then(|| objects.next())??;
@@ -125,24 +125,24 @@ impl Memory {
         }
     }
 
-    /// The walk over all of it, once found.
+    /// Returns the page mover for all of the memory, once found.
     pub fn mover(&self) -> Option<&Mover> {
         self.whole.as_ref().map(|whole| &whole.mover)
     }
 
-    /// Size of its huge pages, the largest of several; `None` if it is in ordinary pages, or not found yet.
+    /// Returns the size of the VM's huge pages, the largest of several; `None` if it has none, or its memory is not found yet.
     pub fn huge_page_bytes(&self) -> Option<Bytes> {
         let ranges = self.mover().into_iter().flat_map(Mover::ranges);
         let largest = ranges.map(|range| range.page_bytes).max();
         largest.filter(|bytes| bytes.0 > PAGE_BYTES)
     }
 
-    /// Where all of it is, if known.
+    /// Returns the pages of all the memory on each node, if known.
     pub fn pages(&self) -> Option<&NodeMap<Pages>> {
         self.whole.as_ref()?.pages.as_ref()
     }
 
-    /// A part of it, if found.
+    /// Returns a part of the memory, if found.
     pub fn part(&mut self, which: Which) -> Option<&mut Part> {
         match which {
             Which::Whole => self.whole.as_mut(),
@@ -158,7 +158,7 @@ impl Memory {
 }
 
 impl Vm {
-    /// Its current state, which an agent or the guard restores later.
+    /// Returns the VM's current state, which an agent or the guard restores later.
     pub fn before(&self) -> Before {
         let affinity = |role: &Role| {
             let thread = self.threads.iter().find(|t| t.role == *role);
@@ -180,9 +180,9 @@ impl Vm {
         }
     }
 
-    /// What is left of the host for it with every bound applied: those that were read, and the affinities that its vCPUs had
-    /// before the agent pinned them. Affinities that libvirt set on a tool's advice (`placement='auto'`) are no bound: they
-    /// are that tool's placement.
+    /// Returns what is left to the VM when all bounds are applied: those that were read, and the affinities of its vCPUs before
+    /// the agent pinned them. Affinities that libvirt set on a tool's advice (`placement='auto'`) are not bounds, but that tool's
+    /// placement.
     pub fn left(&self, context: &HostContext) -> Left {
         let before = context.entry(self).map(|entry| &entry.before);
         let affinity = |thread: &Thread| {
@@ -206,8 +206,7 @@ impl Vm {
             .but_for(&context.reserved_cpus)
     }
 
-    /// Whether something of the agent's is in force outside what is left to it: a pin, or a home that its operator did not
-    /// choose.
+    /// Whether a pin of the agent's, or a home that the operator did not choose, is outside what is left to the VM.
     pub fn is_out_of_reach(&self, context: &HostContext, left: &Left) -> bool {
         let mut pins = self.pins.ours.values().filter_map(|sets| sets.first());
         let chosen = self
@@ -226,12 +225,12 @@ impl Vm {
         pins.any(|cpus| !cpus.is_subset(&left.cpus)) || self.home.as_ref().is_some_and(is_lost)
     }
 
-    /// Whether it is between two hosts: libvirt then refuses every change, and only after a long wait.
+    /// Whether the VM is between two hosts: libvirt then refuses every change, and only after a long wait.
     pub fn is_migrating(&self) -> bool {
         self.standstill == Some(Immovable::Migrating)
     }
 
-    /// Its threads may have been changed: reads all of them next time.
+    /// Makes the next look read all threads, since they may have been changed.
     pub fn look_soon(&mut self) {
         self.next_looks = (Ns::ZERO, Ns::ZERO);
     }
@@ -244,7 +243,7 @@ impl Vm {
             .map(|t| t.tid)
     }
 
-    /// Its online vCPUs.
+    /// Returns the online vCPUs.
     pub fn vcpu_indices(&self) -> Vec<u16> {
         self.threads.iter().filter_map(|t| vcpu_index(&t.role)).collect()
     }
@@ -259,7 +258,7 @@ impl Vm {
         self.groups.get(&tid)?.as_ref()
     }
 
-    /// How many of its vCPUs share this one's cgroup: one if each has its own, as libvirt sets them up.
+    /// Returns how many vCPUs of the VM share this one's cgroup: one if each has its own, as libvirt sets them up.
     pub fn sharing(&self, tid: i32) -> usize {
         let group = self.group(tid);
         let same = self.vcpu_tids().filter(|other| self.group(*other) == group);
@@ -273,7 +272,7 @@ impl Vm {
         Ok(max.map(|max| max.divided(sharing)))
     }
 
-    /// Reads where its pages are, if that is due: after `every` at the earliest, unless the agent moved some.
+    /// Reads on which nodes the VM's pages are, if that is due: `every` after the last read, or once the agent moved pages.
     pub fn refresh_pages(&mut self, root: &Path, at: Ns, every: Ns) -> Result<Found, ReadError> {
         if self.memory.sizes != self.domain.ram_sizes {
             self.memory = Memory {
@@ -286,7 +285,7 @@ impl Vm {
         }
         let start = now();
         let read = self.read_pages(root);
-        // A failed read costs as much when repeated.
+        // A failed read costs as much, so it must not be repeated sooner.
         let cost = now().saturating_sub(start);
         let patience = match read {
             Ok(Found::None) => RAM_RETRY,
@@ -296,7 +295,7 @@ impl Vm {
         read
     }
 
-    /// Reads where its pages are.
+    /// Reads on which nodes the VM's pages are.
     fn read_pages(&mut self, root: &Path) -> Result<Found, ReadError> {
         let pid = self.run.pid;
         if self.memory.whole.is_none()
@@ -323,7 +322,7 @@ impl Vm {
         Ok(Found::Memory)
     }
 
-    /// The nodes that its guest sees, if there are several.
+    /// Returns the nodes that the guest sees, if there are several.
     pub fn virtual_nodes(&self) -> Vec<VirtualNode> {
         let cells = &self.domain.cells;
         let node = |(at, cell): (usize, &Cell)| VirtualNode {
@@ -339,13 +338,13 @@ impl Vm {
         several.map(node).collect()
     }
 
-    /// Makes the next look at its pages read from the kernel.
+    /// Makes the next look at the pages read them from the kernel.
     pub fn forget_pages(&mut self) {
         self.memory.next_read = Ns::ZERO;
     }
 }
 
-/// CPUs that each vCPU among these threads may run on.
+/// Returns the CPUs on which each vCPU among these threads may run.
 pub(crate) fn affinities(threads: &[Thread]) -> impl Iterator<Item = (u16, CpuSet)> + '_ {
     let of_vcpu = |thread: &Thread| Some((vcpu_index(&thread.role)?, thread.affinity.clone()));
     threads.iter().filter_map(of_vcpu)
@@ -365,12 +364,12 @@ impl HostContext {
         self.journal.as_ref()?.entry(vm.run.vm)
     }
 
-    /// The entry of a lever of a VM.
+    /// A VM's journal entry for a lever.
     pub fn journalled<T: Written>(&self, vm: &Vm) -> Option<T> {
         self.entry(vm)?.get()
     }
 
-    /// Journals what will be in force on a lever.
+    /// Journals what a lever is about to put in force.
     pub fn set<T: Written>(&mut self, vm: &Vm, what: &str, entry: &T) -> Result<(), ActionError> {
         let written = self.journal.as_mut().map(|journal| journal.set(vm.run.vm, entry));
         written
@@ -380,7 +379,7 @@ impl HostContext {
         Ok(())
     }
 
-    /// Journals that nothing is in force on a lever any more.
+    /// Journals that a lever no longer has anything in force.
     pub fn clear<T: Written>(&mut self, vm: &Vm) {
         self.clear_keys(vm, &[T::KEY]);
     }
@@ -400,7 +399,7 @@ impl HostContext {
         }
     }
 
-    /// Updates the VM's own mark from the journal. If that fails, the journal is the only witness.
+    /// Updates the VM's own mark from the journal. If that fails, the journal is the only record.
     pub fn mark(&mut self, vm: &Vm) {
         let Some(journal) = &self.journal else { return };
         let (id, entry) = (vm.run.vm, journal.entry(vm.run.vm));
@@ -413,7 +412,7 @@ impl HostContext {
     }
 }
 
-/// The error of something that the host did not do.
+/// The error for an act that the host did not carry out.
 pub(crate) fn failed(vm: &Vm, what: &str, cause: &str) -> ActionError {
     let (what, cause) = (what.to_owned(), cause.to_owned());
     Failure::Host { what, cause }.on(&vm.run.name)

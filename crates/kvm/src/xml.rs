@@ -5,7 +5,7 @@ use quick_xml::events::{BytesStart, Event};
 use quick_xml::name::ResolveResult;
 use quick_xml::reader::NsReader;
 
-/// A domain with thousands of devices stays well below this.
+/// Enough for a domain with thousands of devices.
 const BYTES_MAX: usize = 8 << 20;
 const DEPTH_MAX: usize = 64;
 const ELEMENTS_MAX: usize = 100_000;
@@ -13,18 +13,18 @@ const ELEMENTS_MAX: usize = 100_000;
 /// Why a text could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum XmlError {
-    /// Larger or deeper than any real domain.
+    /// The text is larger or deeper than any real domain's.
     #[error("more than {limit} {what}")]
     TooLarge {
         /// The limit.
         limit: usize,
-        /// Of what.
+        /// What is limited.
         what: &'static str,
     },
-    /// Not well-formed.
+    /// The text is not well-formed.
     #[error("not well-formed near byte {at}: {cause}")]
     Malformed {
-        /// Position.
+        /// Position in bytes.
         at: u64,
         /// The parser's message.
         cause: String,
@@ -36,13 +36,13 @@ pub enum XmlError {
 pub struct Element {
     /// Name without prefix.
     pub name: String,
-    /// Its namespace, if it has one.
+    /// Namespace, if the element has one.
     pub namespace: Option<String>,
     /// Attributes by their names as written.
     pub attributes: Vec<(String, String)>,
-    /// Text directly in it.
+    /// Text directly in the element.
     pub text: String,
-    /// Elements directly in it.
+    /// Elements directly in the element.
     pub children: Vec<Element>,
 }
 
@@ -62,7 +62,7 @@ impl Element {
             .find(|child| child.name == name && child.namespace.is_none())
     }
 
-    /// The element at this path of names.
+    /// The element at the end of this path of child names.
     pub fn path(&self, names: &[&str]) -> Option<&Element> {
         names.iter().try_fold(self, |element, name| element.child(name))
     }
@@ -143,7 +143,7 @@ pub fn parse(text: &str) -> Result<Element, XmlError> {
     }
 }
 
-/// Closes the innermost open element: it becomes a child, or is the root.
+/// Closes the innermost open element. Adds it to its parent, or returns it if it is the root.
 fn close(open: &mut Vec<Element>) -> Option<Element> {
     let done = open.pop()?;
     match open.last_mut() {

@@ -1,4 +1,4 @@
-//! The server of topology pages with real processes: this binary plays the test and the peers (QEMU's part, and worse),
+//! Tests the server of topology pages with real processes: this binary plays the test or a peer (QEMU, or a hostile process),
 //! depending on its arguments.
 
 use std::fs::File;
@@ -23,14 +23,14 @@ use rustix::fs::{OFlags, fcntl_setfl, ftruncate};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Time limit for what happens in another thread or process.
+/// Time limit for what another thread or process must do.
 const SOON: Duration = Duration::from_secs(20);
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
     match args.get(1).map(String::as_str) {
         Some("play-peer") => play_peer(Path::new(&args[2])),
-        // `cargo test` may pass filters and flags: all tests run.
+        // `cargo test` may pass filters and flags, which are ignored: all tests run.
         Some("--list") => {}
         _ => {
             no_process_sees_anothers_page();
@@ -65,7 +65,7 @@ fn topology(node: u16) -> Topology {
 
 // --- A peer ---
 
-/// What it got on one connection.
+/// What the peer got on one connection.
 struct Connection {
     stream: UnixStream,
     memory: File,
@@ -119,7 +119,7 @@ fn play_peer(socket: &Path) {
                 Some(Err(error)) => error.to_string(),
                 None => "no page".to_owned(),
             },
-            // On each connection, since the last such command.
+            // Number of interrupts on each connection since the last `rung`.
             "rung" => {
                 let rung = |connection: &Connection| {
                     let mut count = [0; 8];
@@ -134,7 +134,7 @@ fn play_peer(socket: &Path) {
     }
 }
 
-/// As QEMU does when it realises the device.
+/// Connects like QEMU when it realises the device.
 fn connect(socket: &Path) -> std::io::Result<Connection> {
     let stream = UnixStream::connect(socket)?;
     let expect = |word: i64, (got, file): (i64, Option<OwnedFd>)| {
@@ -173,7 +173,7 @@ fn receive(stream: &UnixStream) -> std::io::Result<(i64, Option<OwnedFd>)> {
     Ok((i64::from_le_bytes(word), file))
 }
 
-/// The test's end of a peer.
+/// The test's handle on a peer.
 struct Peer {
     child: Child,
     orders: ChildStdin,
@@ -209,7 +209,7 @@ impl Peer {
         answer.trim_end().to_owned()
     }
 
-    /// Whether its page has this sequence and node.
+    /// Whether the peer's page has this sequence number and node.
     fn sees(&mut self, sequence: u64, node: u16) -> bool {
         self.tell("read") == format!("{sequence} Some({node})")
     }
@@ -286,7 +286,7 @@ fn a_process_that_connects_again_gets_its_page_and_one_more_doorbell() {
     assert!(peer.sees(sequence, 2), "the first connection's memory");
     thread::sleep(Duration::from_millis(50));
     assert_eq!(peer.tell("rung"), "[1, 1]");
-    // Like a device that is unplugged and plugged again.
+    // As when a device is unplugged and plugged in again.
     assert_eq!(peer.tell("disconnect"), "2 closed");
     assert_eq!(peer.tell("connect"), "connected");
     assert!(peer.sees(sequence, 2), "the page is kept");
@@ -368,7 +368,7 @@ fn a_region_goes_with_its_process() {
     let dir = dir();
     let socket = dir.path().join("socket");
     let server = TopologyServer::listen(&socket).expect("a server");
-    // Files of other programs on this machine count too.
+    // The server also holds regions that it found in other programs on this machine, so these are counted first.
     let held = || {
         let links = std::fs::read_dir("/proc/self/fd").expect("descriptors").flatten();
         let names = links.filter_map(|link| std::fs::read_link(link.path()).ok());
@@ -407,7 +407,7 @@ fn peers_without_manners_hurt_nobody_else() {
     assert_eq!(server.take_refusal(), None, "once");
     assert_eq!(bad.tell("babble"), "Ok(())");
     bad.tell("scribble");
-    // Ringing it blocks from now on.
+    // From now on, ringing this doorbell blocks.
     bad.tell("jam");
     for round in 0..2000u16 {
         let node = round % 8;
@@ -435,7 +435,7 @@ fn the_socket_of_a_living_server_is_left_alone() {
     let peer = Peer::connected(&socket);
     assert!(server.serves(peer.pid()), "the first one still serves");
     drop(server);
-    // As left by a killed agent.
+    // The socket of a killed agent.
     drop(UnixListener::bind(&socket).expect("a socket"));
     let server = TopologyServer::listen(&socket).expect("a server in place of a dead one");
     let next = Peer::connected(&socket);
@@ -468,7 +468,7 @@ fn peers_that_want_all_files_leave_the_agent_its_own_and_the_told_their_pages() 
         let server = TopologyServer::listen(&socket).expect("a server");
         let mut told = Peer::connected(&socket);
         server.publish(told.pid(), &topology(1)).expect("a page");
-        // Each has two pipes to this process: more would take all files by their connections alone.
+        // Each peer has two pipes to this process: more peers would use up all files with their pipes alone.
         let mut flood: Vec<Peer> = Vec::new();
         for _ in 0..24 {
             let mut peer = Peer::start(&socket);
@@ -490,7 +490,7 @@ fn peers_that_want_all_files_leave_the_agent_its_own_and_the_told_their_pages() 
         let last = flood.last_mut().expect("the last one");
         let sequence = server.publish(last.pid(), &topology(3)).expect("a page");
         assert!(last.sees(sequence, 3), "a VM that starts has its page");
-        // If all present peers have been told something, the next one is refused with a reason.
+        // Once every present peer was told something, the next one is refused with a reason.
         let mut refused = None;
         for _ in 0..24 {
             let mut peer = Peer::start(&socket);
@@ -529,7 +529,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Three processes, any steps: a page is written exactly when its process has connected once, and has what was written last.
+/// Three processes take arbitrary steps. Publishing succeeds exactly for those that have connected, and their pages then show it.
 fn pages_are_what_was_told_whatever_happens() {
     const PEERS: usize = 3;
     let steps = prop::collection::vec((0..PEERS, step()), 1..30);
@@ -575,7 +575,7 @@ fn pages_are_what_was_told_whatever_happens() {
                 Step::Restart => {
                     drop(server.take());
                     server = Some(TopologyServer::listen(&socket).expect("a server"));
-                    // A process that released its memory is not found again.
+                    // A new server cannot find a process that has released its memory.
                     known = std::array::from_fn(|at| known[at] && connections[at] > 0);
                 }
                 Step::Connect | Step::Scribble => {}

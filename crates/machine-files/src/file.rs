@@ -1,6 +1,6 @@
-//! Reads files that people write: the one mechanism for machines, scenarios, workloads and configuration.
+//! Reads TOML files that people write: the single mechanism for machines, scenarios, workloads and configuration.
 //!
-//! The type defines the valid contents of a file (`#[serde(deny_unknown_fields)]` on every struct of it); this module turns a
+//! A Rust type defines the valid contents of a file (with `#[serde(deny_unknown_fields)]` on every struct). This module turns a
 //! mismatch into a sentence with path, line, column and key, and suggests the nearest valid key or value for a misspelt one.
 
 use std::fmt::{self, Write as _};
@@ -16,7 +16,7 @@ mod source;
 pub use every::read_toml_every;
 pub use source::Source;
 
-/// Larger files are refused unread: the largest of the project has a few KiB.
+/// Largest file that is read. The project's largest files have a few KiB.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a file could not be read, and where.
@@ -24,15 +24,15 @@ pub const FILE_BYTES_MAX: u64 = 1 << 20;
 pub struct FileError {
     /// The file.
     pub path: PathBuf,
-    /// Start of the problem, if known.
+    /// Where the problem begins, if known.
     pub place: Option<Place>,
-    /// The key with the problem, with its enclosing tables: `hardware.latency.l1_cycles`. Empty for the file as a whole.
+    /// The key that has the problem, with its enclosing tables: `hardware.latency.l1_cycles`. Empty if it is the whole file.
     pub key: String,
-    /// The problem. Boxed, so that results stay small.
+    /// The problem, boxed to keep results small.
     pub problem: Box<Problem>,
 }
 
-/// A place in a text file, both counted from 1; columns are characters.
+/// A place in a text file. Lines and columns are counted from 1, columns in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Line.
@@ -63,18 +63,18 @@ pub enum Problem {
         /// The key.
         key: String,
     },
-    /// A value of the wrong type, or out of its type's range.
+    /// A value that has the wrong type, or is out of its type's range.
     WrongType {
         /// What was found, in words.
         found: String,
         /// What is expected, in words.
         expected: String,
     },
-    /// A value that its type refuses, with the type's message.
+    /// A value that its type refuses; holds the type's message.
     Value(String),
-    /// An invalid setting, in a sentence that names its key ([`homenode_units::BadSetting`]).
+    /// An invalid setting; holds a sentence that names its key ([`homenode_units::BadSetting`]).
     Setting(String),
-    /// Not TOML.
+    /// The file is not TOML.
     Syntax(String),
     /// The file could not be read.
     Unreadable(io::ErrorKind),
@@ -100,7 +100,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Returns why a file cannot be read or written, in the words of a shell.
+/// Returns why a file cannot be read or written, in the words that a shell would use.
 pub fn in_words(kind: io::ErrorKind) -> String {
     match kind {
         io::ErrorKind::NotFound => "there is no such file".to_owned(),
@@ -112,8 +112,7 @@ pub fn in_words(kind: io::ErrorKind) -> String {
     }
 }
 
-/// Writes text with its control characters escaped: messages quote files, and must neither break a line of a log nor control
-/// a terminal.
+/// Escapes control characters. Messages quote files, and must neither break a line of a log nor control a terminal.
 struct OneLine<'a, 'b>(&'a mut fmt::Formatter<'b>);
 
 impl fmt::Write for OneLine<'_, '_> {
@@ -137,7 +136,7 @@ impl fmt::Display for FileError {
         }
         write!(f, ": {}", self.problem)?;
         match &*self.problem {
-            // The sentence names the key, so only the table is added.
+            // The sentence already names the key, so only its table is added.
             Problem::UnknownKey { .. } | Problem::MissingKey { .. } => match self.key.rsplit_once('.') {
                 Some((table, _)) => write!(f, " (in `{table}`)"),
                 None => Ok(()),
@@ -192,7 +191,7 @@ pub fn read_text_file(path: impl AsRef<Path>) -> Result<String, FileError> {
         problem: Box::new(problem),
     };
     let unreadable = |error: io::Error| failed(Problem::Unreadable(error.kind()));
-    // A pipe or a device would block, or never end.
+    // Opening a pipe or a device could block, or reading it never end.
     if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
         return Err(failed(Problem::Unreadable(io::ErrorKind::InvalidInput)));
     }
@@ -207,11 +206,11 @@ pub fn read_text_file(path: impl AsRef<Path>) -> Result<String, FileError> {
     String::from_utf8(bytes).map_err(|_| failed(Problem::NotText))
 }
 
-/// Turns the TOML crate's error into ours. Its only information is the message, which is parsed here; the tests below fix its
-/// wording.
+/// Converts an error of the TOML crate. That error has only a message, so its text is parsed here; the tests below fail if the
+/// crate changes its wording.
 fn explain(path: &Path, text: &str, error: &toml::de::Error) -> FileError {
     if let Some(key) = BadSetting::key_of(error.message()) {
-        // Settings are checked together, after all were read.
+        // The settings were checked after the whole file was read, so the place must be looked up.
         let mut found = Source::new(path, text).complaint(key, "");
         *found.problem = Problem::Setting(error.message().to_owned());
         return found;
@@ -219,7 +218,7 @@ fn explain(path: &Path, text: &str, error: &toml::de::Error) -> FileError {
     let problem = problem(error.message());
     let mut key = key_path(error);
     if let Problem::UnknownKey { key: last, .. } | Problem::MissingKey { key: last } = &problem {
-        // The path ends at the table, or at the key itself.
+        // The path that the crate prints ends with the key itself, or with its table.
         if key.rsplit('.').next() != Some(last) {
             key = if key.is_empty() {
                 last.clone()
@@ -237,7 +236,7 @@ fn explain(path: &Path, text: &str, error: &toml::de::Error) -> FileError {
     }
 }
 
-/// Returns the tables that contain an error. The crate prints them only in an error without its input.
+/// Returns the path of the tables around an error. The crate prints this path only if the error has no input attached.
 fn key_path(error: &toml::de::Error) -> String {
     let mut bare = error.clone();
     bare.set_input(None);
@@ -295,7 +294,7 @@ fn problem(message: &str) -> Problem {
             };
         }
     }
-    // For an unknown key in an enum's table variant the wording differs.
+    // The crate words an unknown key differently inside a table variant of an enum.
     if let Some((keys, valid)) = message
         .strip_prefix("unexpected keys in table: ")
         .and_then(|rest| rest.rsplit_once(", available keys: "))
@@ -309,7 +308,7 @@ fn problem(message: &str) -> Problem {
     Problem::Value(message.to_owned())
 }
 
-/// Translates Rust's names of what was found into the words of a TOML author.
+/// Translates Rust's name of a value's type into the words of a TOML author.
 fn found_in_words(found: &str) -> String {
     let number = found
         .strip_prefix("integer `")

@@ -1,4 +1,4 @@
-//! Sources and views of machines: `/sys`, files, presets, text.
+//! Reads machines from `/sys`, files and presets, and writes them as text and as files.
 //!
 //! A [`Machine`](homenode_machine::Machine) comes from a preset ([`preset`]), from a file ([`from_toml`]) or from a Linux
 //! `/sys` tree ([`sysfs::read`]). [`mod@file`] reads every TOML file of the project, [`render_text`] shows a machine, and

@@ -1,4 +1,4 @@
-//! Machines from files, and the presets that come with the program.
+//! Reads machines from files and from the presets that come with the program.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use homenode_units::Candidates;
 
 use crate::file::{FileError, read_text_file, read_toml};
 
-/// Why a machine file yields no machine.
+/// Why no machine could be read.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LoadError {
     /// The file cannot be read, or is not a machine file.
@@ -18,7 +18,7 @@ pub enum LoadError {
     Machine {
         /// The file.
         path: PathBuf,
-        /// The rule that it breaks.
+        /// The rule that the machine breaks.
         error: MachineError,
     },
     /// There is no preset of that name.
@@ -81,10 +81,10 @@ pub fn preset_text(name: &str) -> Option<&'static str> {
     Some(text)
 }
 
-/// Returns a machine that comes with the program: hosts of the published experiments, and hosts of today.
+/// Returns a machine that comes with the program: a host of a published experiment, or a current one.
 ///
 /// # Errors
-/// [`LoadError::UnknownPreset`], which names the nearest and lists all.
+/// [`LoadError::UnknownPreset`], which lists all presets, the nearest name first.
 pub fn preset(name: &str) -> Result<Machine, LoadError> {
     match PRESETS.iter().find(|(known, ..)| *known == name) {
         Some((_, file, text)) => from_toml(file, text),
@@ -101,7 +101,7 @@ pub fn preset(name: &str) -> Result<Machine, LoadError> {
 /// Reads a machine from the text of a file; `path` is used only in messages.
 ///
 /// # Errors
-/// Text that is not a machine file, and impossible machines.
+/// If the text is not a machine file, or the machine is impossible.
 pub fn from_toml(path: impl AsRef<Path>, text: &str) -> Result<Machine, LoadError> {
     let path = path.as_ref();
     let file: MachineFile = read_toml(path, text)?;
@@ -114,7 +114,7 @@ pub fn from_toml(path: impl AsRef<Path>, text: &str) -> Result<Machine, LoadErro
 /// Opens a machine file and reads it.
 ///
 /// # Errors
-/// As [`from_toml`], and a file that cannot be read.
+/// As for [`from_toml`], and if the file cannot be read.
 pub fn from_toml_file(path: impl AsRef<Path>) -> Result<Machine, LoadError> {
     let path = path.as_ref();
     from_toml(path, &read_text_file(path)?)

@@ -7,7 +7,7 @@ use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId, NodeSet};
 
 use homenode_machine::{Hardware, Machine};
 
-/// Devices shown by address; any others are counted.
+/// Most devices that are listed by address; the others are only counted.
 const DEVICES_SHOWN_MAX: usize = 16;
 
 /// Returns the machine as text: nodes, caches, links, distances, devices and peculiarities. Ends with a line break.
@@ -60,7 +60,7 @@ fn table<S: Into<String>>(header: impl IntoIterator<Item = S>) -> Table {
     table
 }
 
-/// All columns except the first are figures.
+/// Aligns figures to the right. All columns are figures, except the first and those in `text_columns`.
 fn finish(mut table: Table, text_columns: &[usize]) -> String {
     for (at, column) in table.column_iter_mut().enumerate() {
         let figures = at > 0 && !text_columns.contains(&at);
@@ -107,7 +107,7 @@ fn rate(rate: Option<BytesPerSec>) -> String {
     rate.map_or("-".to_owned(), |rate| rate.to_string())
 }
 
-/// Returns `2 x 8MiB`, and the other nodes that share them.
+/// Describes a node's caches, such as `2 x 8MiB`, and names the other nodes that share them.
 fn llcs(machine: &Machine, node: NodeId) -> String {
     let of_node: Vec<_> = machine
         .llcs_of(node)
@@ -164,7 +164,7 @@ fn distances(machine: &Machine) -> String {
     finish(table, &[])
 }
 
-/// Lists links, both directions on one line if they are alike.
+/// Lists links. If both directions are alike, they share a line.
 fn links(machine: &Machine) -> String {
     if machine.links.is_empty() {
         return String::new();
@@ -209,7 +209,7 @@ fn devices(machine: &Machine) -> String {
     text
 }
 
-/// Returns a PCI base class in words, if it matters for placing VMs; else the code.
+/// Returns a PCI base class in words if it matters for placing VMs, otherwise the code.
 fn kind(class: &str) -> String {
     let word = match class.get(2..4) {
         Some("01") => "storage",

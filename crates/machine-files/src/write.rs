@@ -1,4 +1,4 @@
-//! Writes machine files: a machine node by node, with comments on its figures.
+//! Writes a machine file node by node, with comments on its figures.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ impl Comments {
         if let Some(comment) = self.0.get(of) {
             let plain = |c: char| if c.is_control() { ' ' } else { c };
             let comment: String = comment.chars().map(plain).collect();
-            // The beginning of the line in the file, where a curve's keys are dotted.
+            // The line as the file shows it, which determines the gap; a curve's keys are dotted.
             let shown = of.strip_prefix("hardware.link.").unwrap_or(key);
             let columns = format!("{shown} = {value}").chars().count();
             let gap = COMMENT_COLUMN.saturating_sub(columns);
@@ -35,8 +35,8 @@ impl Comments {
     }
 }
 
-/// Returns a machine in the format of `data/machines`, node by node. Reading it restores the machine, as far as the format
-/// can express it: CPUs of a core are numbered by the format's rule, and all LLCs are alike.
+/// Returns a machine in the format of `data/machines`, node by node. Reading the text restores the machine as far as the format
+/// can express it: the format has its own rule for numbering a core's CPUs, and only one kind of LLC.
 pub fn to_toml(machine: &Machine, comments: &Comments) -> String {
     let mut document = DocumentMut::new();
     document.insert("name", text(&machine.name));
@@ -127,8 +127,8 @@ fn llc(machine: &Machine, llc: &Llc, comments: &Comments) -> Table {
     table
 }
 
-/// Returns how caches are shared, and how many a node has: the first of the format's ways that yields the same groups of
-/// CPUs; by node if none does.
+/// Returns which CPUs share a cache, and how many caches a node has. Chooses the first of the format's ways that yields the
+/// machine's groups of CPUs; one cache per node if no way does.
 fn sharing(machine: &Machine) -> (&'static str, Option<usize>) {
     let groups: Vec<CpuSet> = machine.llcs.iter().map(|llc| llc.cpus.clone()).collect();
     let of_node = |node: NodeId| machine.cpus_of(&NodeSet::one(node));
@@ -250,7 +250,7 @@ fn hardware(hardware: &Hardware, has_links: bool, comments: &Comments) -> Table 
     table
 }
 
-/// Returns the amount in the largest unit that is exact.
+/// Writes the amount in the largest unit that divides it.
 fn exact(value: u64, units: &[(&'static str, u64)]) -> String {
     let unit = units
         .iter()

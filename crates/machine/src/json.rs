@@ -1,4 +1,4 @@
-//! The JSON of `homenode machine --json`, for programs: one object per node, units in the names.
+//! The JSON of `homenode machine --json`, for programs: one object per node, with units in the field names.
 //!
 //! ```text
 //! {"name", "nodes":[{"id","cpus","memory_bytes","memory_allowed","memory_bandwidth_bytes_per_s","socket","llcs"}],
@@ -6,7 +6,7 @@
 //!  "distances":[[…]], "links":[{"from","to","bandwidth_bytes_per_s"}], "devices":[{"address","class","node"}],
 //!  "notes":[…], "hardware":{…}}
 //! ```
-//! Unknown values are `null`; `hardware`, which only presets have, is left out.
+//! Unknown values are `null`. Only presets have `hardware`; otherwise it is left out.
 
 use std::borrow::Cow;
 
@@ -105,7 +105,7 @@ impl Serialize for Machine {
 }
 
 impl<'de> Deserialize<'de> for Machine {
-    /// Reads back what was written; a machine that breaks a rule is refused.
+    /// Reads the JSON back, and refuses a machine that breaks a rule.
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Machine, D::Error> {
         let json = MachineJson::deserialize(d)?;
         let allowed = json.nodes.iter().filter(|node| node.memory_allowed);

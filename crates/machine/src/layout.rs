@@ -1,7 +1,7 @@
 //! The format of machine files.
 //!
 //! Every figure is written once, in the unit that people use. A host whose nodes are all alike is described by counts
-//! (`[shape]`), any other node by node (`[[node]]`); exactly one of the two must be present.
+//! (`[shape]`), any other host node by node (`[[node]]`); exactly one of the two must be present.
 //!
 //! ```toml
 //! name = "example"
@@ -18,25 +18,24 @@
 //! line_bytes = 64
 //! replacement = "pseudo-lru"      # or "lru", "not-recently-used", "quad-age", "random"; may be left out: "pseudo-lru"
 //! shared_by = "node"              # or "socket"; may be left out: "node"
-//! per_node = 1                    # caches per node, which share its cores evenly; may be left out: 1
-//! [[links]]                       # a group of links of one kind; none at all: every two nodes are joined
+//! per_node = 1                    # caches per node, each for an equal part of its cores; may be left out: 1
+//! [[links]]                       # a group of links of one kind; without any, every two nodes are joined
 //! bandwidth = "9.6GB/s"           # in each direction; may be left out: not known
-//! hop_ns = 50                     # latency that one adds; may be left out: as hardware.link says
+//! hop_ns = 50                     # latency that each link adds; may be left out: as hardware.link says
 //! between = [[0, 1]]              # both directions
 //! directed = []                   # from, to
-//! [distances]                     # may be left out: 10 and 20, as Linux takes them
+//! [distances]                     # may be left out: 10 and 20, Linux's defaults
 //! by_hops = [10, 21]              # or the table itself: rows = [[10, 21], [21, 10]]
 //! ```
-//! `[hardware]` with `[hardware.latency]`, `[hardware.memory_curve]`, `[hardware.link]`, `[hardware.walk]`,
-//! `[hardware.ipi]` and `[hardware.wake]` are as in [`crate::Hardware`] (`clock = "1.87GHz"`); only the twin needs them. What
-//! is an `Option` there may be left out.
-//! A node by itself is `[[node]]` with `id`, `cpus = "0-3,8"`, `threads_per_core`, `memory`, `memory_bandwidth`,
-//! `memory_ns` (of a kind of memory that is slower than the others'; may be left out: as hardware.latency says) and `socket`;
-//! devices are `[[devices]]` with `address`, `class`, `node`, and where known `bandwidth` and `latency`, `latency_passthrough`
-//! and `latency_virtual` (of guests; as `latency` where absent).
+//! `[hardware]` with `[hardware.latency]`, `[hardware.memory_curve]`, `[hardware.link]`, `[hardware.walk]`, `[hardware.ipi]` and
+//! `[hardware.wake]` has the fields of [`crate::Hardware`] (`clock = "1.87GHz"`); only the twin needs it. A field that is an
+//! `Option` there may be left out. A single node is `[[node]]` with `id`, `cpus = "0-3,8"`, `threads_per_core`, `memory`,
+//! `memory_bandwidth`, `memory_ns` (for memory that is slower than the other nodes'; may be left out: as hardware.latency says)
+//! and `socket`. A device is `[[devices]]` with `address`, `class`, `node` and, if known, `bandwidth`, `latency`,
+//! `latency_passthrough` and `latency_virtual`; the last two are for guests, and equal `latency` if left out.
 //!
-//! CPUs are numbered as Linux does where firmware lists cores before threads: the first threads of all cores in node
-//! order, then the second threads.
+//! CPUs are numbered as Linux does if the firmware lists cores before threads: the first threads of all cores in node order, then
+//! the second threads.
 
 use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, Ns};
 use serde::{Deserialize, Deserializer};
@@ -47,7 +46,7 @@ use crate::model::{
 };
 use crate::rules::MachineError;
 
-/// The kernel's own ceilings on x86; a count beyond them is a slip, and must not fill memory.
+/// The kernel's own limits on x86. A larger count is a slip, and must not fill memory.
 const CPU_COUNT_MAX: u64 = 8192;
 const NODE_COUNT_MAX: u64 = 1024;
 
@@ -254,7 +253,7 @@ fn hertz<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
     }
 }
 
-/// One node as described, before its CPUs are listed.
+/// A node as the file describes it, with its CPUs.
 struct Described {
     node: Node,
     cpus: Vec<Cpu>,
@@ -264,7 +263,7 @@ impl MachineFile {
     /// Returns the machine that the file describes.
     ///
     /// # Errors
-    /// An impossible machine.
+    /// If the machine is impossible.
     pub fn machine(self) -> Result<Machine, MachineError> {
         let name = self.name;
         let described = match (&self.shape, self.node.as_slice()) {
@@ -298,7 +297,7 @@ impl MachineFile {
             notes: self.notes,
             hardware: None,
         };
-        // Distances and routes need links that lead somewhere.
+        // Distances and routes are computed from links, so links are checked first.
         machine.check_links(&machine.node_set())?;
         machine.distances = self.distances.table(&machine)?;
         machine.hardware = self.hardware.map(|entry| entry.hardware(&machine)).transpose()?;
@@ -360,8 +359,8 @@ impl Shape {
     }
 }
 
-/// Builds nodes listed one by one. The lower half of a node's CPU numbers are the first threads of its cores if there are two
-/// threads per core, and so on, as Linux numbers them.
+/// Builds the nodes that the file lists one by one. CPUs are numbered as Linux does: with two threads per core, the lower half of
+/// a node's CPU numbers are the first threads of its cores.
 fn listed_nodes(machine: &str, entries: &[NodeEntry]) -> Result<NodeMap<Described>, MachineError> {
     let mut nodes = NodeMap::new();
     let mut core_count = 0;
@@ -387,7 +386,7 @@ fn listed_nodes(machine: &str, entries: &[NodeEntry]) -> Result<NodeMap<Describe
             return Err(uneven(machine, format!("node {id}"), why));
         }
         let cores = (entry.cpus.len() / threads) as u32;
-        // A node without a package in the file counts as one.
+        // A node without a package in the file is a package of its own.
         let socket = entry.socket.unwrap_or(entry.id);
         let at = |(index, cpu): (usize, CpuId)| Cpu {
             id: cpu,
@@ -411,7 +410,7 @@ fn listed_nodes(machine: &str, entries: &[NodeEntry]) -> Result<NodeMap<Describe
 }
 
 impl LlcEntry {
-    /// Returns the caches, and sets each CPU's cache number.
+    /// Returns the caches, and sets each CPU's index of its cache.
     fn caches(&self, machine: &str, cpus: &mut [Cpu]) -> Result<Vec<Llc>, MachineError> {
         let per_node = u32::from(self.per_node);
         if per_node == 0 || (self.shared_by == SharedBy::Socket && per_node != 1) {
@@ -480,7 +479,7 @@ impl DistanceEntry {
         let by_hops = match (self.by_hops, self.rows) {
             (None, Some(rows)) => return Ok(Distances { rows }),
             (Some(by_hops), None) => by_hops,
-            // Linux's defaults if firmware states none: all other nodes are equally far.
+            // Linux's defaults if the firmware does not report distances: all other nodes are equally far.
             (None, None) => [10].into_iter().chain(vec![20; machine.nodes.len()]).collect(),
             (Some(_), Some(_)) => {
                 let expected = "give `by_hops` or `rows`, not both";

@@ -4,29 +4,29 @@ use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeMap, NodeSet
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A NUMA host. Built only through [`Machine::checked`], so every other crate may rely on its invariants.
+/// A NUMA host. Only [`Machine::checked`] builds one, so every other crate may rely on its invariants.
 ///
 /// Serializes to the JSON of `homenode machine --json` (see the module `json`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
-    /// Preset name, or the host's own name.
+    /// Name of the preset, or the host's own name.
     pub name: String,
     /// Online nodes. A node may lack CPUs (memory expander) or memory.
     pub nodes: NodeMap<Node>,
-    /// Nodes whose memory may be used: all of them, unless the machine was read for one process.
+    /// Nodes whose memory may be used: all nodes, unless the machine was read for one process.
     pub memory_allowed: NodeSet,
-    /// Logical CPUs that are online, ascending by id.
+    /// Online logical CPUs, ascending by id.
     pub cpus: Vec<Cpu>,
-    /// CPUs that the kernel keeps free of everything that is not bound to them (`isolcpus=`). VMs use them only if their
-    /// operator names them. Not part of the JSON, except for a note.
+    /// CPUs that the kernel reserves for tasks bound to them (`isolcpus=`). A VM uses them only if its operator names them. The
+    /// JSON does not contain them, except as a note.
     pub isolated: CpuSet,
     /// Last-level caches; a socket or a node may have several.
     pub llcs: Vec<Llc>,
-    /// Firmware distances (SLIT), 10 = local.
+    /// Distances that the firmware reports (SLIT); 10 is local.
     pub distances: Distances,
     /// Directed links between nodes; empty if the host does not report them (nodes then count as fully connected).
     pub links: Vec<Link>,
-    /// PCI devices that the firmware assigns to a node.
+    /// PCI devices, each with the node that the firmware assigns it to.
     pub devices: Vec<Device>,
     /// Peculiarities of this host, in sentences for people (offline CPUs left out, cpuset limits, …).
     pub notes: Vec<String>,
@@ -43,23 +43,23 @@ pub struct Node {
     pub memory_bytes: Bytes,
     /// Memory bandwidth that the node's controllers can sustain, if known (preset, or HMAT in sysfs).
     pub memory_bandwidth: Option<BytesPerSec>,
-    /// Unloaded latency of its memory, nanoseconds, from its own CPUs, or for a node without CPUs from the nearest; `None`
-    /// means [`Latency::memory_ns`]. Memory of several kinds differs.
+    /// Unloaded latency of the node's memory in nanoseconds, from its own CPUs, or from the nearest ones if it has none. Kinds of
+    /// memory differ in this. `None` means [`Latency::memory_ns`].
     pub memory_ns: Option<f64>,
-    /// Physical package, if known. Several nodes may share one (sub-NUMA clusters, two dies).
+    /// Physical package, if known. Several nodes may share a package (sub-NUMA clusters, two dies).
     pub socket: Option<u16>,
 }
 
 /// One logical CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Cpu {
-    /// Kernel's number.
+    /// The number that the kernel gives it.
     pub id: CpuId,
-    /// Node it belongs to.
+    /// Node that the CPU belongs to.
     pub node: NodeId,
     /// Physical package.
     pub socket: u16,
-    /// Physical core, numbered over the whole host: hyperthread siblings share it.
+    /// Physical core, numbered over the whole host. Hyperthread siblings have the same number.
     pub core: u32,
     /// Index into [`Machine::llcs`], if the host reports it.
     pub llc: Option<u32>,
@@ -68,7 +68,7 @@ pub struct Cpu {
 /// One last-level cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Llc {
-    /// CPUs that share it.
+    /// CPUs that share the cache.
     pub cpus: CpuSet,
     /// Capacity.
     pub size_bytes: Bytes,
@@ -86,13 +86,13 @@ pub struct Llc {
 pub enum Replacement {
     /// The least recently used line.
     Lru,
-    /// A binary tree of bits, each pointing away from the half that was used last.
+    /// A line found by a tree of bits; after each use, the bits on the line's path point away from it.
     #[default]
     PseudoLru,
-    /// One bit per line, set by its use: evicts the first line without it. When all have it, all but the last used lose it.
+    /// The first line whose bit is clear. A use sets the line's bit; once all bits are set, all others are cleared.
     NotRecentlyUsed,
-    /// Ages 0 to 3: 1 when a line arrives, 1 after a use at age 2 or 3, else 0. Evicts the first line of age 3; while there
-    /// is none, all grow older.
+    /// The first line of age 3; if there is none, all lines age. Ages are 0 to 3: a line arrives at age 1. A use at age 2 or 3
+    /// sets it to 1, a use at a lower age to 0.
     QuadAge,
     /// Any line, with equal probability.
     Random,
@@ -108,7 +108,7 @@ impl Replacement {
         Replacement::Random,
     ];
 
-    /// Returns the name in machine files.
+    /// Returns the name that machine files use.
     pub fn name(self) -> &'static str {
         match self {
             Replacement::Lru => "lru",
@@ -129,8 +129,8 @@ pub struct Link {
     pub to: NodeId,
     /// Data rate that the link can sustain in this direction, if known.
     pub bandwidth: Option<BytesPerSec>,
-    /// Latency that it adds, nanoseconds; `None` means [`LinkTiming::hop_ns`]. Links within a package and between packages
-    /// differ.
+    /// Latency that the link adds, in nanoseconds; `None` means [`LinkTiming::hop_ns`]. Links within a package and links between
+    /// packages differ in this.
     pub hop_ns: Option<f64>,
 }
 
@@ -143,70 +143,70 @@ pub struct Device {
     pub class: String,
     /// Node that the device is attached to.
     pub node: NodeId,
-    /// Its maximum data rate; `None` if unknown.
+    /// Maximum data rate of the device; `None` if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<BytesPerSec>,
-    /// Time of a small request on an idle device, without a hypervisor; `None` if unknown.
+    /// Time of a small request to an idle device, without a hypervisor; `None` if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_ns: Option<Ns>,
-    /// Its time from a guest that drives the device itself; `None` means [`Device::latency_ns`].
+    /// The same time for a guest that drives the device itself (passthrough); `None` means [`Device::latency_ns`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_passthrough_ns: Option<Ns>,
-    /// Its time from a guest with a virtual device of the hypervisor; `None` means [`Device::latency_ns`].
+    /// The same time for a guest with a virtual device of the hypervisor; `None` means [`Device::latency_ns`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_virtual_ns: Option<Ns>,
 }
 
-/// Distances between nodes, as firmware states them: 10 is local.
+/// Distances between nodes, as the firmware reports them; 10 is local.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Distances {
-    /// One row per node, one value per node, both ascending by node.
+    /// One row per node, with one value per node; both in ascending order of nodes.
     pub rows: Vec<Vec<u32>>,
 }
 
-/// Timing figures of a machine, all from its preset; the twin is the only reader.
+/// Timing figures of a machine. Only presets have them, and only the twin reads them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Hardware {
     /// Core clock in Hz.
     pub clock_hz: u64,
     /// Unloaded load-to-use latencies.
     pub latency: Latency,
-    /// Whether the LLC holds the contents of L1 and L2.
+    /// Whether the LLC also holds everything that L1 and L2 hold.
     pub llc_inclusive: bool,
-    /// Outstanding misses that one core sustains (line fill buffers).
+    /// Most misses that one core can have in flight (line fill buffers).
     pub misses_in_flight_max: u32,
     /// How memory latency grows with the controllers' load.
     pub memory_curve: LoadCurve,
     /// Latency and load curve of a link.
     pub link: LinkTiming,
-    /// Bandwidth of a memory controller for lines scattered over its memory, as a share of that for streams
-    /// ([`Node::memory_bandwidth`]), in (0, 1]: each line opens its own DRAM page. `None`: unknown, assumed equal to streams.
+    /// Bandwidth of a memory controller for scattered lines, as a share of its bandwidth for streams
+    /// ([`Node::memory_bandwidth`]), in (0, 1]. Each scattered line opens its own DRAM page. `None`: unknown, assumed equal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scattered_throughput: Option<f64>,
-    /// Throughput of a core running two hyperthreads, as a multiple of one thread alone, in [1, 2].
+    /// Throughput of a core that runs two hyperthreads, as a multiple of its throughput with one, in [1, 2].
     pub smt_throughput: f64,
-    /// Entries of the data TLB (second level if there is one) for 4 KiB pages.
+    /// Entries of the data TLB for 4 KiB pages (of its second level, if there is one).
     pub tlb_entries_4k: u32,
     /// Entries of the data TLB for 2 MiB pages.
     pub tlb_entries_2m: u32,
-    /// Private second-level cache of a core, bytes.
+    /// Size of a core's private second-level cache.
     pub l2_bytes: Bytes,
     /// Cost of a TLB miss.
     pub walk: PageWalk,
-    /// Cost of an interrupt to another CPU, for its sender and receiver together.
+    /// Cost of an interrupt to another CPU, for sender and receiver together.
     pub ipi: Ipi,
-    /// Cost for a halted vCPU to run again, in addition to the interrupt. `None`: unknown, assumed zero.
+    /// Cost of waking a halted vCPU, in addition to the interrupt. `None`: unknown, assumed zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wake: Option<Wake>,
 }
 
-/// References to page tables that a TLB miss makes beyond the contents of page-walk caches. Without such caches they would be
-/// 4 for a native walk and 24 for a nested one.
+/// Reads of page-table entries that a TLB miss causes, apart from those that page-walk caches save. Without such caches a native
+/// walk would need 4 and a nested walk 24.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PageWalk {
-    /// References per TLB miss without virtualization.
+    /// Reads per TLB miss without virtualization.
     pub native_refs: f64,
-    /// References per TLB miss in a guest, whose walk is two-dimensional.
+    /// Reads per TLB miss in a guest, whose walk is two-dimensional.
     pub nested_refs: f64,
 }
 
@@ -222,9 +222,9 @@ pub struct Ipi {
 /// Cost of a vCPU's halt and wake-up, nanoseconds. An idle CPU of the bare machine has no such cost.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Wake {
-    /// The halt's exit to the hypervisor, and the entry that resumes the guest.
+    /// The exit to the hypervisor when the vCPU halts, plus the entry that resumes the guest.
     pub exit_ns: f64,
-    /// The hypervisor's scheduler and the guest's own, between the interrupt and the thread.
+    /// The time that the hypervisor's scheduler and the guest's scheduler take between the interrupt and the woken thread.
     pub schedule_ns: f64,
 }
 
@@ -237,25 +237,26 @@ pub struct Latency {
     pub l2_cycles: f64,
     /// LLC hit, cycles.
     pub llc_cycles: f64,
-    /// Memory of the CPU's own node, nanoseconds.
+    /// Access to memory of the CPU's own node, nanoseconds.
     pub memory_ns: f64,
 }
 
-/// Latency under load, `g(u) = 1 + alpha·u + beta·u^1.5 / (1 − u)`, with `u` the share of the sustained bandwidth in use.
+/// Latency under load, as a multiple of the unloaded latency: `g(u) = 1 + alpha·u + beta·u^1.5 / (1 − u)`, where `u` is the share
+/// of the sustained bandwidth that is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LoadCurve {
-    /// Linear part.
+    /// Coefficient of the linear term.
     pub alpha: f64,
-    /// Queueing part.
+    /// Coefficient of the queueing term.
     pub beta: f64,
 }
 
-/// Timing of a link. The curve multiplies only [`LinkTiming::hop_ns`], not the whole latency of a remote access.
+/// Timing of a link. The load curve multiplies only [`LinkTiming::hop_ns`], not the whole latency of a remote access.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkTiming {
-    /// Latency that one hop adds, nanoseconds, if the link does not have its own ([`Link::hop_ns`]).
+    /// Latency that one hop adds, in nanoseconds, if the link has none of its own ([`Link::hop_ns`]).
     pub hop_ns: f64,
-    /// Growth of the latency with the link's load.
+    /// How the latency grows with the link's load.
     pub curve: LoadCurve,
 }
 
@@ -265,8 +266,8 @@ impl Machine {
         self.nodes.node_set()
     }
 
-    /// Returns the nodes with memory and CPUs: only these can be a home, and memory is spread only over them. A node without
-    /// CPUs has memory of another kind, slower (CXL, persistent) or scarcer (HBM), whose contents the kernel decides.
+    /// Returns the nodes with both memory and CPUs. Only these can be a VM's home, and memory is spread only over them: memory
+    /// without CPUs is of another kind, slower (CXL, persistent) or scarcer (HBM), and the kernel decides what goes there.
     pub fn home_nodes(&self) -> NodeSet {
         let has_cpus = |node: &NodeId| self.nodes.get(*node).is_some_and(|node| !node.cpus.is_empty());
         self.memory_nodes().iter().filter(has_cpus).collect()
@@ -307,7 +308,7 @@ impl Machine {
         self.cpus.iter().map(|cpu| cpu.id).collect()
     }
 
-    /// Returns the number of physical cores of a node that have at least one usable CPU.
+    /// Returns the number of a node's physical cores with at least one usable CPU.
     pub fn core_count(&self, node: NodeId) -> usize {
         let mut cores: Vec<u32> = self
             .cpus
@@ -320,14 +321,14 @@ impl Machine {
         cores.len()
     }
 
-    /// Returns the usable hyperthreads of the busiest core: 1 without hyperthreads, or if all siblings are offline.
+    /// Returns the most usable hyperthreads that any core has; 1 without hyperthreads, or if all siblings are offline.
     pub fn threads_per_core(&self) -> usize {
         let mut cores: Vec<u32> = self.cpus.iter().map(|cpu| cpu.core).collect();
         cores.sort_unstable();
         cores.chunk_by(|a, b| a == b).map(<[u32]>::len).max().unwrap_or(1)
     }
 
-    /// Returns indices into [`Machine::llcs`] of the last-level caches that CPUs of a node use.
+    /// Returns indices into [`Machine::llcs`] of the last-level caches that a node's CPUs use.
     pub fn llcs_of(&self, node: NodeId) -> Vec<u32> {
         let mut llcs: Vec<u32> = self
             .cpus
@@ -346,8 +347,8 @@ impl Machine {
         self.distances.rows.get(i)?.get(j).copied()
     }
 
-    /// Returns indices into [`Machine::links`] from one node to another: fewest hops, among equals the first links listed.
-    /// Empty for a node to itself; `None` if there is no route.
+    /// Returns a route with the fewest hops, as indices into [`Machine::links`]; among equal routes, the links listed first.
+    /// Empty from a node to itself; `None` if there is no route.
     pub fn route(&self, from: NodeId, to: NodeId) -> Option<Vec<usize>> {
         let mut reached: NodeMap<Vec<usize>> = [(from, Vec::new())].into_iter().collect();
         let mut frontier = vec![from];
@@ -373,7 +374,7 @@ impl Machine {
         reached.get(to).cloned()
     }
 
-    /// Whether two nodes are joined by a link, in either direction. If no links are known, all nodes are.
+    /// Returns true if a link joins the two nodes, in either direction. If no links are known, all nodes count as joined.
     pub fn adjacent(&self, a: NodeId, b: NodeId) -> bool {
         self.links.is_empty()
             || self

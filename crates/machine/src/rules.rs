@@ -4,11 +4,11 @@ use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeSet};
 
 use crate::model::{Hardware, Link, LoadCurve, Machine};
 
-/// More than any node has, by a wide margin: a larger figure has the wrong unit.
+/// Far more than any node has: a larger figure has the wrong unit.
 const NODE_MEMORY_BYTES_MAX: Bytes = Bytes::from_gib(1 << 20);
-/// Likewise for the bandwidth of a node's memory or of a link.
+/// Far more than the memory of any node, or any link, sustains.
 const BANDWIDTH_MAX: BytesPerSec = BytesPerSec(100_000_000_000_000);
-/// The kernel keeps distances in a byte.
+/// The kernel stores a distance in a byte.
 const DISTANCE_MAX: u32 = 255;
 
 /// Why a machine is impossible. Every message names the object and a valid value.
@@ -118,9 +118,9 @@ pub enum MachineError {
 }
 
 impl Machine {
-    /// Returns the machine with CPUs in ascending order, if it obeys the rules: nodes, CPUs and caches exist and refer to
-    /// each other; distances are a square table with 10 on its diagonal; links join existing nodes and, if there are any,
-    /// reach every node; figures are within the limits of hardware.
+    /// Returns the machine, with its CPUs in ascending order, if it obeys the rules. Nodes, CPUs and caches must exist and refer
+    /// to each other. Distances must be a square table with 10 on its diagonal. Links must join existing nodes and, if there are
+    /// any, reach every node. Figures must be within the limits of hardware.
     pub fn checked(mut self) -> Result<Machine, MachineError> {
         self.cpus.sort_by_key(|cpu| cpu.id);
         let nodes = self.node_set();
@@ -218,7 +218,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Checks that links join existing nodes, none twice, and that if there are any they reach every node from every other.
+    /// Checks that links join existing nodes, none is listed twice, and links, if any, lead from every node to every other.
     pub(crate) fn check_links(&self, nodes: &NodeSet) -> Result<(), MachineError> {
         let machine = || self.name.clone();
         for (at, link) in self.links.iter().enumerate() {
@@ -466,7 +466,7 @@ impl Machine {
         )
     }
 
-    /// Returns an error about a figure, unless it is `ok`. Written so that a NaN, for which no comparison holds, is refused.
+    /// Returns an error about a figure unless `ok` is true. `ok` says what must hold, so a NaN is refused.
     fn require(
         &self,
         ok: bool,

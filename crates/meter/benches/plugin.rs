@@ -1,5 +1,5 @@
-//! Measures the plugin's processing of accesses, and the design of QEMU's own cache plugin on the same ones. Accesses per
-//! second are the reciprocal of a result times the accesses of a pass.
+//! Measures how fast the plugin processes accesses, compared with the design of QEMU's own cache plugin. Accesses per second are
+//! the accesses of a pass divided by the result.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -45,8 +45,8 @@ fn thrasher() -> Vec<(u64, Use)> {
         .collect()
 }
 
-/// A cache like that of QEMU's `contrib/plugins/cache.c`: blocks with a tag and a valid flag, searched one after the other;
-/// each block's age comes from a counter of its set, and the smallest age is searched.
+/// A cache like that of QEMU's `contrib/plugins/cache.c`. The blocks of a set have a tag and a valid flag, and are searched one
+/// after the other. A use sets a block's age from the set's counter; the block with the smallest age is evicted.
 struct ByAge {
     sets: Vec<Set>,
 }
@@ -88,7 +88,7 @@ impl ByAge {
     }
 }
 
-/// The design of that plugin's callback: a lock for each level, counts of accesses and misses, also per instruction.
+/// The design of that plugin's callback: one lock per level, and counts of accesses and misses, in total and per instruction.
 struct Contrib {
     first: Mutex<(ByAge, u64, u64)>,
     second: Mutex<(ByAge, u64, u64)>,

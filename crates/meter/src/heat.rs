@@ -1,17 +1,17 @@
-//! Tracks pages: which are hot, shared by vCPUs, or only read; and models the first level of a TLB.
+//! Tracks which pages are hot, shared by vCPUs, or only read. Also models the first level of a TLB.
 
 use std::collections::BTreeMap;
 
 use homenode_formats::profile_log::Pages;
 
-/// Address bits within a page of 4 KiB.
+/// Number of address bits within a page of 4 KiB.
 pub const PAGE_BITS: u32 = 12;
 
-/// The pages of a program, by their accesses to the LLC.
+/// The pages of a program, with their accesses to the LLC.
 #[derive(Debug, Default)]
 pub struct Heat {
     pages: BTreeMap<u64, Page>,
-    /// Number of accesses so far, used as a clock below.
+    /// Number of accesses so far. It serves as a clock for the times below.
     now: u64,
 }
 
@@ -21,7 +21,7 @@ struct Page {
     used: u64,
     /// Time of the last write; 0 if never.
     written: u64,
-    /// The vCPU that used it first, and whether others did.
+    /// The vCPU that used the page first; `shared` tells whether others used it too.
     first: usize,
     shared: bool,
 }
@@ -46,14 +46,14 @@ impl Heat {
         }
     }
 
-    /// Records that a line of the page had been written.
+    /// Records that a line of the page was written earlier, when a private cache evicts it.
     pub fn written(&mut self, page: u64) {
         if let Some(page) = self.pages.get_mut(&page) {
             page.written = self.now;
         }
     }
 
-    /// Forgets everything.
+    /// Forgets all pages.
     pub fn restart(&mut self) {
         *self = Heat::default();
     }
@@ -88,13 +88,13 @@ const WAYS: usize = 4;
 /// A first-level TLB of 64 pages with LRU replacement: accesses that hit it are not examined further.
 #[derive(Debug)]
 pub struct Tlb {
-    /// The page used last, which covers most accesses.
+    /// The page used last. Most accesses are to it.
     last: u64,
     entries: [[u64; WAYS]; SETS],
 }
 
 impl Tlb {
-    /// Creates an empty TLB. No page has the largest number.
+    /// Creates an empty TLB. The largest number stands for no page.
     pub fn new() -> Tlb {
         Tlb {
             last: u64::MAX,
@@ -102,7 +102,7 @@ impl Tlb {
         }
     }
 
-    /// Whether a page is missing; it is present afterwards.
+    /// Returns true if the TLB lacks a page; the page is present afterwards.
     #[inline]
     pub fn misses(&mut self, page: u64) -> bool {
         if page == self.last {
@@ -129,8 +129,8 @@ mod tests {
 
     #[test]
     fn pages_are_told_apart_by_use() {
-        // Of 100 pages, the first 10 get half of the accesses; vCPU 1 also uses the last 20; pages 50 to 99 are written only
-        // at first, and 90 to 99 turn out late to have been written.
+        // The first 10 of 100 pages get half of the accesses. vCPU 1 also uses the last 20. Pages 50 to 99 are written only at
+        // first, but pages 90 to 99 turn out late to have been written.
         let mut heat = Heat::default();
         for round in 0..10 {
             for page in 0..100 {

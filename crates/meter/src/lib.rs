@@ -1,7 +1,7 @@
 //! Analyses the memory accesses of an emulated program or machine.
 //!
-//! QEMU's plugin (`qemu-plugin/`) sees every load and store and calls this crate, which does not depend on QEMU, so that it
-//! can be tested and benchmarked with synthetic accesses.
+//! QEMU's plugin (`qemu-plugin/`) sees every load and store, and calls this crate. The crate does not depend on QEMU, so it can
+//! be tested and benchmarked with synthetic accesses.
 //!
 //! ```text
 //!   vCPU ──▶ filter (private caches) ─┬─▶ profile  distances, overlap, heat of pages ──▶ profile_log ──▶ `homenode profile`

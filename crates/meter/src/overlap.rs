@@ -1,23 +1,23 @@
-//! Estimates by a rule how many misses a core would have in flight: an emulator has no such core.
+//! Estimates how many misses a core would have in flight. An emulator has no such core, so a rule decides.
 //!
 //! # Problem
 //!
-//! A profile needs the number of concurrently waiting misses. The emulator shows the order of addresses with a count of
-//! instructions, and the contents of memory.
+//! A profile needs the number of misses that wait at the same time. The emulator shows only the order of accesses, their
+//! addresses, a count of instructions, and the contents of memory.
 //!
 //! # Approach
 //!
-//! The interval model (Karkhanis and Smith, ISCA 2004; Eyerman and others, TOCS 2009; recalled): a miss in a window of
-//! instructions overlaps with the others in it, unless its address comes from another's data. `docs/PROFILE.md` states the
-//! rule in full and its limits.
+//! The interval model (Karkhanis and Smith, ISCA 2004; Eyerman and others, TOCS 2009; recalled): misses in the same window of
+//! instructions overlap, unless the address of one comes from the data of another. `docs/PROFILE.md` states the full rule and its
+//! limits.
 //!
 //! # Terms
 //!
-//! - *Window*: instructions of the reorder buffer. Retirement is in order.
+//! - *Window*: the instructions in the reorder buffer. They retire in order.
 //! - *Latency*: the only unit of time. A core's work between two misses takes none.
-//! - *Foreseen*: a stream prefetcher had requested the line before.
-//! - `LEAST`, `RULE`, `MOST`: three clocks at once. In the first, each miss that is not foreseen waits for the one before
-//!   it; in the second, for those whose data contain a pointer to it; in the third, for none.
+//! - *Foreseen* access: a stream prefetcher had already requested the line.
+//! - `LEAST`, `RULE`, `MOST`: three clocks, kept at once. A miss that is not foreseen waits for the previous one (`LEAST`), for
+//!   those whose data contain a pointer to it (`RULE`), or for none (`MOST`).
 //!
 //! # Properties (tests of the same names)
 //!
@@ -32,25 +32,25 @@ use std::collections::VecDeque;
 use homenode_formats::profile_log::Flights;
 use homenode_tracking::filter::{Filter, Passed, Use};
 
-/// Times by the three dependence rules, in latencies.
+/// Times under each of the three rules, in latencies.
 type Clocks = [f64; 3];
 const LEAST: usize = 0;
 const RULE: usize = 1;
 const MOST: usize = 2;
 
-/// Index of the model: hits in the LLC, or misses.
+/// Index of the model for hits in the LLC; the other is for misses.
 const HITS: usize = 0;
 const MEMORY: usize = 1;
 
-/// Reads the 64 bytes at an address of the program's memory; `None` if it cannot.
+/// Reads the 64 bytes at an address of the program's memory; returns `None` if they cannot be read.
 pub type Read = fn(u64) -> Option<[u64; 8]>;
 
 /// Ways of the LLC that separates hits from misses.
 const LLC_WAYS: usize = 16;
-/// An address up to this many bytes above a pointer's value counts as derived from it.
+/// An address is taken to be derived from a pointer if it is up to this many bytes above the pointer's value.
 const OBJECT_BYTES: u64 = 4096;
 
-/// A core's accesses beyond its private caches.
+/// The accesses of one core that miss its private caches.
 #[derive(Debug)]
 pub struct Overlap {
     read: Read,
@@ -61,7 +61,7 @@ pub struct Overlap {
 }
 
 impl Overlap {
-    /// Creates a core with a window of this many instructions and an LLC of this size; nothing accessed yet.
+    /// Creates a core without accesses, with a window of this many instructions and an LLC of this size.
     pub fn new(window: u64, llc_bytes: u64, line_bytes: u64, read: Read) -> Overlap {
         Overlap {
             read,
@@ -72,7 +72,7 @@ impl Overlap {
         }
     }
 
-    /// Records that an instruction of this number requests the line of an address.
+    /// Records that this instruction, by its number, requests the line at an address.
     pub fn access(&mut self, instruction: u64, address: u64, wanted: Use) {
         let line = address / self.line_bytes;
         for model in &mut self.models {
@@ -90,12 +90,12 @@ impl Overlap {
         });
     }
 
-    /// Returns the hits in the LLC so far.
+    /// Returns the hits in the LLC so far, and how they overlap.
     pub fn hits(&self) -> Flights {
         self.models[HITS].flights()
     }
 
-    /// Returns the misses so far.
+    /// Returns the misses of the LLC so far, and how they overlap.
     pub fn misses(&self) -> Flights {
         self.models[MEMORY].flights()
     }
@@ -114,12 +114,12 @@ impl Overlap {
 struct Flight {
     instruction: u64,
     done: Clocks,
-    /// Its contents; `None` if nothing waits for them.
+    /// The line's contents; `None` if no later access can depend on them.
     words: Option<[u64; 8]>,
 }
 
 impl Flight {
-    /// Whether an address may derive from a pointer in the line.
+    /// Returns true if an address may be derived from a pointer in the line.
     fn leads_to(&self, address: u64) -> bool {
         let near = |pointer: u64| pointer != 0 && address.wrapping_sub(pointer) < OBJECT_BYTES;
         self.words.is_some_and(|words| {
@@ -131,12 +131,12 @@ impl Flight {
     }
 }
 
-/// A window over accesses of one kind.
+/// The window, for accesses of one kind.
 #[derive(Debug)]
 struct Model {
     window: u64,
     clocks: Clocks,
-    /// When the last one that was not foreseen is done, for `LEAST`.
+    /// When the last access that was not foreseen is done, on the clock `LEAST`.
     before: f64,
     flights: VecDeque<Flight>,
     accesses: u64,
@@ -155,7 +155,7 @@ impl Model {
         }
     }
 
-    /// An instruction enters the window: accesses older than the window have been waited for.
+    /// Moves an instruction into the window. The core has waited for all accesses older than the window.
     fn reach(&mut self, instruction: u64) {
         while let Some(first) = self.flights.front()
             && first.instruction + self.window <= instruction
@@ -216,9 +216,9 @@ impl Model {
     }
 }
 
-/// Number of pages the prefetcher tracks.
+/// Number of pages that the prefetcher tracks.
 const PAGES: usize = 32;
-/// Number of lines it runs ahead.
+/// Number of lines that the prefetcher runs ahead.
 const AHEAD: i64 = 20;
 /// Largest step between two lines of a stream.
 const STEP_MAX: u64 = 2;
@@ -234,7 +234,7 @@ struct Streams {
     now: u64,
 }
 
-/// A page that may have a stream.
+/// A page in which there may be a stream.
 #[derive(Debug)]
 struct Page {
     number: u64,
@@ -242,9 +242,9 @@ struct Page {
     last: i64,
     direction: i64,
     steps: u32,
-    /// By line: when the prefetcher requested it, by kind of model; `None` if it did not.
+    /// For each line, the times at which the prefetcher requested it, one set per model; `None` if it did not.
     asked: Vec<Option<[Clocks; 2]>>,
-    /// Whether it requested any.
+    /// Whether the prefetcher requested any line of the page.
     streamed: bool,
 }
 
@@ -257,7 +257,7 @@ impl Streams {
         }
     }
 
-    /// Records a request for a line; returns when the prefetcher had requested it, if so.
+    /// Records a request for a line. If the prefetcher had requested it, returns when.
     fn access(&mut self, line: u64, clocks: [Clocks; 2]) -> Option<[Clocks; 2]> {
         let (number, at) = (line / self.lines, (line % self.lines).cast_signed());
         self.now += 1;
@@ -290,7 +290,7 @@ impl Streams {
         foreseen
     }
 
-    /// Returns the page of this number, replacing the least recently used one if necessary.
+    /// Returns the page with this number. If it is new, it may replace the least recently used one.
     fn page(&mut self, number: u64, at: i64) -> &mut Page {
         let found = self.pages.iter().position(|page| page.number == number);
         let found = found.unwrap_or_else(|| {
@@ -311,7 +311,7 @@ impl Streams {
                 all.min_by_key(used).map_or(0, |(place, _)| place)
             };
             let page = &mut self.pages[place];
-            // Most pages never had a stream: nothing to clear.
+            // Most pages never had a stream, so there is nothing to clear.
             if page.streamed {
                 page.asked.fill(None);
             }
@@ -330,7 +330,7 @@ mod tests {
     use proptest::prelude::*;
 
     const WINDOW: u64 = 128;
-    /// Instructions from one access to the next.
+    /// Number of instructions from one access to the next.
     const EVERY: u64 = 4;
 
     /// Hashes a number (splitmix64).
@@ -341,17 +341,17 @@ mod tests {
         a ^ a >> 31
     }
 
-    /// Returns the address of the element that this one points to: anywhere in 16 TiB.
+    /// Returns the address of the element that the element at this address points to: anywhere in 16 TiB.
     fn next(address: u64) -> u64 {
         (0x10_0000_0000 + mix(address) % (1 << 44)) & !63
     }
 
-    /// Memory in which each line contains a pointer to the next of a chase, after other data.
+    /// Reads memory in which each line contains a pointer to the next element of a chase, after other data.
     fn of_pointers(address: u64) -> Option<[u64; 8]> {
         Some([7, mix(address) | 1 << 63, next(address), 0, 0, 0, 0, 0])
     }
 
-    /// Memory without pointers.
+    /// Reads memory that has no pointers.
     fn of_numbers(address: u64) -> Option<[u64; 8]> {
         Some([1.5_f64.to_bits() ^ address; 8])
     }
@@ -374,13 +374,13 @@ mod tests {
         assert_eq!(found.accesses, 10_000);
         assert!((found.least() - 1.0).abs() < 0.01, "{found:?}");
         assert!((found.rule() - 1.0).abs() < 0.01, "{found:?}");
-        // Without the data they look like independent misses.
+        // If the data were ignored, the misses would look independent.
         assert!(found.most() > 31.0, "{found:?}");
     }
 
     #[test]
     fn fields_of_an_element_are_reached_through_its_pointer() {
-        // Two lines per element, the second 200 bytes further: both wait for the previous element, not for each other.
+        // Each element has two lines, 200 bytes apart. Both wait for the previous element, but not for each other.
         let fields = chase(1).take(5_000).flat_map(|element| [element, element + 200]);
         let found = after(of_pointers, fields).misses();
         assert!((found.rule() - 2.0).abs() < 0.01, "{found:?}");
@@ -393,7 +393,7 @@ mod tests {
         assert!((found.rule() - window).abs() < 0.3, "{found:?}");
         assert_eq!(found.rule(), found.most());
         assert!((found.least() - 1.0).abs() < 0.01, "{found:?}");
-        // More than a window apart, each is alone.
+        // Misses more than a window apart do not overlap.
         let mut overlap = Overlap::new(WINDOW, 64 << 10, 64, of_numbers);
         (0..1000).for_each(|at| overlap.access(at * WINDOW, next(at), Use::Read));
         assert_eq!(overlap.misses().most(), 1.0);
@@ -411,13 +411,13 @@ mod tests {
 
     #[test]
     fn a_stream_is_foreseen_but_for_its_first_lines_of_a_page() {
-        // Lines more than a window apart: without a prefetcher each would be alone.
+        // The lines are more than a window apart, so without a prefetcher they would not overlap.
         let mut overlap = Overlap::new(WINDOW, 64 << 10, 64, of_numbers);
         (0..64_000).for_each(|line| overlap.access(line * 200, line * 64, Use::Read));
         let found = overlap.misses();
         assert_eq!(found.foreseen, 64_000 / 64 * 61);
         assert!((8.0..=20.0).contains(&found.rule()), "{found:?}");
-        // Backwards as well, but not for random lines.
+        // The prefetcher also recognizes streams that run backwards, but not random lines.
         let backwards = after(of_numbers, (0..6_400).rev().map(|line| line * 64)).misses();
         assert_eq!(backwards.foreseen, 100 * 61);
         assert_eq!(after(of_numbers, (0..10_000).map(next)).misses().foreseen, 0);
@@ -425,7 +425,7 @@ mod tests {
 
     #[test]
     fn what_an_llc_holds_is_a_hit() {
-        // Repeated passes over 512 lines, in an order that no prefetcher follows, in an LLC of 1024.
+        // Passes repeatedly over 512 lines, in an order that no prefetcher recognizes, with an LLC of 1024 lines.
         let found = after(of_numbers, (0..51_200).map(|at| (at % 512 * 193 % 512) * 64));
         assert_eq!(found.hits().accesses + found.misses().accesses, 51_200);
         assert_eq!(found.misses().accesses, 512);

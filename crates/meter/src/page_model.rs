@@ -1,5 +1,5 @@
-//! Models what a hypervisor would log of the pages a guest uses: TLBs, walks and PML or PRL over the accesses of an emulated
-//! machine, and the exact set of used pages.
+//! Models what a hypervisor would log about the pages that a guest uses: TLBs, walks and PML or PRL, applied to the accesses of
+//! an emulated machine. Also keeps the exact set of used pages.
 //!
 //! # An access
 //!
@@ -15,26 +15,26 @@
 //!
 //! # Why that is exact
 //!
-//! - *The first step.* The page used last is the youngest of its set, so LRU has nothing to do, and the second level is not
-//!   consulted. The step knows the last access: a write after reads continues to the second step.
-//!   (`what_is_in_front_changes_nothing`)
-//! - *The second.* A processor may use a cached translation until the guest executes one of the instructions that drop it,
-//!   on that processor; a guest that relies on a changed table executes one. The caller sees these instructions and calls
+//! - *The first step.* The page used last is the youngest of its set, so using it again does not change the LRU order, and the
+//!   second level is not consulted. The step knows the kind of the last access: a write after a read continues to the second
+//!   step. (`what_is_in_front_changes_nothing`)
+//! - *The second step.* A processor may use a cached translation until the guest executes, on that processor, an instruction that
+//!   drops it; a guest that relies on a changed table executes one. The caller sees these instructions, and calls
 //!   [`Cpu::translations_changed`] or [`Cpu::space_changed`] before the next access. The emulator's own TLB obeys the same
-//!   instructions, so its answer would have been the same.
-//! - *Windows.* Each vCPU clears both at the first access of a window, so that each frame is marked again.
+//!   instructions, so it would have given the same answer.
+//! - *Windows.* At its first access in a window, each vCPU forgets which frames it marked, so each frame is marked again.
 //!
 //! # What is modelled instead of observed
 //!
-//! - *The guest's page tables.* The emulator walks internally, without reporting what it reads. Trees of four levels with
-//!   small pages are built here from the translations, in frames beyond the guest's. With nested tables of 4 KiB, which
-//!   logging needs, larger guest pages would be cached in pieces of 4 KiB as well: the log is the same, but a walk reads one
-//!   table more.
-//! - *Address spaces.* The emulated CPU has no PCID: a write of CR3 drops the lower half; the upper one is the kernel's, and
-//!   global. INVLPG's page is not known, so its entry stays unless the page has moved.
-//! - *The handler of full buffers* runs at once: only the frame that finds a buffer full is lost.
-//! - *Instruction fetches* cause no walks; their pages are marked if the caller knows them.
-//! - *Device accesses* to memory are invisible, as on hardware.
+//! - *The guest's page tables.* The emulator walks them internally, and does not report what it reads. Therefore trees of four
+//!   levels with small pages are built here from the translations, in frames beyond the guest's. If the guest uses larger pages,
+//!   a walk here reads one table too many, but the log is right: with nested tables of 4 KiB, which logging needs, a TLB caches
+//!   larger guest pages in pieces of 4 KiB as well.
+//! - *Address spaces.* The emulated CPU has no PCID, so a write to CR3 drops the lower half of addresses; the upper half is the
+//!   kernel's, and global. The page that INVLPG names is not known, so its entry stays unless the page has moved.
+//! - *The handler of full buffers* runs immediately, so only the frame that finds a buffer full is lost.
+//! - *Instruction fetches* cause no walks. Their pages are marked if the caller reports them.
+//! - *Accesses by devices* to memory are invisible, as on hardware.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -47,35 +47,35 @@ use homenode_formats::page_log::{Header, Kept, Logs, Marks, Row, Tables, Window}
 /// What to model.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// The core whose TLBs each vCPU has.
+    /// The core whose TLBs each vCPU gets.
     pub core: &'static Core,
-    /// What is logged.
+    /// The events that are logged.
     pub mode: Mode,
-    /// The points that the paper leaves open for PRL.
+    /// Options for the points that the paper leaves open for PRL.
     pub options: Options,
-    /// Entries of a buffer.
+    /// Number of entries of a vCPU's buffer.
     pub entries: u16,
     /// Whether TLBs are flushed after each window.
     pub flush: bool,
-    /// Whether a window has all used frames, or only the logged ones.
+    /// Whether a window contains all used frames, rather than only the logged ones.
     pub exact: bool,
     /// Number of guest frames.
     pub frames: u64,
 }
 
-/// Frames for modelled page tables: their reach is 256 GiB of addresses in use.
+/// Number of frames for modelled page tables. They can map 256 GiB of used addresses.
 const TABLE_FRAMES: u64 = 1 << 17;
 /// Mask of page numbers that four levels of tables can distinguish.
 const PAGE_MASK: u64 = (1 << 36) - 1;
 /// First page number of the upper half.
 const UPPER: u64 = 1 << 35;
 const PAGE_SHIFT: u32 = 12;
-/// Translations that a vCPU remembers.
+/// Number of translations that a vCPU remembers.
 const KNOWN: usize = 8192;
-/// No page: no page has this number.
+/// Stands for no page: no page has this number.
 const NOWHERE: u64 = u64::MAX;
 
-/// Counts of the entries taken out of buffers in a window.
+/// Counts gathered in a window, mostly of entries taken out of buffers.
 #[derive(Default)]
 struct Gathered {
     counts: Vec<u32>,
@@ -86,25 +86,25 @@ struct Gathered {
     outside: u64,
 }
 
-/// The guest, shared by its vCPUs.
+/// The modelled guest, shared by its vCPUs.
 pub struct Machine {
     config: Config,
     guest: Mutex<Guest>,
-    /// Number of the window; its parity selects one of two sets of marks and counts.
+    /// Number of the current window. Its parity selects one of two sets of marks and counts.
     window: AtomicU32,
     marks: [Vec<AtomicU8>; 2],
     gathered: [Mutex<Gathered>; 2],
-    /// The latest window that each vCPU has noticed.
+    /// For each vCPU, the latest window that it has noticed.
     noticed: Mutex<Vec<&'static AtomicU32>>,
 }
 
-/// Locks despite poisoning: a panic cannot leave the guarded data half updated.
+/// Locks a mutex, poisoned or not: a panic cannot leave the data half updated.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Machine {
-    /// Creates a machine without accesses.
+    /// Creates a machine without vCPUs.
     pub fn new(config: Config) -> Machine {
         let all = (config.frames + TABLE_FRAMES) as usize;
         let marks = || (0..config.frames).map(|_| AtomicU8::new(0)).collect();
@@ -126,7 +126,7 @@ impl Machine {
         }
     }
 
-    /// Adds a vCPU, which lives as long as the process; `None` if there are thousands.
+    /// Adds a vCPU, which is never removed. Returns `None` if table frames run out, after thousands of vCPUs.
     pub fn cpu(&self) -> Option<Cpu> {
         let (lower, upper) = {
             let tables = &mut lock(&self.guest).tables;
@@ -150,7 +150,7 @@ impl Machine {
         })
     }
 
-    /// Returns the header of the machine's log.
+    /// Returns a header for the machine's log.
     pub fn header(&self, vcpus: u32, fetches: bool, begun_unix_ns: u64, begun_ns: u64) -> Header {
         use homenode_tracking::paging::TablePages::{Each, Silent, Walked};
         let config = &self.config;
@@ -183,7 +183,7 @@ impl Machine {
         }
     }
 
-    /// Marks a use of a frame.
+    /// Marks that a frame was used.
     #[inline]
     fn mark(&self, window: u32, frame: u64, marks: u8) {
         let mark = &self.marks[window as usize & 1][frame as usize];
@@ -192,21 +192,21 @@ impl Machine {
         }
     }
 
-    /// Marks a frame whose instructions were executed since the last call, in the window that [`Machine::take`] returns
-    /// next.
+    /// Marks a frame from which instructions were executed since the last call. The mark belongs to the window that
+    /// [`Machine::take`] returns next.
     pub fn fetched(&self, frame: u64, marks: u8) {
         if frame < self.config.frames {
             self.mark(self.window.load(Ordering::Relaxed).wrapping_sub(1), frame, marks);
         }
     }
 
-    /// Begins a new window. Take the previous one when all active vCPUs have noticed ([`Machine::is_settled`]); a vCPU that
-    /// has not noticed by then is idle, and keeps the contents of its buffer.
+    /// Begins a new window. Take the previous one once all active vCPUs have noticed ([`Machine::is_settled`]). A vCPU that has
+    /// not noticed by then is idle, and keeps the contents of its buffer.
     pub fn turn(&self) {
         self.window.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether all vCPUs are in the new window.
+    /// Returns true if all vCPUs have noticed the new window.
     pub fn is_settled(&self) -> bool {
         let window = self.window.load(Ordering::Relaxed);
         lock(&self.noticed)
@@ -264,13 +264,13 @@ impl Machine {
     }
 }
 
-/// A remembered translation.
+/// A translation that a vCPU remembers.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     page: u64,
     generation: u32,
     frame: u32,
-    /// The window of `marked`.
+    /// The window to which `marked` refers.
     window: u32,
     marked: u8,
 }
@@ -287,25 +287,25 @@ impl Default for Known {
     }
 }
 
-/// A vCPU, for the thread that runs it.
+/// A vCPU. It belongs to the thread that runs it.
 pub struct Cpu {
-    /// For each set of the first-level TLB the page used last, times two, plus 1 after a write.
+    /// For each set of the first-level TLB, the page used last times two, plus 1 if the last access was a write.
     last: Vec<u64>,
     known: Vec<Known>,
     generation: u32,
     window: u32,
     noticed: &'static AtomicU32,
     vcpu: Vcpu,
-    /// The lower half and the upper one.
+    /// The address spaces of the lower and the upper half.
     spaces: [Space; 2],
     outside: u64,
-    /// Walks, lost frames and filled buffers already handed over.
+    /// Counts of walks, lost frames and filled buffers at the last hand-over.
     handed: [u64; 3],
 }
 
 impl Cpu {
-    /// Accesses a virtual address, on the thread that runs this vCPU; `frame` looks up its guest frame, which a device's
-    /// register does not have.
+    /// Records an access to a virtual address, on the thread that runs this vCPU. `frame` looks up the guest frame; it returns
+    /// `None` for a device register.
     #[inline(always)]
     pub fn access(
         &mut self,
@@ -317,7 +317,7 @@ impl Cpu {
         let page = address >> PAGE_SHIFT & PAGE_MASK;
         let write = u64::from(access == Access::Write);
         let last = self.last[page as usize & (self.last.len() - 1)];
-        // A read may follow any access, a write only a write.
+        // After any access to a page, a read of it can stop here; a write only after a write.
         if last ^ (page << 1 | 1) <= 1 ^ write && self.window == machine.window.load(Ordering::Relaxed) {
             return;
         }
@@ -370,7 +370,7 @@ impl Cpu {
         self.last[page as usize & (sets - 1)] = page << 1 | u64::from(access == Access::Write);
     }
 
-    /// Enters a translation; false if the guest has no such frame.
+    /// Remembers a translation; returns false if the guest has no such frame.
     #[cold]
     fn learn(&mut self, machine: &Machine, page: u64, frame: u64) -> bool {
         if frame >= machine.config.frames {
@@ -408,14 +408,14 @@ impl Cpu {
                 Step::Hit | Step::Walked => return,
                 Step::Raised => return self.empty(machine),
                 Step::Exit(Exit::LogFull) => self.empty(machine),
-                // Every page is mapped before its walk, and rights are never taken away.
+                // Every page is mapped before its walk, and rights are never removed, so this does not happen.
                 Step::Exit(Exit::Unmapped | Exit::Violation { .. }) => return self.outside += 1,
             }
             found = self.vcpu.look_up(page, access);
         }
     }
 
-    /// The handler of full buffers.
+    /// Acts as the handler of full buffers.
     fn empty(&mut self, machine: &Machine) {
         let mut gathered = lock(&machine.gathered[self.window as usize & 1]);
         for frame in self.vcpu.log.contents() {
@@ -426,7 +426,7 @@ impl Cpu {
         self.vcpu.log.refresh();
     }
 
-    /// Ends the vCPU's part of its window and enters another.
+    /// Ends this vCPU's part of its window, and enters another window.
     #[cold]
     fn enter(&mut self, machine: &Machine, window: u32) {
         self.hand_over(machine);
@@ -438,13 +438,13 @@ impl Cpu {
         self.noticed.store(window, Ordering::Release);
     }
 
-    /// Hands over the last window, on any thread once no vCPU runs any more.
+    /// Hands over the last window. May be called on any thread once no vCPU runs any more.
     pub fn end(&mut self, machine: &Machine) {
         self.window = machine.window.load(Ordering::Acquire);
         self.hand_over(machine);
     }
 
-    /// Hands over the current window: counts, and with PML the contents of the buffer, as every exit does.
+    /// Hands over the counts of the current window; with PML also the contents of the buffer, as every exit does.
     fn hand_over(&mut self, machine: &Machine) {
         if machine.config.mode == Mode::Pml {
             self.empty(machine);
@@ -459,25 +459,25 @@ impl Cpu {
         gathered.outside += std::mem::take(&mut self.outside);
     }
 
-    /// The guest executes an instruction after which translations may change: INVLPG, a write of CR0 or CR4, and the like.
+    /// Tells that the guest executes an instruction after which translations may change: INVLPG, a write to CR0 or CR4 …
     pub fn translations_changed(&mut self) {
         self.last.fill(NOWHERE);
         self.generation = self.generation.wrapping_add(1);
         if self.generation == 0 {
-            // On wrap-around, translations remembered 2^32 changes ago must not become valid again.
+            // After a wrap-around, translations from 2^32 changes ago must not become valid again.
             self.known.fill(Known::default());
             self.generation = 1;
         }
     }
 
-    /// The guest writes CR3: another address space, without tags.
+    /// Tells that the guest writes CR3, which switches to another address space, without tags.
     pub fn space_changed(&mut self) {
         self.translations_changed();
         self.vcpu.switch(self.spaces[0]);
         self.vcpu.drop_space();
     }
 
-    /// The guest drops global translations as well.
+    /// Tells that the guest also drops global translations.
     pub fn all_changed(&mut self) {
         self.space_changed();
         self.vcpu.switch(self.spaces[1]);
@@ -505,7 +505,7 @@ mod tests {
         }
     }
 
-    /// An act of the guest.
+    /// Something that the guest does.
     #[derive(Clone, Debug)]
     enum Act {
         Access {
@@ -513,7 +513,7 @@ mod tests {
             upper: bool,
             write: bool,
         },
-        /// Moves a page, and invalidates its translation.
+        /// The guest moves a page, and invalidates its translation.
         Move {
             page: u64,
             frame: u64,
@@ -526,7 +526,7 @@ mod tests {
         let access = (0_u64..160, any::<bool>(), any::<bool>());
         let act = prop_oneof![
             200 => access.prop_map(|(page, upper, write)| Act::Access { page, upper, write }),
-            // Repeated use of a few pages exercises the fast path.
+            // Repeated use of a few pages takes the fast path.
             200 => (0_u64..6, any::<bool>()).prop_map(|(page, write)| Act::Access { page, upper: false, write }),
             2 => (0_u64..160, 0..FRAMES).prop_map(|(page, frame)| Act::Move { page, frame }),
             1 => Just(Act::Space),
@@ -535,7 +535,7 @@ mod tests {
         prop::collection::vec(act, 1..1500)
     }
 
-    /// Runs only the model, with a lookup for each access; returns counts and marks of each window.
+    /// Runs the model alone, with a lookup for each access. Returns counts and marks of each window.
     fn plainly(config: Config, acts: &[Act]) -> Vec<Vec<Row>> {
         let all = config.frames + TABLE_FRAMES;
         let mut guest = Guest::new(all, TABLE_FRAMES, PageSize::Small, Flags::Kept);
@@ -552,7 +552,7 @@ mod tests {
             vcpu.log.reset();
             vcpu.log.refresh();
         };
-        // A moved page is dropped at its next use, as INVLPG's page is not known.
+        // The page that INVLPG names is not known, so a moved page is dropped at its next use.
         let mut stale = std::collections::BTreeSet::new();
         let close = |counts: &mut Vec<u32>, marks: &mut Vec<u8>, before: &mut Vec<u8>| {
             let rows = (0..all as usize).filter_map(|frame| {

@@ -1,13 +1,13 @@
-//! A modelled PMU: the last-level caches of a machine, with misses counted by owner.
+//! A modelled PMU: the last-level caches of a machine, with misses counted by owner of the memory.
 //!
-//! Each CPU has private caches ([`Filter`]); their misses go to an LLC, with the machine's shape and policy, under a lock
-//! shared only by CPUs of that LLC. References and misses are counted by CPU and by the tag of the machine frame
-//! ([`homenode_formats::pmu_region`]): software in the machine tags the frames of each VM, and reads the counts of each VM's
-//! memory. If that software requests it, one of every n misses of a CPU is sampled.
+//! Each CPU has private caches ([`Filter`]). Their misses go to an LLC with the machine's shape and policy, under a lock that
+//! only CPUs of that LLC share. References and misses are counted by CPU and by the frame's tag
+//! ([`homenode_formats::pmu_region`]): software in the machine tags the frames of each VM, and reads the counts for each VM's
+//! memory. On request of that software, one of every n misses of a CPU is sampled.
 //!
 //! # Left out
 //!
-//! What [`Filter`] omits; lines that private caches write back to the LLC; page walks, which the emulator does not expose.
+//! Everything that [`Filter`] omits; lines that private caches write back to the LLC; page walks, which are not visible here.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -16,7 +16,7 @@ use homenode_tracking::filter::{Filter, Passed, Use};
 
 use homenode_formats::pmu_region::{Page, Sampled};
 
-/// The last-level caches, and the destination of counts.
+/// The last-level caches, and the shared memory that receives the counts.
 #[derive(Debug)]
 pub struct Pmu<'a> {
     llcs: Vec<Mutex<Cache>>,
@@ -30,15 +30,15 @@ pub struct Cpu {
     number: u64,
     llc: usize,
     filter: Filter,
-    /// Misses since the last sample.
+    /// Number of misses since the last sample.
     unsampled: u64,
 }
 
-/// Frames have 2^12 bytes.
+/// A frame has 2^12 bytes.
 const FRAME_BITS: u32 = 12;
 
 impl<'a> Pmu<'a> {
-    /// Creates a number of empty caches.
+    /// Creates this many empty LLCs.
     pub fn new(llcs: usize, shape: Shape, page: Page<'a>) -> Pmu<'a> {
         Pmu {
             llcs: (0..llcs)
@@ -52,7 +52,7 @@ impl<'a> Pmu<'a> {
     /// Creates a CPU at an LLC, with an empty private L2 of this many lines.
     ///
     /// # Panics
-    /// The page has no such CPU, or there is no such LLC.
+    /// If the page has no such CPU, or there is no such LLC.
     pub fn cpu(&self, number: u64, llc: usize, private_lines: usize, private_ways: usize) -> Cpu {
         assert!(number < self.page.layout().cpus && llc < self.llcs.len());
         Cpu {
@@ -69,7 +69,7 @@ impl<'a> Pmu<'a> {
         self.page.instructions(cpu.number, count);
     }
 
-    /// Records a CPU's access to the machine's memory at an address.
+    /// Records that a CPU accesses the machine's memory at an address.
     #[inline]
     pub fn access(&self, cpu: &mut Cpu, address: u64, wanted: Use) {
         let line = address >> self.line_bits;
@@ -88,7 +88,7 @@ impl<'a> Pmu<'a> {
         }
     }
 
-    /// Samples the last of every n misses.
+    /// Counts a miss, and samples it if it is the last of n.
     fn missed(&self, cpu: &mut Cpu, sample: Sampled) {
         let period = self.page.sample_period();
         cpu.unsampled += 1;
@@ -99,8 +99,8 @@ impl<'a> Pmu<'a> {
     }
 }
 
-/// Corrects an address reported by QEMU 7.2 in a machine whose nodes each have `node_bytes`: QEMU adds twice the start of
-/// the node's memory to the offset in it.
+/// Corrects an address that QEMU 7.2 reported, in a machine whose nodes each have `node_bytes`. QEMU adds twice the start of the
+/// node's memory to the offset in it.
 pub fn undoubled(said: u64, node_bytes: u64) -> u64 {
     said - said / (2 * node_bytes) * node_bytes
 }
@@ -135,7 +135,7 @@ mod tests {
         let words: Vec<AtomicU64> = (0..layout.tags_at() / 8).map(|_| AtomicU64::new(0)).collect();
         let tags: Vec<AtomicU8> = (0..layout.frames).map(|_| AtomicU8::new(0)).collect();
         let page = Page::new(layout, &words, &tags);
-        // Frames 0 to 255 belong to VM 1, 256 to 511 to VM 2: a MiB each. LLCs hold 8 MiB, private caches 64 KiB.
+        // Frames 0 to 255 belong to VM 1, frames 256 to 511 to VM 2: 1 MiB each. An LLC holds 8 MiB, private caches 64 KiB.
         (0..256).for_each(|frame| page.set_tag(frame, 1));
         (256..512).for_each(|frame| page.set_tag(frame, 2));
         let llc = Shape {
@@ -155,7 +155,7 @@ mod tests {
             }
         }
         let none = Counts::default();
-        // Each pass goes through the private caches to the LLC; only the first misses there.
+        // Private caches are too small, so each pass reaches the LLC. Only the first pass misses there.
         let all = Counts {
             references: 3 * 16_384,
             misses: 16_384,
@@ -168,7 +168,7 @@ mod tests {
             [0, 1, 2].map(|tag| page.counts(1, tag)),
             [Some(none), Some(none), Some(all)]
         );
-        // One of 61 misses: on each page of 64 lines there is one or two.
+        // One in 61 misses is sampled, so each page of 64 lines has one or two samples.
         for (cpu, frames, wanted) in [(0, 0..256, Use::Read), (1, 256..512, Use::Write)] {
             let taken = page.take_samples(cpu, &mut 0);
             assert_eq!((taken.samples.len(), taken.lost), (16_384 / 61, 0));

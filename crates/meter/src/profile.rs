@@ -1,16 +1,16 @@
-//! Records a profile: a program's accesses beyond its cores' private caches.
+//! Records a profile: what a program accesses beyond its cores' private caches.
 //!
 //! # Approach
 //!
-//! Each vCPU has a private cache ([`Filter`]) through which all its accesses go; its misses are accesses to the LLC, counted
-//! exactly. Their stack distances come from a sample of lines ([`Shards`]): all lines of a program that uses few, a fixed
-//! share for one that uses many.
+//! All accesses of a vCPU go through its private cache ([`Filter`]). The misses are accesses to the LLC, and are counted exactly.
+//! Their stack distances come from a sample of lines ([`Shards`]): all lines if the program uses few, a fixed share if it uses
+//! many.
 //!
-//! Each vCPU has its own thread. It touches only its own state, except at every 256th miss: then it hands the batch to the
-//! sample, under a lock. Misses of different vCPUs are ordered up to the size of a batch.
+//! Each vCPU has its own thread, which touches only the vCPU's state. At every 256th event it hands its batch to the sample,
+//! under a lock. The order of different vCPUs' misses is therefore exact only to a batch.
 //!
-//! [`Overlap`] computes how misses overlap, [`Heat`] the accesses by page, and a TLB of 64 pages with distances of its
-//! misses the translation.
+//! [`Overlap`] computes how misses overlap, and [`Heat`] counts accesses by page. The curve for address translation comes from a
+//! TLB of 64 pages and the stack distances of its misses.
 //!
 //! # Left out
 //!
@@ -27,10 +27,10 @@ use homenode_formats::profile_log::{Flights, Log, Point};
 use crate::heat::{Heat, PAGE_BITS, Tlb};
 use crate::overlap::{Overlap, Read};
 
-/// Misses that a vCPU collects before it hands them over.
+/// Number of events that a vCPU collects before it hands them over.
 const BATCH: usize = 256;
 
-/// Number of lines up to which all are sampled.
+/// Up to this number of lines, all are sampled.
 const LINES_ALL: usize = 16_384;
 
 /// What to model.
@@ -38,13 +38,13 @@ const LINES_ALL: usize = 16_384;
 pub struct Config {
     /// Size of a core's private cache, bytes.
     pub private_bytes: u64,
-    /// Ways of its sets.
+    /// Ways of that cache's sets.
     pub private_ways: usize,
     /// Size of a line, bytes; a power of two.
     pub line_bytes: u64,
-    /// Minimum share of sampled lines, in (0, 1].
+    /// Smallest share of lines that is sampled, in (0, 1].
     pub rate_min: f64,
-    /// Instructions of the reorder buffer ([`Overlap`]).
+    /// Number of instructions in the reorder buffer ([`Overlap`]).
     pub window: u64,
     /// Size of the LLC that separates hits from misses for the overlap, bytes.
     pub llc_bytes: u64,
@@ -59,14 +59,14 @@ impl Config {
     pub const REACH_MAX: u64 = 1 << 30;
 }
 
-/// State shared by the vCPUs of a program.
+/// The profile of a program, shared by its vCPUs.
 #[derive(Debug)]
 pub struct Profile {
     config: Config,
     shared: Mutex<Shared>,
 }
 
-/// Data of all vCPUs together.
+/// Data about all vCPUs together.
 #[derive(Debug)]
 struct Shared {
     lines: Shards,
@@ -85,25 +85,25 @@ pub struct Vcpu {
     tlb: Tlb,
     batch: Vec<Event>,
     counts: Counts,
-    /// Instructions before the counts began.
+    /// Number of instructions before the counts were reset.
     before: u64,
 }
 
 /// An event that a vCPU hands over.
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// It requested a line from the LLC.
+    /// The vCPU requested a line from the LLC.
     Line(u64, Use),
-    /// It evicted a written line.
+    /// The vCPU's cache evicted a written line.
     Back(u64),
-    /// It used a page that its first TLB did not hold.
+    /// The vCPU used a page that its first-level TLB lacked.
     Page(u64),
 }
 
-/// Counts of a vCPU, which can be added up.
+/// Counts of a vCPU. Counts of several vCPUs can be added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Instructions begun.
+    /// Number of instructions begun.
     pub instructions: u64,
     /// Loads.
     pub reads: u64,
@@ -111,9 +111,9 @@ pub struct Counts {
     pub writes: u64,
     /// Lines that the private cache requested from the LLC.
     pub llc_accesses: u64,
-    /// Written lines that it evicted.
+    /// Written lines that the private cache evicted.
     pub written_back: u64,
-    /// Uses of pages that its first TLB did not hold.
+    /// Uses of pages that the first-level TLB lacked.
     pub translations: u64,
 }
 
@@ -121,7 +121,7 @@ impl Profile {
     /// Creates an empty profile.
     ///
     /// # Panics
-    /// The configuration violates a field's documented range.
+    /// If a field of the configuration is out of its documented range.
     pub fn new(config: Config) -> Profile {
         assert!(
             config.line_bytes.is_power_of_two(),
@@ -141,7 +141,7 @@ impl Profile {
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
-        // A thread that panicked holding the lock leaves a sample that lacks a few accesses.
+        // If a thread panicked while it held the lock, the sample only lacks a few accesses.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -165,7 +165,7 @@ impl Profile {
         }
     }
 
-    /// Takes over the events that a vCPU has collected.
+    /// Moves the events that a vCPU has collected into the shared data.
     #[cold]
     pub fn hand_on(&self, vcpu: &mut Vcpu) {
         let mut shared = self.shared();
@@ -185,8 +185,8 @@ impl Profile {
         }
     }
 
-    /// Resets the counts and keeps caches and samples: everything before was warm-up. Other vCPUs keep their counts, so a
-    /// program calls this while it has one thread.
+    /// Resets the counts, but keeps caches and samples: accesses so far were warm-up. Other vCPUs keep their counts, so a program
+    /// calls this while it has a single thread.
     pub fn restart(&self, vcpu: &mut Vcpu) {
         self.hand_on(vcpu);
         vcpu.before += vcpu.counts.instructions;
@@ -198,7 +198,7 @@ impl Profile {
         shared.heat.restart();
     }
 
-    /// Returns the counts of these vCPUs, and the curves; each must have handed over its events.
+    /// Returns the counts of these vCPUs, and the curves. Each vCPU must have handed over its events.
     pub fn log<'a>(&self, vcpus: impl IntoIterator<Item = &'a Vcpu>) -> Log {
         let (mut sum, mut threads) = (Counts::default(), 0);
         let (mut hits, mut misses) = (Flights::default(), Flights::default());
@@ -232,7 +232,7 @@ impl Profile {
             curve: Log::capacities()
                 .map(|bytes| point(bytes, lines.at(bytes as f64 / line_bytes as f64), 1e6))
                 .collect(),
-            // Most accesses hit, so more digits are needed.
+            // Most accesses hit a TLB, so small miss ratios need more digits.
             translation: Log::reaches()
                 .map(|bytes| point(bytes, past_first * pages.at((bytes >> PAGE_BITS) as f64), 1e9))
                 .collect(),
@@ -240,7 +240,7 @@ impl Profile {
     }
 }
 
-/// Rounded to the digits that a sample supports, so that it round-trips.
+/// Returns a point of a curve, rounded to the digits that a sample supports.
 fn point(bytes: u64, ratio: f64, digits: f64) -> Point {
     let miss_ratio = (ratio * digits).round() / digits;
     Point { bytes, miss_ratio }
@@ -258,13 +258,13 @@ impl Counts {
 }
 
 impl Vcpu {
-    /// Counts instructions that begin.
+    /// Counts instructions that the vCPU begins.
     #[inline]
     pub fn instructions(&mut self, count: u64) {
         self.counts.instructions += count;
     }
 
-    /// Records an access to an address; `left` of the instructions already counted come after this one.
+    /// Records an access to an address. `left` of the instructions already counted come after this one.
     #[inline]
     pub fn access(&mut self, shared: &Profile, address: u64, wanted: Use, left: u64) {
         match wanted {
@@ -279,7 +279,7 @@ impl Vcpu {
         self.touch(shared, address, wanted, left);
     }
 
-    /// Records the use of another line by an access that is already counted.
+    /// Records that an access, which is already counted, uses another line.
     #[inline]
     pub fn touch(&mut self, shared: &Profile, address: u64, wanted: Use, left: u64) {
         let line = address >> self.line_bits;
@@ -350,7 +350,7 @@ mod tests {
         }
         let exact = exact.curve();
         for point in &log.curve {
-            // The curve has a point every 256 lines, with linear interpolation.
+            // The curve has a point every 256 lines, and is interpolated linearly between them.
             let (ours, theirs) = (point.miss_ratio, exact.at((point.bytes / 64) as f64));
             assert!(
                 (ours - theirs).abs() < 0.01,
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn vcpus_are_told_apart_by_their_private_caches_and_counted_together() {
-        // Two vCPUs use the same 256 lines, which fit each one's cache: each vCPU misses them once.
+        // Two vCPUs use the same 256 lines, which fit into each one's cache, so each vCPU misses every line once.
         let profile = Profile::new(CONFIG);
         let mut vcpus = [profile.vcpu(), profile.vcpu()];
         for vcpu in &mut vcpus {
@@ -382,7 +382,7 @@ mod tests {
         let log = profile.log(&vcpus);
         assert_eq!((log.vcpus, log.llc_accesses, log.writes), (2, 512, 5120));
         assert_eq!(log.footprint_bytes, 256 * 64);
-        // The second vCPU finds the lines in the LLC that the first brought in.
+        // The second vCPU finds the lines in the LLC, because the first one brought them in.
         let last = log.curve.last().expect("a curve has points");
         assert!((last.miss_ratio - 0.5).abs() < 1e-9, "{last:?}");
         assert_eq!((log.pages.used, log.pages.shared), (4, 1.0));
@@ -407,7 +407,7 @@ mod tests {
             (log.instructions, log.reads, log.llc_accesses),
             (81_920, 8192, 8192)
         );
-        // The second sweep finds all lines in an LLC of 1 MiB, where the first put them.
+        // The first sweep brought all lines into an LLC of 1 MiB, where the second sweep finds them.
         let at = |bytes| {
             log.curve
                 .iter()
@@ -417,7 +417,7 @@ mod tests {
         };
         assert!(at(256 << 10) > 0.99 && at(1 << 20) < 0.01, "{:?}", log.curve);
         assert_eq!((log.hits.accesses, log.misses.accesses), (8192, 0));
-        // One page per 64 accesses, and all 128 pages within 512 KiB.
+        // The program uses a new page every 64 accesses, and all 128 pages lie within 512 KiB.
         assert!(
             (log.translation[0].miss_ratio - 1.0 / 64.0).abs() < 1e-6,
             "{:?}",

@@ -1,9 +1,9 @@
-//! Measures decisions of `arrange`. Targets: at 32 VMs on 8 nodes a search within 5 ms, and deciding at most .05 percent of a
-//! CPU, averaged over 10 minutes of a period of 1 s, that is 300 ms of 600 cycles, of which no more than 35 look at the whole
-//! arrangement ([`looks_per_hour`](homenode_policy::arrange::Config::looks_per_hour)). At 1000 VMs a cycle within 100 ms,
-//! looks included.
+//! Measures decisions of `arrange`. Target for 32 VMs on 8 nodes: a search takes at most 5 ms, and all decisions together at
+//! most .05 percent of one CPU. Averaged over 10 minutes with a period of 1 s, that is 300 ms for 600 cycles, of which at
+//! most 35 look at the whole arrangement ([`looks_per_hour`](homenode_policy::arrange::Config::looks_per_hour)). Target for
+//! 1000 VMs: a cycle takes at most 100 ms, with or without a look.
 //!
-//! Reached on two CPUs of an EPYC server, shared with others (in brackets: before work was bounded):
+//! Measured on two CPUs of an EPYC server that other programs used too (in brackets: before a search's work was bounded):
 //!
 //! | cycle                     | 32 VMs           | 1000 VMs         |
 //! |---------------------------|------------------|------------------|
@@ -11,7 +11,7 @@
 //! | a look, homes in force    | 3.3 ms (35)      | 37 ms (1100)     |
 //! | a look, all unplaced      | 4.9 ms (53)      | 46 ms (18 000)   |
 //!
-//! Ten minutes of 32 VMs with as many looks as allowed take 130 ms.
+//! For 32 VMs, ten minutes with as many looks as allowed take 130 ms.
 
 #![allow(missing_docs)] // criterion's macros define undocumented functions
 
@@ -33,7 +33,7 @@ const VCPUS: u16 = 4;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lives {
     Unplaced,
-    /// Each on the next node in turn.
+    /// VM `n` lives on node `n` modulo the number of nodes.
     AtHome,
 }
 
@@ -61,7 +61,7 @@ impl Crowd {
         }
     }
 
-    /// Builds the view of a cycle with unchanged rates.
+    /// Builds the view of a cycle at `at`; the rates are the same in every cycle.
     fn with_view<T>(&self, at: Ns, see: impl FnOnce(&View<'_>) -> T) -> T {
         let rates = Rates::between(&self.machine, &self.before, &self.now).expect("time passed");
         let vms = self.now.vms.iter().zip(&self.homes).map(|(vm, home)| VmView {
@@ -85,7 +85,7 @@ fn sample(machine: &Machine, vms: u64, seconds: u64, lives: Lives) -> Sample {
     let vm = |n: u64| {
         let node = nodes[n as usize % nodes.len()];
         let cpus = &machine.nodes[node].cpus;
-        // 0 to 1 in no particular order.
+        // Spreads the VMs over 0 to 1, in no particular order.
         let spread = (n + 1) as f64 * 0.618_034 % 1.0;
         let instructions = 2e9 - 1.8e9 * spread;
         let misses = instructions / 1e3 * 0.01 * 4000f64.powf(spread);
@@ -145,7 +145,7 @@ fn sample(machine: &Machine, vms: u64, seconds: u64, lives: Lives) -> Sample {
     }
 }
 
-/// Runs one cycle of a policy that knows the VMs; returns the number of decisions.
+/// Runs one cycle with the given state; returns the number of decisions.
 fn cycle(view: &View<'_>, history: &History, state: &mut State) -> usize {
     let placed = &mut placement::State::default();
     let settings = Settings {
@@ -171,7 +171,7 @@ fn arrange(c: &mut Criterion) {
                     cycle(view, &history, &mut state);
                 }
             });
-            // The clock does not advance, so only the first cycle looks at the arrangement, and no VM is known then.
+            // The clock does not advance, so only the first cycle looks at the arrangement, and in that cycle no VM is known yet.
             if lives == Lives::AtHome {
                 crowd.with_view(started, |view| {
                     group.bench_function(format!("{vms} VMs {look}, no search"), |b| {

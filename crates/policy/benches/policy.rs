@@ -1,5 +1,6 @@
-//! Measures decisions. Targets: a placement on an 8-node host that holds 200 VMs within 50 microseconds; a period of the
-//! permits' ledger for 1000 VMs within 100; 200 million logged frames per second into a working-set estimate.
+//! Measures decisions. Targets: a placement on an 8-node host that holds 200 VMs takes at most 50 microseconds; a period of
+//! the permits' ledger for 1000 VMs takes at most 100 microseconds; a working-set estimate takes in 200 million logged frames
+//! per second.
 
 #![allow(missing_docs)] // criterion's macros define undocumented functions
 
@@ -18,7 +19,7 @@ use std::hint::black_box;
 
 const VMS: u64 = 200;
 
-/// One VM in turn on each node, busy a fifth of the time.
+/// VMs are spread over the nodes in turn; each is busy a fifth of the time.
 fn sample(machine: &Machine, seconds: u64) -> Sample {
     let nodes: Vec<NodeId> = machine.nodes.keys().collect();
     let vm = |n: u64| {

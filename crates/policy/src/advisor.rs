@@ -1,49 +1,50 @@
-//! Advises a memory policy for a VM: the question that \[Policies\] leaves open (section 6).
+//! Advises a memory policy for a VM, the question that \[Policies\] leaves open (section 6).
 //!
 //! # Problem
-//! No memory policy is best for all: the wrong one costs up to a factor of several [Policies, figure 2]. Operators do not
-//! know the programs in a guest, and these change.
+//! No memory policy is best for all VMs: the wrong one slows a VM down several times [Policies, figure 2]. Operators do not
+//! know which programs run in a guest, and the programs change.
 //!
 //! # Terms
-//! *Imbalance*: standard deviation over mean of a VM's accesses to the memory of its home nodes, in percent. *Class*: low up to
-//! [`Config::imbalance_low`], moderate up to [`Config::imbalance_moderate`], high above (section 3.5.2, under first-touch).
-//! *Speed*: instructions per second of all vCPUs.
+//! *Imbalance*: standard deviation over mean of a VM's accesses to the memory of its home nodes, in percent. *Class* of a VM:
+//! low if its imbalance is at most [`Config::imbalance_low`], moderate if at most [`Config::imbalance_moderate`], else high
+//! (section 3.5.2, under first-touch). *Speed*: instructions per second of all of a VM's vCPUs.
 //!
 //! # Algorithm
-//! A VM with several home nodes and movable memory is *watched* for [`Config::watch`]. Then
-//! 1. Under first-touch, a VM of class low, with no link used by more than [`Config::link_busy`], keeps it; otherwise
-//!    round-4K is tried, with Carrefour if the host reports page users (section 3.5.2: within 2 percent of the best on
-//!    average).
-//! 2. Under round-4K without Carrefour: Carrefour is tried if such a link is busy and fewer than [`Config::local_max`] of its
-//!    accesses are local (Carrefour's own condition, and the traffic that it can save).
-//! 3. A trial gets [`Config::settle`] to move pages, and a watch to show its speed. Unless that is [`Config::gain_min`] above
-//!    the earlier speed, the earlier policy is restored.
-//! 4. A VM is left alone for [`Config::hold`] after a trial that helped, and twice as long as before after each that did not,
-//!    up to [`Config::hold_max`]. If a watch under an adopted policy finds less speed than before its trial, the policy is
-//!    dropped as well: the program has changed.
+//! A VM with several home nodes and movable memory is *watched* for [`Config::watch`]. Then:
+//! 1. Under first-touch: a VM of class low keeps its policy if no link is used by more than [`Config::link_busy`]. Otherwise
+//!    round-4K is tried, with Carrefour if the host reports which CPUs use a page (section 3.5.2: within 2 percent of the
+//!    best on average).
+//! 2. Under round-4K without Carrefour: Carrefour is tried if a link is that busy and the share of the VM's accesses that are
+//!    local is below [`Config::local_max`]. This is Carrefour's own condition, and remote accesses are the traffic that it
+//!    can save.
+//! 3. In a trial, pages have [`Config::settle`] to move; then a watch measures the VM's speed. Unless the speed has risen by
+//!    [`Config::gain_min`], the earlier policy is restored.
+//! 4. After a trial that helped, the VM is left alone for [`Config::hold`]. After each trial that did not, this time doubles,
+//!    up to [`Config::hold_max`]. If a later watch under an adopted policy finds a lower speed than before the trial, the
+//!    program has changed, and the policy is dropped as well.
 //!
-//! If the host's kernel balances NUMA memory, trials are limited to a VM that works all the time and has the host to itself:
-//! it rests for less than a tenth of its vCPUs' time, and other VMs use less than a tenth of what it uses. Otherwise its
-//! speed reflects its demand and its neighbours, so that any policy seems to help in time; and the kernel no longer brings
-//! spread pages to their users.
+//! If the host's kernel balances NUMA memory, only a VM that works all the time and has the host to itself gets a trial: it
+//! rests for less than a tenth of its vCPUs' time, and other VMs use less than a tenth of its CPU time. The speed of any
+//! other VM depends on its load and its neighbours, so sooner or later any policy seems to help. Besides, the kernel no
+//! longer brings spread pages to the CPUs that use them.
 //!
 //! # Properties
 //! - `a_class_gets_its_policy`
 //! - `where_the_kernel_balances_nothing_is_tried_with_a_vm_that_rests_or_has_company`
 //! - `what_does_not_help_is_given_up_and_tried_ever_more_rarely`
 //! - `nothing_is_tried_where_nothing_is_known`
-//! - `a_guest_that_alternates_gets_few_changes`: their number grows with the logarithm of time
+//! - `a_guest_that_alternates_gets_few_changes`: the number of changes grows with the logarithm of time
 //!
 //! # Departures
-//! - The paper's rule keeps first-touch for class low whatever the links carry. On the twin ft.C and lu.C are in that class,
-//!   load a link by a quarter, and were a third to two thirds slower under it (`advisor.near-best`).
-//! - A VM without a home is advised too, if it has more vCPUs than a node has cores and one node answers
-//!   [`Config::crowded_min`] times an even part of its accesses with busy controllers ([`Config::controller_busy`]): no home
-//!   of one node suits it, and its memory is spread over all.
-//! - The paper classifies once, by a separate run; here the class is that of the last watch.
-//! - Speed counts spinning as work. A guest whose threads spin while they wait looks fast, and a trial that only shortens its
+//! - The paper's rule keeps first-touch for class low, however busy the links are. On the twin, ft.C and lu.C are in that
+//!   class, load a link by a quarter, and were a third to two thirds slower under first-touch (`advisor.near-best`).
+//! - A VM without a home is advised too if it has more vCPUs than a node has cores, and one node with a busy memory
+//!   controller ([`Config::controller_busy`]) answers more than [`Config::crowded_min`] times an even share of its accesses.
+//!   No home of one node suits such a VM, so its memory is spread over all nodes.
+//! - The paper classifies a program once, from a separate run; here the class is that of the last watch.
+//! - Speed counts spinning as work: a guest whose threads spin while they wait looks fast, and a trial that only shortens the
 //!   waiting is dropped.
-//! - Restoring a policy does not move pages back: first-touch then applies to pages touched from then on.
+//! - Restoring a policy does not move pages back: first-touch applies only to pages touched from then on.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -57,8 +58,8 @@ use crate::placement;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// On a host whose kernel balances: most that a VM may rest in a watch, as a share of its vCPUs' time, and that other VMs may
-/// use, as a share of its use, for a trial.
+/// On a host whose kernel balances, a VM gets a trial only if it rested for at most this share of its vCPUs' time, and other
+/// VMs used at most this share of the CPU time that it used.
 const NOISE_MAX: f64 = 0.1;
 
 /// The operator's settings.
@@ -67,40 +68,40 @@ const NOISE_MAX: f64 = 0.1;
 pub struct Config {
     /// Whether the agent follows its own advice for VMs whose operator chose nothing.
     pub acts: bool,
-    /// Most imbalance of class low, percent.
+    /// Highest imbalance of class low, in percent.
     pub imbalance_low: f64,
-    /// Most imbalance of class moderate, percent.
+    /// Highest imbalance of class moderate, in percent.
     pub imbalance_moderate: f64,
-    /// Above this share of local accesses Carrefour is not needed, 0 to 1.
+    /// Carrefour is not tried if the share of local accesses is at least this, 0 to 1.
     pub local_max: f64,
-    /// Links with less traffic than this share of their capacity are no problem, 0 to 1.
+    /// A link is busy if its traffic exceeds this share of its capacity, 0 to 1.
     pub link_busy: f64,
-    /// A watch with fewer accesses than this does not show their balance.
+    /// A watch that counts fewer accesses than this does not show how evenly they are spread.
     pub accesses_min: u64,
-    /// An unplaced VM crowds a node that answers more than this many times an even part of its accesses, 0 to 1000.
+    /// An unplaced VM crowds a node that answers more than this many times an even share of its accesses, 0 to 1000.
     pub crowded_min: f64,
-    /// Share of a controller's bandwidth in use at which an unplaced VM's memory is worth spreading, 0 to 1.
+    /// An unplaced VM's memory is spread if the node that it crowds uses more than this share of its memory bandwidth, 0 to 1.
     pub controller_busy: f64,
-    /// Time for which a VM is watched before and after a change.
+    /// Time for which a VM is watched before and after a change of policy.
     #[serde(with = "homenode_units::text")]
     pub watch: Ns,
-    /// Time for pages to move before a trial counts.
+    /// Time that pages have to move before a trial is measured.
     #[serde(with = "homenode_units::text")]
     pub settle: Ns,
-    /// Least gain of speed that justifies a change, as a share.
+    /// Least gain of speed that justifies a change, as a share of the earlier speed.
     pub gain_min: f64,
-    /// Time without a trial after a change.
+    /// Time after a change in which no other trial begins.
     #[serde(with = "homenode_units::text")]
     pub hold: Ns,
-    /// The longest such time, after many changes that did not help.
+    /// Longest such time, after many changes that did not help.
     #[serde(with = "homenode_units::text")]
     pub hold_max: Ns,
 }
 
 impl Default for Config {
-    /// The paper's classes; Carrefour's condition (80 percent local); programs that load no link by a fifth hardly wait for
-    /// memory on the paper's machine (tables 1 and 4); watches that span some scheduler and program phases. Advice is
-    /// followed, each time as a trial that is dropped if it does not help.
+    /// The classes are the paper's, and so is Carrefour's condition (80 percent local). Programs that load no link by more
+    /// than a fifth hardly wait for memory on the paper's machine (tables 1 and 4). A watch spans several scheduler and
+    /// program phases. The agent follows its advice, because each change is a trial that is undone if it does not help.
     fn default() -> Self {
         Config {
             acts: true,
@@ -138,7 +139,7 @@ homenode_units::settings! {
     } ordered
 }
 
-/// Percent: with all accesses on one of n nodes the imbalance is 100 times the root of n - 1.
+/// In percent. If all accesses go to one of n nodes, the imbalance is 100 times the root of n - 1.
 const IMBALANCE: RangeInclusive<f64> = 0.0..=10_000.0;
 
 fn ordered(config: &Config) -> Result<(), BadSetting> {
@@ -151,11 +152,11 @@ fn ordered(config: &Config) -> Result<(), BadSetting> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// About even.
+    /// Accesses are spread about evenly.
     Low,
-    /// In between.
+    /// Between low and high.
     Moderate,
-    /// On few nodes.
+    /// Most accesses go to few of the nodes.
     High,
 }
 
@@ -172,18 +173,18 @@ impl fmt::Display for Class {
 /// The advice for a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Advice {
-    /// The policy that it should have; `None` if unknown.
+    /// The policy that the VM should have; `None` if unknown.
     pub policy: Option<MemoryPolicy>,
-    /// Imbalance in the last watch, percent.
+    /// Imbalance in the last watch, in percent.
     pub imbalance: Option<f64>,
-    /// Its class.
+    /// Class in the last watch.
     pub class: Option<Class>,
-    /// The reason, in a sentence.
+    /// The reason for the advice, in a sentence.
     pub why: String,
 }
 
 impl Advice {
-    /// Returns no advice, with the reason.
+    /// Returns advice that names no policy, with the reason.
     pub fn none(why: &str) -> Advice {
         Advice {
             policy: None,
@@ -194,7 +195,7 @@ impl Advice {
     }
 }
 
-/// Observations of a watch.
+/// What was observed in a watch.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Seen {
     since: Ns,
@@ -202,12 +203,12 @@ struct Seen {
     instructions_per_s: f64,
     local: f64,
     link_busy: f64,
-    /// Share of its vCPUs' time that it rested.
+    /// Share of its vCPUs' time in which the VM rested.
     rests: f64,
-    /// CPUs that it used, and that other VMs used.
+    /// CPUs that the VM used, and CPUs that other VMs used, each summed over cycles.
     used: f64,
     used_by_others: f64,
-    /// Accesses by position among the home nodes.
+    /// Accesses to each home node, in the order of the nodes.
     on: Vec<u64>,
 }
 
@@ -219,7 +220,7 @@ impl Seen {
         }
     }
 
-    /// Records a cycle; returns whether all inputs were known.
+    /// Records a cycle. Returns whether all inputs were known.
     fn take(&mut self, view: &View<'_>, rates: &VmRates, home: &NodeSet) -> bool {
         let (Some(speed), Some(on)) = (rates.instructions_per_s, rates.accesses_on.as_ref()) else {
             return false;
@@ -252,7 +253,7 @@ impl Seen {
         self.local / f64::from(self.cycles.max(1))
     }
 
-    /// Returns why a trial would show nothing, if so.
+    /// Returns why a trial would show nothing; `None` if it would show something.
     fn noise(&self) -> Option<String> {
         let rests = self.rests / f64::from(self.cycles.max(1));
         let others = self.used_by_others / self.used;
@@ -263,7 +264,7 @@ impl Seen {
         }
     }
 
-    /// Returns the imbalance in percent; `None` with too few accesses.
+    /// Returns the imbalance in percent; `None` if there were too few accesses.
     fn imbalance(&self, config: &Config) -> Option<f64> {
         let sum: u64 = self.on.iter().sum();
         if sum < config.accesses_min {
@@ -274,7 +275,7 @@ impl Seen {
     }
 }
 
-/// Returns the share of the busiest link in use; 0 if unknown.
+/// Returns the share of its capacity that the busiest link uses; 0 if unknown.
 fn busiest_link(view: &View<'_>) -> f64 {
     let links = view.machine.links.iter();
     let used = links.filter_map(|link| view.rates?.link_use(view.machine, link.from, link.to));
@@ -283,9 +284,9 @@ fn busiest_link(view: &View<'_>) -> f64 {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stage {
-    /// Watching, and ready for a trial.
+    /// The VM is watched, and a trial may begin.
     Watching,
-    /// Pages of a trial move until then.
+    /// A trial has begun, and its pages move until `until`.
     Settling {
         from: MemoryPolicy,
         before: f64,
@@ -293,7 +294,7 @@ enum Stage {
     },
     /// A trial is being measured.
     Trying { from: MemoryPolicy, before: f64 },
-    /// No trial until then.
+    /// No trial begins before `until`.
     Holding { until: Ns },
 }
 
@@ -302,9 +303,9 @@ struct Case {
     stage: Stage,
     seen: Seen,
     home: NodeSet,
-    /// The agent's choice; `None` keeps the policy in force.
+    /// The policy that the agent chose; `None` leaves the policy in force.
     choice: Option<MemoryPolicy>,
-    /// The policy before the choice was adopted, and the VM's speed under it.
+    /// The policy that was in force before the agent's choice was adopted, and the VM's speed under it.
     adopted: Option<(MemoryPolicy, f64)>,
     failures: u32,
     changes: u32,
@@ -330,7 +331,7 @@ impl Case {
         self.changes += 1;
     }
 
-    /// Drops a policy, and waits longer each time.
+    /// Returns to `policy`, and holds twice as long as after the last failure.
     fn give_up(&mut self, policy: MemoryPolicy, config: &Config, now: Ns) {
         let hold = config
             .hold
@@ -353,7 +354,7 @@ pub struct State {
 }
 
 impl State {
-    /// Returns the agent's choice for a VM, while it acts on its advice.
+    /// Returns the policy that the agent chose for a VM; `None` if it chose none.
     pub fn choice(&self, vm: VmId) -> Option<MemoryPolicy> {
         self.cases.get(&vm)?.choice
     }
@@ -363,7 +364,7 @@ impl State {
         Some(&self.cases.get(&vm)?.advice)
     }
 
-    /// Postpones a choice that was not carried out: it is made again after the next watch if it still seems right.
+    /// Postpones a choice that was not carried out. It is made again after the next watch if it still seems right.
     pub fn postpone(&mut self, vm: VmId) {
         if let Some(case) = self.cases.get_mut(&vm)
             && matches!(case.stage, Stage::Settling { .. })
@@ -374,19 +375,19 @@ impl State {
         }
     }
 
-    /// Whether the last choice restores a VM's policy from before a trial.
+    /// Whether the agent's last choice restored the policy from before a trial.
     pub fn gives_back(&self, vm: VmId) -> bool {
         let gave_up = |case: &Case| matches!(case.stage, Stage::Holding { .. }) && case.adopted.is_none();
         self.cases.get(&vm).is_some_and(gave_up)
     }
 
-    /// Returns how often the agent changed a VM's memory policy by its advice.
+    /// Returns how many times the agent changed a VM's memory policy by its own advice.
     pub fn changes(&self, vm: VmId) -> u32 {
         self.cases.get(&vm).map_or(0, |case| case.changes)
     }
 }
 
-/// Records a cycle and updates [`State::advice`] and [`State::choice`] of each VM.
+/// Records a cycle, and updates [`State::advice`] and [`State::choice`] for each VM.
 pub fn observe(view: &View<'_>, config: &Config, state: &mut State) {
     state.cases.retain(|id, _| view.sample.vm(*id).is_some());
     for vm in &view.vms {
@@ -413,7 +414,7 @@ pub fn observe(view: &View<'_>, config: &Config, state: &mut State) {
     }
 }
 
-/// Returns why there is nothing to advise, if so.
+/// Returns why a VM gets no advice; `None` if it can be advised.
 fn not_advised(view: &View<'_>, config: &Config, vm: &VmView<'_>, home: &NodeSet) -> Option<String> {
     if home.len() < 2 {
         return Some("it has one home node, where its memory belongs whatever the policy".into());
@@ -427,7 +428,7 @@ fn not_advised(view: &View<'_>, config: &Config, vm: &VmView<'_>, home: &NodeSet
     vm.hands_off.map(|why| format!("it is left alone: {why}"))
 }
 
-/// Returns the nodes that may hold a VM's memory: its home, or without one the nodes that its operator allows.
+/// Returns the nodes that may hold a VM's memory: its home or, without a home, the nodes that its operator allows.
 pub(crate) fn lives_on(view: &View<'_>, vm: &VmView<'_>) -> NodeSet {
     let memory = view.machine.home_nodes();
     vm.home
@@ -445,7 +446,7 @@ fn is_wide(view: &View<'_>, vm: &VmView<'_>) -> bool {
     vm.sample.vcpus.len() > cores
 }
 
-/// Whether one node answers far more than an even part of a VM's accesses, and is busy with it.
+/// Whether one node with a busy controller answers far more than an even share of a VM's accesses.
 fn meets_a_hot_controller(view: &View<'_>, config: &Config, vm: &VmView<'_>) -> bool {
     let Some(on) = vm.rates.and_then(|rates| rates.accesses_on.as_ref()) else {
         return false;

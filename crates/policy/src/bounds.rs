@@ -1,5 +1,5 @@
-//! Ranges that settings of several policies share. They keep arithmetic far from the limits of its types; values outside
-//! them make no sense on any host.
+//! Ranges that settings of several policies share. They keep values far from the limits of arithmetic; values outside these
+//! ranges make no sense on any host.
 
 use std::ops::RangeInclusive;
 
@@ -15,7 +15,7 @@ pub const SOME_SHARE: RangeInclusive<f64> = 0.001..=1.0;
 pub const MEMORY: RangeInclusive<Bytes> = Bytes::ZERO..=Bytes::from_gib(1 << 20);
 /// An amount of memory in pages. A budget of 0 moves nothing.
 pub const PAGES: RangeInclusive<Pages> = Pages::ZERO..=Pages(1 << 38);
-/// A time to wait; 0 for not at all.
+/// A time to wait; 0 means no wait.
 pub const PAUSE: RangeInclusive<Ns> = Ns::ZERO..=DAY;
 /// A period or interval: at least the shortest time between two samples.
 pub const SPAN: RangeInclusive<Ns> = Ns::from_millis(10)..=DAY;

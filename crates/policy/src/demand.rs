@@ -1,22 +1,22 @@
-//! What a VM needs from a node: CPU, memory, memory bandwidth.
+//! Estimates what a VM needs from a node: CPU, memory and memory bandwidth.
 //!
 //! # Problem
-//! Placement compares what a VM will need with what nodes have left ([TAVO, V.C]: a vector of three). A VM that just
-//! started shows nothing yet; one that has run for a while is known.
+//! Placement compares what a VM will need with what nodes have left ([TAVO, V.C]: a vector of three). A VM that has run for a
+//! while can be measured; one that just started cannot.
 //!
 //! # Terms
-//! - *settled*: observed running for [`Config::settle`] or longer.
+//! - *settled* VM: observed running for at least [`Config::settle`].
 //! - *size class*: VMs with the same number of vCPUs.
 //!
 //! # Algorithm
-//! - CPU: a VM that is not settled counts with all its vCPUs, so that VMs started together do not pile up; a settled one
-//!   counts with the moving average of what it used *and waited for* (what it wanted), at most its vCPUs.
-//! - The host's own CPU load: the moving average of a node's busy CPUs that no VM accounts for.
-//! - Memory: what the guest may use, touched or not: memory that a VM has not touched yet is not free. Huge pages are counted
-//!   by their size, apart from ordinary memory: neither can replace the other.
-//! - Bandwidth (the paper says nothing about a new VM's): what the operator declared; else the moving average of this VM's
-//!   measurements, in this life or an earlier one; else the median over settled VMs of its size class; else unknown. Every
-//!   answer names its source.
+//! - CPU: a VM that is not settled counts with all its vCPUs, so that VMs which start together do not pile up on a node. A
+//!   settled VM counts with the moving average of the CPU time that it used *or waited for*, at most its vCPUs.
+//! - The host's own CPU load: the moving average of a node's busy CPUs, less what VMs use.
+//! - Memory: all that the guest may use, because memory that a VM has not touched yet is not free. Huge pages are counted by
+//!   their size, apart from ordinary memory, because neither can replace the other.
+//! - Bandwidth (the paper does not cover a new VM): the first known of what the operator declared, the moving average of this
+//!   VM's measurements, in this run or an earlier one, and the median over settled VMs of its size class. Else it is unknown.
+//!   Every answer names its source.
 //!
 //! # Properties
 //! - `a_new_vm_counts_with_all_its_vcpus`
@@ -35,7 +35,7 @@ use crate::bounds::{PAUSE, SOME_SHARE};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// A VM observed running for this long counts with its measured use.
+    /// A VM counts with its measured use once it was observed running for this long.
     #[serde(with = "homenode_units::text")]
     pub settle: Ns,
     /// Weight of the newest cycle in averages, in (0, 1].
@@ -43,7 +43,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// Averages forget half of their past after about four cycles.
+    /// With this weight, averages forget half of their past after about four cycles.
     fn default() -> Config {
         Config {
             settle: Ns::from_secs(30),
@@ -54,7 +54,7 @@ impl Default for Config {
 
 homenode_units::settings! { Config { settle: PAUSE, average_weight: SOME_SHARE } }
 
-/// A VM's needs from a node.
+/// What a VM needs from a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Demand {
     /// CPU time, in CPUs.
@@ -65,9 +65,9 @@ pub struct Demand {
     pub bandwidth: Option<BytesPerSec>,
     /// Source of the bandwidth.
     pub bandwidth_from: BandwidthFrom,
-    /// Nodes of devices assigned to the VM: preferred.
+    /// Nodes of the devices that are assigned to the VM; placement prefers them.
     pub device_nodes: NodeSet,
-    /// Memory in huge pages, by their size, each size once; the rest is in ordinary pages.
+    /// Memory in huge pages, with one entry for each page size. The rest of the memory is in ordinary pages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub huge_pages: Vec<HugeMemory>,
 }
@@ -80,7 +80,7 @@ impl Demand {
         self.memory_bytes.saturating_sub(Bytes(huge))
     }
 
-    /// Adds the demand of another VM for the same nodes.
+    /// Adds the demand of another VM that is to live on the same nodes.
     pub fn join(&mut self, other: Demand) {
         self.cpus += other.cpus;
         self.memory_bytes += other.memory_bytes;
@@ -108,7 +108,7 @@ pub enum BandwidthFrom {
     Measured,
     /// Median over settled VMs with the same number of vCPUs.
     SizeClassMedian,
-    /// No source.
+    /// The bandwidth is unknown.
     Unknown,
 }
 
@@ -123,11 +123,11 @@ impl std::fmt::Display for BandwidthFrom {
     }
 }
 
-/// Measurements of each VM, kept after it stops for when it returns.
+/// Measurements of each VM. They are kept after it stops, in case it returns.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     vms: BTreeMap<VmId, Record>,
-    /// CPUs of each node kept busy by something other than VMs.
+    /// Number of each node's CPUs that something other than VMs keeps busy.
     host: BTreeMap<NodeId, Ewma>,
 }
 
@@ -141,11 +141,11 @@ struct Record {
 }
 
 impl History {
-    /// Records one cycle. Called once for each view that has rates.
+    /// Records one cycle. To be called once for each view that has rates.
     pub fn observe(&mut self, view: &View<'_>, config: &Config) {
         let weight = Weight(config.average_weight);
         let Some(rates) = view.rates else { return };
-        // The load of a VM that is less than a period old has no owner yet; it must not count as the host's own load.
+        // A VM that is less than a period old has no rates yet. Its load must not count as the host's own.
         if view.vms.iter().all(|vm| vm.rates.is_some()) {
             for (node, busy) in rates.nodes.iter() {
                 let vcpus = rates
@@ -179,12 +179,12 @@ impl History {
         }
     }
 
-    /// Returns the average CPUs of a node kept busy by something other than VMs.
+    /// Returns the average number of a node's CPUs that something other than VMs keeps busy.
     pub fn host_cpus(&self, node: NodeId) -> f64 {
         self.host.get(&node).and_then(Ewma::value).unwrap_or(0.0)
     }
 
-    /// Returns the CPUs that a VM with this many vCPUs counts with.
+    /// Returns the number of CPUs that a VM with this many vCPUs counts with.
     pub fn cpus(&self, vm: VmId, vcpus: usize) -> f64 {
         let settled = self.vms.get(&vm).filter(|record| record.is_settled);
         settled
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(observed(5, 0.1, 0).cpus(vm_id(1), 4), 4.0);
         let settled = observed(60, 0.1, 0).cpus(vm_id(1), 4);
         assert!((settled - 0.4).abs() < 0.01, "{settled}");
-        // The operator may have measured use count sooner, or later.
+        // The operator may let measured use count sooner, or later.
         let within = |secs| Config {
             settle: Ns::from_secs(secs),
             ..Config::default()
@@ -266,7 +266,7 @@ mod tests {
             (declared, BandwidthFrom::Declared)
         );
         let (measured, from) = history.bandwidth(Some(vm_id(1)), 4, None);
-        // Four vCPUs with a million misses a second each, 64 bytes a miss.
+        // Four vCPUs, each with a million misses per second of 64 bytes.
         assert_eq!(
             (measured, from),
             (Some(BytesPerSec(256_000_000)), BandwidthFrom::Measured)

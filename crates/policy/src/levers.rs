@@ -1,19 +1,19 @@
-//! One owner per lever: several policies want the same vCPU or page, and one place decides.
+//! Decides which policy owns a lever, as several policies may want to change the same vCPU or page.
 //!
 //! # Terms
 //! *Lever*: what an action changes, per VM ([`Lever`]): where vCPUs may run, the home, the location of pages, how long vCPUs
 //! may run per period.
 //!
 //! # Algorithm
-//! Plans come in order of precedence. Each decision is kept unless
+//! Plans come in order of precedence. A decision is dropped if
 //! 1. it is impossible (a host refuses a plan as a whole, and one VM must not cost all others their cycle), or the operator
-//!    forbids it: the VM is opted out, or its vCPUs are pinned by hand and the action would move them, or it would put them
-//!    outside the CPUs that the operator allows, or its CPU quota was set by something other than the agent, or the
-//!    operator's own is as low as the one that a policy wants;
+//!    forbids it: the VM is opted out; its vCPUs are pinned by hand, and the action would move them; the action would put
+//!    them outside the CPUs that the operator allows; something other than the agent set the VM's CPU quota; or the
+//!    operator's own quota is at most the one that a policy wants;
 //! 2. a plan of higher precedence has already decided on the same lever of the same VM, or on its home: the policy that
-//!    re-homes a VM decides where its vCPUs and pages go in that cycle. Its quota is independent.
+//!    re-homes a VM decides where its vCPUs and pages go in that cycle. The VM's quota does not depend on its home.
 //!
-//! A dropped decision becomes a finding with the reason: nothing is lost silently.
+//! A dropped decision becomes a finding with the reason, so the operator sees it.
 //!
 //! # Properties
 //! - `of_two_policies_the_first_owns_the_lever`
@@ -24,7 +24,7 @@
 use homenode_host::{Act, Decision, Finding, Lever, Limit, Plan, View};
 use homenode_units::VmId;
 
-/// Merges plans made from one view, the first having precedence.
+/// Merges plans that were made from one view. Earlier plans have precedence.
 pub fn merge(view: &View<'_>, plans: Vec<Plan>) -> Plan {
     let mut merged = Plan::new(view.version);
     let mut owners: Vec<(VmId, Lever, &'static str)> = Vec::new();
@@ -110,7 +110,7 @@ fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: 
     taken.map(|(_, owned, owner)| format!("VM {name}: {owner} decides on {} in this cycle", owned.of_vm()))
 }
 
-/// Whether a decision on one of two levers includes the other, because one is the home and the other follows it.
+/// Whether one lever is the home and the other depends on it, so that a decision on one includes the other.
 fn depends_on_home(a: Lever, b: Lever) -> bool {
     let follows = |lever| matches!(lever, Lever::VcpuPlacement | Lever::Pages);
     (a == Lever::Home && follows(b)) || (b == Lever::Home && follows(a))

@@ -1,31 +1,31 @@
-//! Distances within a set of nodes, and cores of a set of CPUs. All policies that assign several nodes look both up here
+//! Computes distances within a set of nodes, and cores of a set of CPUs, for all policies that assign several nodes
 //! ([`crate::placement`], [`crate::arrange`], [`crate::advisor`]).
 //!
 //! # Problem
-//! A VM on several nodes has its memory interleaved over them: each access crosses the distance between two of them with the
-//! same probability. Two nodes of one socket are 11 to 12 apart, two sockets 20 to 32. A set across sockets that has no more
-//! room than a set within one makes the VM slower for nothing.
+//! A VM on several nodes has its memory interleaved over them, so each access crosses the distance between any two of them
+//! with equal probability. Two nodes of one socket are 11 to 12 apart, two sockets 20 to 32. If a set within one socket has
+//! as much room, a set across sockets makes the VM slower for nothing.
 //!
 //! # Terms
-//! - *Distance* of two nodes: the firmware's value (SLIT, 10 = local), the longer of the two directions.
+//! - *Distance* of two nodes: the firmware's value (SLIT, 10 = local); if it differs by direction, the larger.
 //! - *Span* of a set of nodes: the longest distance between two of its nodes; 0 for one node.
 //!
 //! # Algorithm
-//! A caller looks at sets of one span after another, in the order of [`Near::spans`], and stops at the first span with a set
-//! that has room. So a set across sockets is used only if no set within a socket has room. Among sets of one span those of
-//! smaller [`Near::sum`] come first.
+//! A caller tries sets of one span after another, in the order of [`Near::spans`], and stops at the first span with a set
+//! that has room. So a set across sockets is used only if no set within a socket has room. Among sets of equal span, those
+//! with the smaller [`Near::sum`] come first.
 
 use homenode_machine::Machine;
 use homenode_units::{CpuSet, NodeId};
 
-/// Distance if firmware states none: a route that firmware calls unusable.
+/// Distance if the firmware states none. In a SLIT this value marks a route that cannot be used.
 const UNKNOWN: u32 = 255;
 
-/// Distances between some nodes, by position: at most 64, so that a set of them is a mask.
+/// Distances between nodes, by the nodes' positions. There are at most 64 nodes, so a set of them is a mask.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Near {
     count: usize,
-    /// Row by row; 0 from a node to itself.
+    /// Distances row by row; 0 from a node to itself.
     between: Vec<u32>,
     /// Whether all nodes are equally far from each other.
     is_even: bool,
@@ -76,7 +76,8 @@ impl Near {
         self.pairs(mask).max().unwrap_or(0)
     }
 
-    /// Returns the sum of distances between the nodes of a set, which with their number yields an access's mean distance.
+    /// Returns the sum of distances between the nodes of a set. The sum and the number of nodes yield the mean distance of an
+    /// access.
     pub fn sum(&self, mask: u64) -> u32 {
         self.pairs(mask).sum()
     }
@@ -93,7 +94,7 @@ impl Near {
     }
 }
 
-/// Set bits, ascending.
+/// Returns the positions of set bits, ascending.
 pub(crate) fn positions(mask: u64) -> impl Iterator<Item = usize> {
     std::iter::successors((mask != 0).then_some(mask), |rest| {
         let rest = rest & (rest - 1);
@@ -102,7 +103,7 @@ pub(crate) fn positions(mask: u64) -> impl Iterator<Item = usize> {
     .map(|rest| rest.trailing_zeros() as usize)
 }
 
-/// Returns how many physical cores these CPUs belong to; one hyperthread is enough for a core to count.
+/// Returns how many physical cores these CPUs belong to. A core counts if at least one of its hyperthreads is among them.
 pub(crate) fn cores(machine: &Machine, cpus: &CpuSet) -> usize {
     let mut cores: Vec<u32> = cpus
         .iter()
@@ -121,7 +122,8 @@ mod tests {
 
     #[test]
     fn a_span_is_the_longest_distance_of_a_set_and_the_longer_direction_counts() {
-        // Two sockets of two nodes, 12 within and 32 across; from node 1 to node 0 firmware reports 14.
+        // Two sockets of two nodes, with distance 12 within a socket and 32 across. From node 1 to node 0 the firmware
+        // reports 14.
         let mut scene = Scene::sockets(2, 2, 4, (12, 32));
         scene.machine.distances.rows[1][0] = 14;
         let ids: Vec<NodeId> = (0..4).map(NodeId).collect();

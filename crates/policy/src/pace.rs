@@ -1,24 +1,24 @@
-//! Limits how fast a VM's pages move: slower if the VM suffers, rarely if moves are in vain.
+//! Limits how fast a VM's pages move: more slowly if the VM suffers, and rarely if moves are in vain.
 //!
 //! # Problem
-//! Budgets limit the worst cost of moving, for any VM. A VM that suffers more than others from stopped vCPUs and busy
-//! controllers should move fewer pages ([Policies, section 4.1] leaves that open), and pages that the host cannot move,
+//! Budgets limit the worst cost of moving pages, for any VM. But a VM that suffers more than others from stopped vCPUs and
+//! busy controllers should move fewer pages ([Policies, section 4.1] leaves this open), and pages that the host cannot move,
 //! because they are pinned, should not be tried every second for ever.
 //!
 //! # Terms
-//! - *Speed*: instructions per second that its vCPUs run, so that an idle VM does not count as slow.
-//! - *Usual speed*: its average over cycles without moves in its present home. A VM in a new home is slow because its memory
-//!   is not there yet: moving less of it would keep it slow.
+//! - *Speed*: instructions per second of CPU time, so that an idle VM does not count as slow.
+//! - *Usual speed*: average speed over cycles without moves in the VM's present home. Its speed in an earlier home does not
+//!   count: a VM in a new home is slow because its memory is not there yet, and if less of it moved, the VM would stay slow.
 //!
 //! # Algorithm
 //! For each VM whose pages a plan moves:
-//! 1. its *pace*, a share of the planned pages, halves after a cycle with moves in which its speed was more than
-//!    [`Config::slowdown_max`] below its usual one, down to [`Config::pace_min`]; it doubles after one with moves in which it
-//!    was not, up to 1. Without a measured speed it stays 1. To learn the usual speed, nothing moves in the first cycle in
-//!    which a VM is seen, and in one after 16 with moves while its pace is below 1. Memory that moves whole or not at all is
-//!    not slowed down;
-//! 2. a move that left more than [`Config::vain_min`] of its pages in place is *in vain*. After such moves nothing is moved
-//!    for 1, 2, 4 … cycles, up to [`Config::wait_max_cycles`], which is reported once; a move that works ends that.
+//! 1. its *pace* is the share of the planned pages that may move. It halves after a cycle with moves in which the VM's speed
+//!    was more than [`Config::slowdown_max`] below its usual speed, down to [`Config::pace_min`]. It doubles after a cycle
+//!    with moves in which it was not, up to 1. Without a measured speed it stays 1. To learn the usual speed, nothing moves
+//!    in the first cycle in which a VM is seen, nor, while its pace is below 1, in one cycle after every 16 with moves.
+//!    Memory that can only move as a whole is not slowed down;
+//! 2. a move that left more than [`Config::vain_min`] of its pages in place is *in vain*. After moves in vain, nothing is moved
+//!    for 2, 4, 8 … cycles, up to [`Config::wait_max_cycles`], and this is reported once. A move that works ends the waiting.
 //!
 //! # Properties
 //! - `a_vm_that_suffers_is_moved_ever_slower_and_recovers`
@@ -38,28 +38,28 @@ use crate::bounds::{SHARE, SOME_SHARE};
 /// Name of this policy in plans.
 pub const POLICY: &str = "pace";
 
-/// While a VM's pace is below 1, it gets a cycle without moves after this many with moves.
+/// While a VM's pace is below 1, it gets one cycle without moves after this many cycles with moves.
 const IN_A_ROW_MAX: u32 = 16;
 
 /// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// A VM that loses more than this share of its speed while its pages move suffers from it.
+    /// A VM suffers if it loses more than this share of its speed while its pages move.
     pub slowdown_max: f64,
-    /// Most cycles without a try after moves in vain.
+    /// Most cycles without a move after moves in vain.
     #[serde(alias = "wait_max_epochs")]
     pub wait_max_cycles: u32,
-    /// Least share of the planned pages, in (0, 1].
+    /// Lowest pace of a VM, as a share of the planned pages, in (0, 1].
     pub pace_min: f64,
-    /// Share of a move that must be left in place for it to be in vain, 0 to 1.
+    /// A move is in vain if it leaves more than this share of its pages in place, 0 to 1.
     pub vain_min: f64,
-    /// Weight of the last cycle in a VM's usual speed, in (0, 1].
+    /// Weight of the newest cycle in a VM's usual speed, in (0, 1].
     pub average_weight: f64,
 }
 
 impl Default for Config {
-    /// A fifth of its speed; a minute; a 64th.
+    /// A VM may lose a fifth of its speed. The longest wait is about a minute. The lowest pace is a 64th.
     fn default() -> Self {
         Config {
             slowdown_max: 0.2,
@@ -85,12 +85,12 @@ homenode_units::settings! {
 #[derive(Clone, Debug)]
 struct Pace {
     share: f64,
-    /// Speed in cycles without moves, in its present home.
+    /// Usual speed: in cycles without moves, in the present home.
     usual: Ewma,
     home: Option<NodeSet>,
-    /// Cycles with moves since the last one without.
+    /// Number of cycles with moves since the last one without.
     in_a_row: u32,
-    /// The last cycle's move: source, pages requested, and pages there before.
+    /// The largest move of the last cycle: source, pages requested, and pages at the source before.
     asked: Option<(NodeSet, Pages, Pages)>,
     /// Whether the last cycle moved anything.
     moved: bool,
@@ -131,7 +131,7 @@ fn pages_on(vm: &VmView<'_>, nodes: &NodeSet) -> Option<Pages> {
 }
 
 impl Pace {
-    /// Records the effect of the last cycle's moves; returns whether they were in vain for the first time.
+    /// Records the effect of the last cycle's moves; returns whether they were in vain and none before them were.
     fn learn(&mut self, vm: &VmView<'_>, config: &Config) -> bool {
         if self.home.as_ref() != vm.home {
             self.home = vm.home.cloned();
@@ -145,7 +145,7 @@ impl Pace {
                 (true, _) => self.share = (self.share * 2.0).min(1.0),
                 (false, _) => {
                     if self.in_a_row > 0 {
-                        // Its speed before its memory moved no longer applies.
+                        // The speed from before these moves no longer applies.
                         self.usual = Ewma::default();
                     }
                     self.usual.update(speed, Weight(config.average_weight));
@@ -173,7 +173,7 @@ impl Pace {
         self.vain == 1
     }
 
-    /// Returns the part of a decision that may be carried out.
+    /// Returns the part of a decision that may be carried out now; `None` if nothing may.
     fn hold(&mut self, vm: &VmView<'_>, mut decision: Decision) -> Option<Decision> {
         let is_unknown = self.usual.value().is_none() || (self.share < 1.0 && self.in_a_row >= IN_A_ROW_MAX);
         if self.wait > 0 || (is_unknown && speed(vm).is_some() && !vm.sample.moves_whole) {
@@ -186,7 +186,7 @@ impl Pace {
                 let (from, pages_max) = leaves(&mut decision.action.act, vm)?;
                 *pages_max = part(*pages_max);
                 let there = pages_on(vm, &from)?;
-                // Among several moves of a cycle the largest counts.
+                // If a cycle has several moves, the largest is checked.
                 if self
                     .asked
                     .as_ref()
@@ -206,7 +206,7 @@ impl Pace {
     }
 }
 
-/// Returns the nodes that pages leave by this action, and their maximum number.
+/// Returns the nodes from which this action moves pages, and the most pages that it moves.
 fn leaves<'a>(act: &'a mut Act, vm: &VmView<'_>) -> Option<(NodeSet, &'a mut Pages)> {
     match act {
         Act::MovePages { from, pages_max, .. } => Some((from.clone(), pages_max)),
@@ -219,7 +219,7 @@ fn leaves<'a>(act: &'a mut Act, vm: &VmView<'_>) -> Option<(NodeSet, &'a mut Pag
     }
 }
 
-/// Limits the moves of a cycle's plans to what each VM tolerates. Plans nothing itself, but reports moves in vain.
+/// Limits the moves in a cycle's plans to what each VM tolerates. Returns a plan that only reports moves in vain.
 pub fn hold(view: &View<'_>, config: &Config, state: &mut State, plans: &mut [Plan]) -> Plan {
     state.paces.retain(|id, _| view.sample.vm(*id).is_some());
     let mut said = Plan::new(view.version);
@@ -248,7 +248,7 @@ pub fn hold(view: &View<'_>, config: &Config, state: &mut State, plans: &mut [Pl
         });
         plan.decisions = decisions.collect();
     }
-    // Without moves a VM still shows its usual speed.
+    // VMs without moves are observed too, to learn their usual speed.
     for vm in &view.vms {
         state.paces.entry(vm.sample.id).or_default();
     }
@@ -272,7 +272,7 @@ mod tests {
         scene
     }
 
-    /// One cycle: returns the pages of repatriation's plan that may move, and the number of reports.
+    /// Runs one cycle. Returns the number of pages of repatriation's plan that may move, and the number of reports.
     fn cycle(scene: &mut Scene, state: &mut State) -> (u64, usize) {
         cycle_by(&Config::default(), scene, state)
     }
@@ -321,7 +321,7 @@ mod tests {
         for _ in 0..3 {
             cycle(&mut scene, &mut state);
         }
-        // All memory is remote there, and work takes three times as long.
+        // In the new home all memory is remote, and work takes three times as long.
         scene.vm(1).home(1).instructions_per_s(333_000_000);
         let full = repatriate::Config::default().vm_pages_per_cycle.0;
         let mut moved = Vec::new();
@@ -341,7 +341,7 @@ mod tests {
         let tried: Vec<usize> = (0..40).filter(|at| cycles[*at].0 > 0).collect();
         assert_eq!(tried, [1, 4, 9, 18, 35]);
         assert_eq!(cycles.iter().map(|(_, said)| said).sum::<usize>(), 1);
-        // Then moving works, and nothing is held back: after the rest of the wait, 65,536 pages a cycle.
+        // From now on moves work, and nothing is held back: once the current wait is over, 65,536 pages move per cycle.
         let mut left = 1_000_000;
         let moving = (0..40).filter(|_| {
             let (moved, _) = cycle(&mut scene, &mut state);
@@ -368,7 +368,7 @@ mod tests {
             .immovable(Immovable::Migrating)
             .instructions_per_s(1_000);
         for _ in 0..3 {
-            // Repatriation itself reports again why it does not move: its state is new each time.
+            // Repatriation itself reports in each cycle why it does not move, because its state is new each time.
             assert_eq!(cycle(&mut scene, &mut state), (0, 1));
         }
         let pace = &state.paces[&vm_id(1)];
@@ -394,14 +394,14 @@ mod tests {
             least = least.min(moved);
         }
         assert_eq!(least, repatriate::Config::default().vm_pages_per_cycle.0 / 4);
-        // A tenth of each move works, which counts as in vain or not.
+        // A tenth of each move works; the setting decides whether that is in vain.
         for (vain_min, waits) in [(0.5, true), (0.95, false)] {
             let config = Config {
                 vain_min,
                 ..Config::default()
             };
             let (mut scene, mut state, mut left) = (self::scene(), State::default(), 1_000_000);
-            // Its usual speed comes first.
+            // The first cycle learns the usual speed.
             cycle_by(&config, &mut scene, &mut state);
             let idle = (0..8).filter(|_| {
                 let (moved, _) = cycle_by(&config, &mut scene, &mut state);

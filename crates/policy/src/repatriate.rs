@@ -1,23 +1,22 @@
 //! Moves a VM's memory home.
 //!
 //! # Problem
-//! Pages of a VM end up on other nodes than its home: the kernel scattered them before the VM had a home, its home changed
-//! ([TAVO, V.D]: "the scheduler migrates the VM's corresponding memory pages to its new home"), or its I/O exchanged them
-//! with a driver domain on another node [Flip, IV-B]. Every access to them is remote. Moving pages costs bandwidth and stalls
-//! the VM, so budgets limit it; moving a few pages at a time costs more than it gains, so it starts only when it is
-//! worthwhile.
+//! Pages of a VM get to nodes other than its home: the kernel scattered them before the VM had a home, its home changed ([TAVO,
+//! V.D]: "the scheduler migrates the VM's corresponding memory pages to its new home"), or its I/O exchanged them with a driver
+//! domain on another node [Flip, IV-B]. Every access to these pages is remote. Moving pages costs bandwidth and stalls the VM, so
+//! budgets limit it. Moving a few pages at a time costs more than it gains, so it starts only when it is worthwhile.
 //!
 //! # Algorithm
 //! Each cycle:
-//! 1. A VM with a home and more than [`Config::outside_pages_max`] pages outside starts to move by [`Config::start`]: by
-//!    amount, when more than that is outside; or periodically, when that time has passed since its last start, or since it
-//!    was first seen. It then keeps moving until no more than [`Config::outside_pages_max`] pages are outside. If a VM's
-//!    guest is shown its location, each virtual node's memory has its own home node ([`VmView::layout`]): pages elsewhere are
-//!    outside. Everything leaves a drained node at once, however little it is. A VM whose memory moves whole or not at all
-//!    ([`homenode_host::VmSample::moves_whole`]) is moved whole; the budgets, which are for pages that move within a cycle,
-//!    apply to the others.
-//! 2. VMs that are moving and whose memory can move are served in order of most pages outside, each with at most
-//!    [`Config::vm_pages_per_cycle`], all together with at most [`Config::host_pages_per_cycle`].
+//! 1. A VM with a home and more than [`Config::outside_pages_max`] pages outside it starts to move them according to
+//!    [`Config::start`]: by amount, when more than this amount is outside; or periodically, when this time has passed since
+//!    its last start, or since it was first seen. It then goes on until at most [`Config::outside_pages_max`] pages are
+//!    outside. If a VM's guest is shown its location, each virtual node's memory has its own home node ([`VmView::layout`]),
+//!    and pages elsewhere are outside. All pages leave a drained node at once, however few they are. If a VM's memory moves
+//!    whole or not at all ([`homenode_host::VmSample::moves_whole`]), all of it moves at once, and budgets do not apply,
+//!    because they are for pages that move within a cycle.
+//! 2. VMs whose pages are to move, and can, are served in descending order of pages outside. Each moves at most
+//!    [`Config::vm_pages_per_cycle`], and all together move at most [`Config::host_pages_per_cycle`].
 //!
 //! # Properties
 //! - `budgets_hold_per_vm_and_host`
@@ -30,8 +29,8 @@
 //!
 //! # Departures
 //! - \[Flip\] starts at 500 MB or every 900 s, and moves all remote pages at once. The default here starts at 1 MiB: on a
-//!   host whose kernel scatters pages they are moved soon after they were touched, before they cost much. A host with a
-//!   driver domain needs more, since pages that move home are exchanged again.
+//!   host whose kernel scatters pages they then move soon after they were touched, before they cost much. A host with a
+//!   driver domain needs a higher amount, because pages that move home are exchanged again.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,18 +44,18 @@ use crate::bounds::{MEMORY, PAGES, SPAN};
 /// Name of this policy in plans.
 pub const POLICY: &str = "repatriate";
 
-/// Default of the setting `start` as an amount.
+/// Default of the setting `start`, as an amount.
 const START_AMOUNT: Bytes = Bytes::from_mib(1);
-/// Default of `start` as a time: \[Flip\] moves at such intervals.
+/// Default of `start`, as a time; \[Flip\] moves pages at such intervals.
 const START_PERIOD: Ns = Ns::from_secs(900);
 
 /// When a VM's memory starts to move home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Start {
-    /// When more than this is outside.
+    /// When more than this amount is outside its home.
     Amount(#[serde(with = "homenode_units::text")] Bytes),
-    /// Each time this long has passed.
+    /// Each time that this period has passed.
     Period(#[serde(with = "homenode_units::text")] Ns),
 }
 
@@ -64,21 +63,21 @@ pub enum Start {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Fewer pages than this outside home are not worth a move.
+    /// At most this many pages outside home are not worth a move.
     pub outside_pages_max: Pages,
     /// When a VM's pages start to move.
     pub start: Start,
-    /// Budget of one VM per cycle.
+    /// Most pages of one VM that move per cycle.
     #[serde(alias = "vm_pages_per_epoch")]
     pub vm_pages_per_cycle: Pages,
-    /// Budget of the host per cycle.
+    /// Most pages of the host that move per cycle.
     #[serde(alias = "host_pages_per_epoch")]
     pub host_pages_per_cycle: Pages,
 }
 
 impl Default for Config {
-    /// 1 MiB may stay outside; 512 MiB per VM and 1 GiB per host and cycle: a fifth of what one memory controller of the
-    /// oldest machine here moves in a second.
+    /// 1 MiB may stay outside. Per cycle, 512 MiB of a VM and 1 GiB of a host may move: a fifth of what one memory controller
+    /// of the oldest machine here moves in a second.
     fn default() -> Self {
         Config {
             outside_pages_max: Pages(256),
@@ -119,7 +118,7 @@ pub struct State {
 }
 
 impl State {
-    /// Whether a VM's memory, with more than a little outside, is moving now.
+    /// Whether the memory of a VM with more than a little outside its home is moving now.
     fn goes(&mut self, id: VmId, outside: Pages, start: Start, now: Ns) -> bool {
         let since = *self.since.entry(id).or_insert(now);
         let due = match start {
@@ -133,7 +132,7 @@ impl State {
     }
 }
 
-/// Moves memory from outside home, within the budgets.
+/// Moves memory home, within the budgets.
 pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     state.told.retain(|id| view.sample.vm(*id).is_some());
@@ -203,14 +202,15 @@ fn has_pages(vm: &VmView<'_>, node: NodeId) -> bool {
     pages.is_some_and(|pages| *pages > Pages::ZERO)
 }
 
-/// Pages of a VM with one destination.
+/// Pages of a VM that have one destination.
 struct Part {
     pages: Pages,
-    /// Their virtual node and its node, if the guest is shown its location; otherwise they go home.
+    /// Their virtual node and the node where its memory belongs, if the guest is shown its location; otherwise `None`, and
+    /// they go home.
     virtual_node: Option<(u16, NodeId)>,
 }
 
-/// Returns the misplaced parts of a VM's memory, largest first; `None` if unknown.
+/// Returns the misplaced parts of a VM's memory, largest first; `None` if its pages are not known.
 fn astray(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> Option<Vec<Part>> {
     let Some(layout) = vm.layout else {
         let pages = vm.sample.pages_on(&view.away_from(home))?;
@@ -233,7 +233,7 @@ fn astray(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> Option<Vec<Part>>
     Some(parts)
 }
 
-/// Moves pages home from all nodes to which they do not belong.
+/// Returns the action that moves pages home from all nodes where they do not belong.
 fn gather(view: &View<'_>, vm: VmId, home: &NodeSet, pages_max: Pages) -> Action {
     let (from, to) = (view.away_from(home), home.clone());
     Act::MovePages { from, to, pages_max }.on(vm)
@@ -294,7 +294,8 @@ mod tests {
             ..Config::default()
         };
         let plan = scene.with_view(|view| plan(view, &config, &mut State::default()));
-        // Most pages outside first: 3000 and 2000 are cut to the VM's budget, the third gets the rest of the host's.
+        // VMs with most pages outside come first: 3000 and 2000 are cut to the VM's budget, and the third VM gets the rest of
+        // the host's.
         assert_eq!(
             budgets(&plan),
             [
@@ -329,7 +330,7 @@ mod tests {
     fn each_virtual_node_goes_whole_to_its_own_node() {
         let mut scene = Scene::four_nodes(4);
         let vm = scene.add_vm(1, 2, Bytes::from_gib(4), 0).homes("0-1");
-        // All of it is at home, but part of it on the wrong node.
+        // All of the memory is on home nodes, but part of it is on the wrong one.
         vm.pages(0, 6_000).pages(1, 6_000);
         vm.follows(&[
             (&[0], &[(0, 5_000), (1, 1_000)]),
@@ -382,7 +383,7 @@ mod tests {
         assert_eq!(scene.machine.nodes.keys().next(), Some(NodeId(0)));
     }
 
-    /// Returns the pages that go home in one cycle, with this many outside.
+    /// Returns the number of pages that go home in one cycle if this many are outside.
     fn going(config: &Config, state: &mut State, at_s: u64, outside: u64) -> u64 {
         let mut scene = Scene::four_nodes(4);
         scene.at = Ns::from_secs(at_s);
@@ -406,7 +407,7 @@ mod tests {
         let mut going = |at_s, outside| going(&config, &mut state, at_s, outside);
         assert_eq!(going(10, 10_000), 0);
         assert_eq!(going(11, 10_001), 6_000);
-        // It keeps moving: less than the amount is outside now, and goes too.
+        // The VM's memory keeps moving: less than the amount is outside now, and it goes home too.
         assert_eq!(going(12, 4_101), 4_101);
         assert_eq!(going(13, 100), 0);
         assert_eq!(going(14, 9_999), 0);

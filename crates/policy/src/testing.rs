@@ -1,4 +1,4 @@
-//! A small host in a few lines, for the tests of every policy, built from the same types as a real one.
+//! A small host in a few lines, for the tests of every policy. It is built from the same types as a real host.
 
 use crate::arrange::Settings;
 use crate::near::Near;
@@ -18,7 +18,7 @@ use homenode_units::{
 /// A node as a guest sees it: its vCPUs at boot, and its pages by node.
 pub type SeenNode<'a> = (&'a [u16], &'a [(u16, u64)]);
 
-/// Id of the n-th VM of a scene.
+/// Returns the id of the n-th VM of a scene.
 pub fn vm_id(n: u128) -> VmId {
     VmId(n)
 }
@@ -26,12 +26,12 @@ pub fn vm_id(n: u128) -> VmId {
 /// Period between the two samples of a scene.
 const PERIOD: Ns = Ns::from_secs(1);
 
-/// A host with VMs over one period; its fields determine the rates.
+/// A host with VMs over one period. Its fields determine the rates.
 pub struct Scene {
     pub machine: Machine,
     pub at: Ns,
     pub vms: Vec<SceneVm>,
-    /// Busy share of each CPU beyond what VMs run.
+    /// Busy share of each CPU, beyond what VMs run.
     pub host_busy: Vec<f64>,
     pub links: Vec<(NodeId, NodeId, u64)>,
     pub traffic: NodeMap<u64>,
@@ -84,7 +84,7 @@ pub struct SceneVcpu {
 }
 
 impl Scene {
-    /// Four fully linked nodes, each with this many CPUs, 16 GiB and 16 GB/s; links of 8 GB/s.
+    /// Four fully linked nodes. Each has this many CPUs, 16 GiB and 16 GB/s; links have 8 GB/s.
     pub fn four_nodes(cpus: u32) -> Scene {
         Scene::nodes(4, cpus)
     }
@@ -167,7 +167,7 @@ impl Scene {
         }
     }
 
-    /// Sockets of `nodes` nodes of `cpus` CPUs, with distances within a socket and across.
+    /// Sockets of `nodes` nodes of `cpus` CPUs, with these distances within a socket and across.
     pub fn sockets(sockets: u16, nodes: u16, cpus: u32, (within, across): (u32, u32)) -> Scene {
         let mut scene = Scene::nodes(sockets * nodes, cpus);
         let socket = |node: usize| node / usize::from(nodes);
@@ -189,7 +189,7 @@ impl Scene {
         scene
     }
 
-    /// Makes each `per_core` CPUs of a node share a core.
+    /// Lets each group of `per_core` CPUs of a node share a core.
     pub fn hyperthreads(&mut self, per_core: u32) {
         for cpu in &mut self.machine.cpus {
             cpu.core = cpu.id.0 / per_core;
@@ -208,7 +208,7 @@ impl Scene {
         });
     }
 
-    /// A VM whose vCPUs sit on the CPUs of `node` in turn, idle, allowed everywhere.
+    /// Adds an idle VM that may run anywhere. Its vCPUs are on the CPUs of `node` in turn.
     pub fn add_vm(&mut self, n: u128, vcpus: u32, memory: Bytes, node: u16) -> &mut SceneVm {
         let cpus = &self.machine.nodes[NodeId(node)].cpus;
         let vcpus = (0..vcpus)
@@ -265,12 +265,12 @@ impl Scene {
             .expect("a VM of the scene")
     }
 
-    /// Builds the two samples, their rates and the view, and hands the view over.
+    /// Builds the two samples, their rates and the view, and calls `f` with the view.
     pub fn with_view<T>(&mut self, f: impl FnOnce(&View<'_>) -> T) -> T {
         self.with_view_after(1, f)
     }
 
-    /// Builds the view after this many equal periods, at least 1.
+    /// Like `with_view`, but after this number of equal periods, at least 1.
     pub fn with_view_after<T>(&mut self, periods: u64, f: impl FnOnce(&View<'_>) -> T) -> T {
         let (before, after) = (self.sample((periods - 1) as f64), self.sample(periods as f64));
         let rates = Rates::between(&self.machine, &before, &after);
@@ -404,7 +404,7 @@ impl SceneVm {
         self
     }
 
-    /// The result of memory sampling.
+    /// Sets the result of memory sampling.
     pub fn page_uses(&mut self, uses: Vec<PageUse>) -> &mut Self {
         self.page_uses = Some(uses);
         self
@@ -415,7 +415,7 @@ impl SceneVm {
         self
     }
 
-    /// Accesses per second to the memory of each node, a quarter of them local by default.
+    /// Sets the accesses per second to the memory of each node; a quarter of them are local by default.
     pub fn accesses_on(&mut self, on: &[u64]) -> &mut Self {
         self.accesses_on = on.to_vec();
         self.local.get_or_insert(0.25);
@@ -427,7 +427,7 @@ impl SceneVm {
         self
     }
 
-    /// Share of its accesses that are local.
+    /// Sets the share of the VM's accesses that are local.
     pub fn local(&mut self, share: f64) -> &mut Self {
         self.local = Some(share);
         self
@@ -438,7 +438,7 @@ impl SceneVm {
         self
     }
 
-    /// Puts its memory in huge pages of this size.
+    /// Puts the VM's memory in huge pages of this size.
     pub fn in_huge_pages(&mut self, page_bytes: Bytes) -> &mut Self {
         self.huge_page_bytes = Some(page_bytes);
         self
@@ -454,7 +454,7 @@ impl SceneVm {
         self
     }
 
-    /// Binds parts of its memory to these nodes.
+    /// Binds parts of the VM's memory to these nodes.
     pub fn bound_to(&mut self, nodes: &str) -> &mut Self {
         let nodes: NodeSet = nodes.parse().expect("a list of nodes");
         self.bound_to = Some(nodes.clone());
@@ -490,7 +490,7 @@ impl SceneVm {
         self
     }
 
-    /// Lets its guest follow, with nodes of these vCPUs and pages by node.
+    /// Lets the guest be told its location. Each virtual node has these vCPUs, and pages by node.
     pub fn follows(&mut self, virtual_nodes: &[SeenNode<'_>]) -> &mut Self {
         let virtual_node = |(vcpus, pages): &SeenNode<'_>| VirtualNode {
             vcpus: vcpus.to_vec(),
@@ -507,13 +507,13 @@ impl SceneVm {
         self
     }
 
-    /// The topology published to its guest last.
+    /// Sets the topology that was last published to the guest.
     pub fn published(&mut self, published: Option<Published>) -> &mut Self {
         self.published = published;
         self
     }
 
-    /// The intended nodes of its virtual nodes.
+    /// Sets the intended node of each virtual node.
     pub fn layout(&mut self, nodes: Option<&[NodeId]>) -> &mut Self {
         self.layout = nodes.map(<[NodeId]>::to_vec);
         self
@@ -581,7 +581,7 @@ impl SceneVm {
     }
 }
 
-/// A character with this many threads and misses per thousand instructions.
+/// A character with this many threads, and this many misses per thousand instructions.
 pub fn character(threads: f64, misses_per_kilo: f64) -> Character {
     Character {
         threads,
@@ -602,12 +602,12 @@ pub fn character(threads: f64, misses_per_kilo: f64) -> Character {
     }
 }
 
-/// Nodes with these cores and CPUs, each with one cache of 16 MB and 16 GB/s, all equally far from each other.
+/// Nodes with this many cores and CPUs, each with one cache of 16 MB and 16 GB/s, all equally far from each other.
 pub fn shape(nodes: u16, cores: f64, cpus: f64) -> Shape {
     shape_of_caches(nodes, 1, cores, cpus)
 }
 
-/// Nodes with several caches, and these cores and CPUs at each cache.
+/// Nodes with `per_node` caches each; each cache has this many cores and CPUs.
 pub fn shape_of_caches(nodes: u16, per_node: u32, cores: f64, cpus: f64) -> Shape {
     let each = f64::from(per_node);
     let node = |id| NodeShape {
@@ -638,7 +638,7 @@ pub fn shape_of_caches(nodes: u16, per_node: u32, cores: f64, cpus: f64) -> Shap
     }
 }
 
-/// All settings of homes.
+/// All settings that concern homes.
 #[derive(Clone, Debug, Default)]
 pub struct OfHomes {
     pub placement: placement::Config,

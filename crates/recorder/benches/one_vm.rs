@@ -1,6 +1,6 @@
-//! The cost of reading an hour of one VM among 32 from a history, as `/v1/history` does, compared with reading all of it.
+//! Measures the cost of reading an hour of one VM among 32 from a history, as `/v1/history` does. For comparison, reads all VMs.
 //!
-//! Statuses have the same fields as the agent's, half of which change from period to period.
+//! Statuses have the same fields as the agent's. Half of the fields change from period to period.
 
 use std::hint::black_box;
 

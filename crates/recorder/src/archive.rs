@@ -31,43 +31,43 @@ pub struct Run {
     pub version: String,
     /// The host it ran on.
     pub host: String,
-    /// Machine and settings.
+    /// Everything else about the run: machine and settings.
     pub detail: Value,
 }
 
 /// One period.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frame {
-    /// Id of its run.
+    /// Id of the run that the period belongs to.
     pub run: i64,
-    /// The host's monotonic clock.
+    /// Time of the period, on the host's monotonic clock.
     pub at: Ns,
-    /// The wall clock, in nanoseconds since 1970.
+    /// Time of the period on the wall clock, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// Status or sample.
+    /// The status or the sample.
     pub value: Value,
 }
 
-/// An event of a history, and how often it occurred in a row.
+/// An event of a history, and the number of times it occurred in a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventRow {
-    /// Its id, which other records use.
+    /// Id of the event, by which other records refer to it.
     pub id: i64,
-    /// Id of its run.
+    /// Id of the run that the event belongs to.
     pub run: i64,
-    /// The wall clock, in nanoseconds since 1970.
+    /// Time of the event on the wall clock, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// The wall clock at its last occurrence.
+    /// Time of its last occurrence on the wall clock.
     pub last_wall_ns: i64,
     /// Number of occurrences.
     pub count: i64,
     /// The event.
     pub record: EventRecord,
-    /// The whole event, for programs.
+    /// Everything about the event, for programs.
     pub detail: Value,
 }
 
-/// Which events to read.
+/// Selects events. Without any field, all events.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     /// At or after this time, in nanoseconds since 1970.
@@ -76,15 +76,15 @@ pub struct Wanted {
     pub to_ns: Option<i64>,
     /// About the VM with this name or id.
     pub vm: Option<String>,
-    /// Of this policy.
+    /// By this policy.
     pub policy: Option<String>,
     /// Of this kind.
     pub kind: Option<String>,
-    /// The one with this id.
+    /// The event with this id.
     pub id: Option<i64>,
-    /// Older than the one with this id.
+    /// Before the event with this id.
     pub before_id: Option<i64>,
-    /// At most this many, the last ones.
+    /// At most this many; the last ones if there are more.
     pub limit: Option<u32>,
 }
 
@@ -92,7 +92,7 @@ impl Archive {
     /// Opens a history.
     ///
     /// # Errors
-    /// If there is none, or another program or a newer version wrote it.
+    /// If there is no history, or another program or a newer version wrote it.
     pub fn open(path: &Path) -> Result<Archive, RecordError> {
         Ok(Archive {
             path: path.to_owned(),
@@ -107,7 +107,7 @@ impl Archive {
     /// Returns all runs, oldest first.
     ///
     /// # Errors
-    /// If the database cannot be read, here and below.
+    /// If the database cannot be read; this holds for all methods.
     pub fn runs(&self) -> Result<Vec<Run>, RecordError> {
         let run = |row: &Row<'_>| {
             Ok(Run {
@@ -159,7 +159,7 @@ impl Archive {
     /// clock, until it returns false.
     ///
     /// # Errors
-    /// As [`Archive::runs`]; if blocks are damaged, after all others were read.
+    /// As for [`Archive::runs`]. Also if blocks are damaged, but only after all others were read.
     pub fn frames(
         &self,
         kind: Kind,
@@ -169,7 +169,7 @@ impl Archive {
         self.frames_of(None, kind, span, each)
     }
 
-    /// Calls `each` for every period of one run, or of all, as [`Archive::frames`] does.
+    /// Like [`Archive::frames`], for the periods of one run, or of all runs.
     ///
     /// # Errors
     /// As [`Archive::frames`].
@@ -189,14 +189,14 @@ impl Archive {
         frames.whole()
     }
 
-    /// Iterates over the periods of one run, or of all, between two times; one block at a time is in memory.
+    /// Iterates over the periods of one run, or of all runs, between two times. Only one block at a time is in memory.
     ///
     /// # Errors
     /// As [`Archive::runs`].
     pub fn iter(&self, run: Option<i64>, kind: Kind, span: (i64, i64)) -> Result<Frames<'_>, RecordError> {
         let number = kind.number();
         let (from_ns, to_ns) = span;
-        // The tail first: a minute that becomes a block meanwhile is then in both, and returned once.
+        // Reads the tail before the blocks: if a minute becomes a block in between, it is read twice, but returned once.
         let tail: Vec<(i64, i64, i64, Vec<u8>)> = self.rows(
             "SELECT run, at_ns, wall_ns, frame FROM tail
              WHERE kind = ?1 AND wall_ns BETWEEN ?2 AND ?3 AND (?4 IS NULL OR run = ?4) ORDER BY id",
@@ -232,7 +232,7 @@ impl Archive {
         self.rows(&sql, &[&run, &id, &count], event)
     }
 
-    /// Returns the first and the last recorded time, in nanoseconds since 1970; `None` if there is none.
+    /// Returns the first and the last recorded time, in nanoseconds since 1970; `None` if nothing is recorded.
     ///
     /// # Errors
     /// As [`Archive::runs`].
@@ -279,12 +279,12 @@ impl Archive {
     }
 }
 
-/// Drops data older than `older`, or the oldest data beyond `most`; for `homenode record prune`.
+/// Drops data that is older than `older`, and the oldest data that exceeds `most`, for `homenode record prune`.
 ///
 /// # Errors
-/// As [`Archive::open`], and if it cannot be written.
+/// As for [`Archive::open`], and if the history cannot be written.
 pub fn prune(path: &Path, older: Option<Ns>, most: Option<Bytes>) -> Result<(), RecordError> {
-    // Fails if there is no history, instead of creating one.
+    // Fails if there is no history; the next line would create one.
     drop(schema::open_to_read(path)?);
     let mut connection = schema::open_to_write(path)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -292,7 +292,7 @@ pub fn prune(path: &Path, older: Option<Ns>, most: Option<Bytes>) -> Result<(), 
     let (age, bytes) = (older.unwrap_or(Ns(u64::MAX)), most.unwrap_or(Bytes(u64::MAX)));
     let kept = Kind::ALL.map(|kind| (kind, age, Bytes(u64::MAX)));
     store::prune(&mut connection, path, now, &kept, bytes)?;
-    // In parts, so that an agent can write in between.
+    // Works in parts, so that an agent can write in between.
     let unused = || connection.pragma_query_value(None, "freelist_count", |row| row.get::<_, i64>(0));
     let mut left = unused().map_err(|e| RecordError::new(path, e))?;
     while left > 0 {
@@ -308,7 +308,7 @@ pub fn prune(path: &Path, older: Option<Ns>, most: Option<Bytes>) -> Result<(), 
     worked_in.map_err(|e| RecordError::new(path, e))
 }
 
-/// Columns of an event.
+/// The columns of an event, for queries.
 const EVENT: &str =
     "id, run, at_ns, wall_ns, last_wall_ns, count, kind, vm, name, policy, action, outcome, text, detail";
 
@@ -340,13 +340,13 @@ fn event(row: &Row<'_>) -> rusqlite::Result<EventRow> {
 pub struct Frames<'a> {
     archive: &'a Archive,
     span: (i64, i64),
-    /// Id, run and count of the blocks still to be read.
+    /// Ids, runs and period counts of the blocks that are still to be read.
     blocks: std::vec::IntoIter<(i64, i64, i64)>,
-    /// Periods of the current block.
+    /// Periods of the current block that are still to be returned.
     ready: std::vec::IntoIter<Frame>,
     tail: std::vec::IntoIter<(i64, i64, i64, Vec<u8>)>,
-    /// Run and time of the last period returned: a minute that became a block since the tail was read is in both, and must
-    /// not be returned twice.
+    /// Run and time of the last period returned. A minute that became a block after the tail was read is in both, but must not be
+    /// returned twice.
     last: Option<(i64, Ns)>,
     damaged: Vec<String>,
     pick: Pick<'a>,
@@ -354,13 +354,13 @@ pub struct Frames<'a> {
 }
 
 impl<'a> Frames<'a> {
-    /// Reads only this part of each period; periods of the last minute may have more.
+    /// Reads only this part of each period. Periods of the last minute may have more.
     #[must_use]
     pub fn only(self, pick: Pick<'a>) -> Frames<'a> {
         Frames { pick, ..self }
     }
 
-    /// Skips the periods of a run that come sooner than this after the last one returned.
+    /// Skips each period of a run that comes sooner than this after the last one returned.
     #[must_use]
     pub fn apart(self, apart: Ns) -> Frames<'a> {
         Frames { apart, ..self }
@@ -369,7 +369,7 @@ impl<'a> Frames<'a> {
     /// Checks that all periods could be read.
     ///
     /// # Errors
-    /// If blocks are damaged; all others were returned.
+    /// If blocks are damaged; the periods of all others were returned.
     pub fn whole(self) -> Result<(), RecordError> {
         let Frames { archive, damaged, .. } = self;
         match damaged.is_empty() {
@@ -381,7 +381,7 @@ impl<'a> Frames<'a> {
         }
     }
 
-    /// Reads the periods of the next block; none if it is damaged, or deleted meanwhile.
+    /// Makes the periods of the next block ready. There are none if the block is damaged, or was deleted meanwhile.
     fn read_block(&mut self, (id, run, count): (i64, i64, i64)) -> Result<(), RecordError> {
         let sql = "SELECT frames FROM block WHERE id = ?";
         let bytes = self.archive.rows(sql, &[&id], |row| packed(row, 0))?;
@@ -410,7 +410,7 @@ impl<'a> Frames<'a> {
     }
 }
 
-/// Returns whether a period comes at least `apart` after the last one returned.
+/// Returns true if a period comes at least `apart` after the last one returned, or belongs to another run.
 fn is_apart(last: Option<(i64, Ns)>, (run, at): (i64, Ns), apart: Ns) -> bool {
     last.is_none_or(|(of, last)| of != run || at.saturating_sub(last) >= apart)
 }
@@ -455,12 +455,12 @@ fn json(row: &Row<'_>, at: usize) -> rusqlite::Result<Value> {
     Ok(serde_json::from_str(&text).unwrap_or(Value::Null))
 }
 
-/// Returns packed bytes; empty if the column has another type, which later counts as damage.
+/// Returns a column's packed bytes. They are empty if the column has another type; decoding them then fails as damaged.
 pub(crate) fn packed(row: &Row<'_>, at: usize) -> rusqlite::Result<Vec<u8>> {
     Ok(row.get_ref(at)?.as_bytes().unwrap_or_default().to_vec())
 }
 
-/// Unpacks the wanted periods of a block, by their times, and the wanted part of each.
+/// Unpacks those periods of a block whose times are wanted, and of each period the wanted part.
 pub(crate) fn unpacked(
     bytes: &[u8],
     count: i64,

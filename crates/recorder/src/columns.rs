@@ -1,5 +1,5 @@
-//! Turns many values of one shape into columns: constants are written once, and counters as their increments. A general
-//! compressor then makes them small. Only the order of keys is lost.
+//! Turns many values of the same shape into columns. Constants are written once, and counters as their increments; a general
+//! compressor then makes the columns small. Only the order of keys is lost.
 //!
 //! ```text
 //!   ["=", value]                     all are this
@@ -18,25 +18,25 @@ use serde::de::{
 };
 use serde_json::{Map, Value, json};
 
-/// Most weight of a block, in values: a minute of a thousand VMs has a third of it.
+/// Largest weight of a block, in values. A minute of a thousand VMs has a third of it.
 const WEIGHT_MAX: usize = 128 << 20;
-/// Weight of an object without its fields, and of a field's key, in values.
+/// Weight of an object without its fields, and weight of a field's key, in values.
 const OBJECT_WEIGHT: usize = 16;
 const KEY_WEIGHT: usize = 2;
 /// Size of a value in memory.
 const VALUE_BYTES: usize = size_of::<Value>();
 
-/// Unpacks the `count` values of a column; `None` if it is damaged, or larger than any minute of a host.
+/// Unpacks the `count` values of a column. Returns `None` if it is damaged, or larger than a minute of any host.
 pub fn unpack(column: &Value, count: usize) -> Option<Vec<Value>> {
     unpack_at(column, count, &all(count))
 }
 
-/// Unpacks only the values at these places, in ascending order; fewer places take less work.
+/// Unpacks only the values at these places, which are in ascending order. Fewer places take less work.
 pub fn unpack_at(column: &Value, count: usize, places: &[usize]) -> Option<Vec<Value>> {
     unpack_within(column, (count, places), &mut { WEIGHT_MAX })
 }
 
-/// Unpacks a column that was just packed, however large.
+/// Unpacks a column of any size, for one that was just packed.
 pub(crate) fn unpack_own(column: &Value, count: usize) -> Option<Vec<Value>> {
     unpack_within(column, (count, &all(count)), &mut { usize::MAX })
 }
@@ -45,20 +45,20 @@ fn all(count: usize) -> Vec<usize> {
     (0..count).collect()
 }
 
-/// Which part of each value to read; less takes less work.
+/// Selects the part of each value to read. A smaller part takes less work.
 #[derive(Clone, Copy, Debug)]
 pub enum Pick<'a> {
-    /// All of it.
+    /// The whole value.
     All,
-    /// These keys of an object.
+    /// These keys of an object, and of each key this part.
     Keys(&'a [(&'a str, Pick<'a>)]),
-    /// This part of the objects in a list whose `id` or `name` is this. They are returned as an object keyed by id if the
-    /// column stores them so, else as the list.
+    /// This part of each object in a list whose `id` or `name` is this. The result is an object keyed by id if the column stores
+    /// the list so, otherwise a list.
     Called(&'a str, &'a Pick<'a>),
 }
 
 impl Pick<'_> {
-    /// Returns what is wanted of a key.
+    /// Returns the part that is wanted of the value with this key; `None` if the key is not wanted.
     fn of(&self, key: &str) -> Option<Pick<'_>> {
         match self {
             Pick::All | Pick::Called(..) => Some(Pick::All),
@@ -66,7 +66,7 @@ impl Pick<'_> {
         }
     }
 
-    /// Removes what is not wanted.
+    /// Removes the parts of a value that are not wanted.
     fn prune(&self, value: &mut Value) {
         match (self, value) {
             (Pick::Keys(_), Value::Object(fields)) => {
@@ -90,10 +90,10 @@ fn is_called(item: &Value, name: &str) -> bool {
     is("id") || item["name"] == *name
 }
 
-/// Reads a column from its text, skipping what is not wanted.
+/// Reads a column from its text, skipping the parts that are not wanted.
 ///
 /// # Errors
-/// If it is not JSON, or a wanted part is no column.
+/// If the text is not JSON, or a wanted part is not a column.
 pub fn read(text: &[u8], pick: Pick<'_>) -> serde_json::Result<Value> {
     let mut reader = serde_json::Deserializer::from_slice(text);
     let column = Column(pick).deserialize(&mut reader)?;
@@ -162,7 +162,7 @@ impl<'de> Visitor<'de> for Column<'_> {
     }
 }
 
-/// Deserializes the columns of fields, or of objects by their ids.
+/// Deserializes the columns of an object's fields, or of objects by their ids.
 struct Fields<'a>(Pick<'a>);
 
 impl<'de> DeserializeSeed<'de> for Fields<'_> {
@@ -203,7 +203,7 @@ impl<'de> Visitor<'de> for Fields<'_> {
     }
 }
 
-/// Returns whether one of a column's objects ever has this name.
+/// Returns true if one of a column's objects has this name in any of its values.
 fn is_ever_called(column: &Value, name: &str) -> bool {
     let Some((tag, rest)) = column.as_array().and_then(|parts| parts.split_first()) else {
         return false;
@@ -218,7 +218,7 @@ fn is_ever_called(column: &Value, name: &str) -> bool {
     }
 }
 
-/// Returns whether a part of a column of texts is or contains this name.
+/// Returns true if a part of a column of texts is this name or contains it.
 fn says(part: &Value, name: &str) -> bool {
     part == name
         || part
@@ -246,14 +246,14 @@ fn key_weight(key: &str) -> usize {
     KEY_WEIGHT + key.len() / VALUE_BYTES
 }
 
-/// Subtracts `count` times this weight; `None` if less is left.
+/// Subtracts `count` times this weight from `left`; returns `None` if less is left.
 fn take(left: &mut usize, weight: usize, count: usize) -> Option<()> {
     *left = left.checked_sub(weight.checked_mul(count)?)?;
     Some(())
 }
 
-/// Unpacks the values at some places of a column of `count` values. A few bytes can repeat a large value a thousand times:
-/// `left` limits the weight of the result.
+/// Unpacks the values at some places of a column of `count` values. `left` limits the weight of the result, because a few bytes
+/// can repeat a large value a thousand times.
 fn unpack_within(
     column: &Value,
     wanted @ (count, places): (usize, &[usize]),
@@ -295,7 +295,7 @@ fn unpack_within(
     }
 }
 
-/// Returns the sums at some places.
+/// Returns the running sums of the steps at some places.
 fn sums(steps: &[Value], places: &[usize]) -> Option<Vec<Value>> {
     let mut sum = 0i64;
     let mut next = 0;
@@ -309,7 +309,7 @@ fn sums(steps: &[Value], places: &[usize]) -> Option<Vec<Value>> {
     places.iter().map(at).collect()
 }
 
-/// Builds objects from a column per key.
+/// Builds objects from the columns of their keys.
 fn fields_of(
     columns: &Map<String, Value>,
     wanted: (usize, &[usize]),
@@ -340,7 +340,7 @@ fn fields_of(
     Some(objects)
 }
 
-/// Intersects two ascending lists of places; returns the position in each.
+/// Intersects two ascending lists of places. Returns the positions of the common places in each list.
 fn met(which: &[Value], (count, places): (usize, &[usize])) -> Option<Vec<(usize, usize)>> {
     let mut met = Vec::new();
     let mut least = 0;

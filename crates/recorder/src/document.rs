@@ -1,5 +1,5 @@
-//! What is kept of a period, as it is serialized: JSON text, with the position of each value in it, so the recorder need not
-//! parse the text again.
+//! The part of a period that is recorded, as JSON text with the position of each value in it. The recorder need not parse the
+//! text again.
 
 use std::io::{self, Write};
 
@@ -9,17 +9,18 @@ use serde_json::ser::{CharEscape, CompactFormatter, Formatter, Serializer};
 
 use crate::schema::Kind;
 
-/// How precisely figures are kept.
+/// The precision with which figures are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figures {
-    /// All digits.
+    /// With all digits.
     Whole,
-    /// Only significant digits. Among whole numbers only rates are figures; the rest are counts, which are kept exactly. The
-    /// bandwidth that a controller can sustain is no measurement, so `_max_` rates are kept exactly, too.
+    /// With their significant digits only. Among whole numbers only rates are figures; all others are counts, which are kept
+    /// exactly. `_max_` rates, such as the bandwidth that a controller can sustain, are not measurements, so they are kept
+    /// exactly too.
     Short,
 }
 
-/// Significant digits of a short figure.
+/// Number of significant digits of a short figure.
 const DIGITS: u32 = 3;
 
 /// Index of a value among the tokens of a document.
@@ -28,7 +29,7 @@ pub(crate) type Place = usize;
 /// The type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// A whole number, which may not fit in 64 bits.
+    /// A whole number, which may not fit into 64 bits.
     Whole,
     Text,
     /// Null, true, false, or a number that is not whole.
@@ -37,20 +38,20 @@ pub(crate) enum Shape {
     Object,
 }
 
-/// A value in a document. The values in a list or an object follow it, up to its end.
+/// A value in a document. If it is a list or an object, the tokens of its content follow, up to `next`.
 #[derive(Clone, Debug)]
 pub(crate) struct Token {
     pub shape: Shape,
-    /// Where its key begins, if it has one; the key ends with a colon before the value.
+    /// Where the value's key begins, if it has one. The key ends with the colon before the value.
     key: u32,
-    /// Where its text begins and ends.
+    /// Where the value's text begins and ends.
     begin: u32,
     end: u32,
-    /// Index of the first token after it and its content.
+    /// Index of the first token after the value and its content.
     next: u32,
 }
 
-/// A value as JSON without spaces. Its memory is reused for the next value.
+/// A value as JSON text without spaces. The memory is reused for the next value.
 #[derive(Debug, Default)]
 pub(crate) struct Document {
     text: Vec<u8>,
@@ -61,7 +62,7 @@ impl Document {
     /// Replaces the content with this value.
     ///
     /// # Errors
-    /// If it has no JSON form, as with keys that are not text; the document is then empty.
+    /// If the value has no JSON form, for example if its keys are not text. The document is then empty.
     pub fn write(&mut self, value: &impl Serialize, figures: Figures) -> serde_json::Result<()> {
         self.become_of(figures, |writer| {
             value.serialize(&mut Serializer::with_formatter(io::sink(), writer))
@@ -137,7 +138,7 @@ impl Document {
             .unwrap_or_default()
     }
 
-    /// Returns a value if it is a whole number of 64 bits.
+    /// Returns a value if it is a whole number that fits into 64 bits.
     pub fn whole(&self, at: Place) -> Option<i64> {
         let is_whole = self.shape(at) == Shape::Whole;
         is_whole.then(|| std::str::from_utf8(self.value(at)).ok()?.parse().ok())?
@@ -150,12 +151,12 @@ impl Document {
         std::iter::successors(next(at + 1), move |at| next(self.tokens[*at].next as usize))
     }
 
-    /// Returns the keys of an object, as JSON texts, with the places of their values.
+    /// Returns the keys of an object as JSON texts, each with the place of its value.
     pub fn fields(&self, at: Place) -> impl Iterator<Item = (&[u8], Place)> {
         self.items(at).map(|at| (self.key(at), at))
     }
 
-    /// Returns the `id` of an object that has one, as a JSON text.
+    /// Returns the `id` of an object as a JSON text; `None` if it has none.
     pub fn id(&self, at: Place) -> Option<&[u8]> {
         if self.shape(at) != Shape::Object {
             return None;
@@ -173,7 +174,7 @@ pub struct Documents {
 }
 
 impl Documents {
-    /// Keeps this value. If it has no JSON form the period is recorded without it, and the error is reported like a disk
+    /// Keeps this value. If the value has no JSON form, the period is recorded without it, and the error is reported like a disk
     /// error.
     pub fn put(&mut self, kind: Kind, figures: Figures, value: &impl Serialize) {
         if let Err(error) = self.all[kind.index()].write(value, figures) {
@@ -206,11 +207,11 @@ struct Writer<'a> {
     /// Where the key of the next value begins.
     key: Option<u32>,
     is_in_key: bool,
-    /// Whether the next value is a rate: a figure, although it is written without a decimal point.
+    /// Whether the next value is a rate, which counts as a figure even if it has no decimal point.
     is_rate: bool,
 }
 
-/// Converts a position; one that is too large is rejected at the end.
+/// Converts a position. A position that is too large is rejected when the document is complete.
 fn narrow(place: usize) -> u32 {
     u32::try_from(place).unwrap_or(u32::MAX)
 }
@@ -228,7 +229,7 @@ impl Writer<'_> {
         });
     }
 
-    /// Writes a value without content of its own; a number may also be a key.
+    /// Writes a value that has no content of its own. A number may also be a key.
     fn scalar(&mut self, shape: Shape, write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> io::Result<()> {
         let begin = self.document.text.len();
         write(&mut self.document.text)?;
@@ -280,7 +281,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes a comma, unless the last character begins a list or an object or ends a key.
+    /// Writes a comma, unless the last character opens a list or an object, or ends a key.
     fn separate_from_last(&mut self) {
         let last = self.document.text.last();
         self.separate(matches!(last, None | Some(b'[' | b'{' | b':')));
@@ -302,7 +303,7 @@ impl Writer<'_> {
     }
 }
 
-/// Ignores the serializer's writer: everything goes to the document.
+/// Writes everything to the document, and ignores the serializer's own writer.
 impl Formatter for &mut Writer<'_> {
     fn write_null<W: Write + ?Sized>(&mut self, _: &mut W) -> io::Result<()> {
         self.word("null")
@@ -436,10 +437,10 @@ impl Formatter for &mut Writer<'_> {
     }
 }
 
-/// Reads the next value into a document, or the text of a key.
+/// Reads the next value into a document, or reads the text of a key.
 struct Rest<'a, 'd>(&'a mut Writer<'d>);
 
-/// Converts an error of a document; no value that can be read causes one.
+/// Converts an error of a document to the deserializer's. Values that can be read do not cause any.
 fn refused<E: serde::de::Error>(error: io::Error) -> E {
     E::custom(error)
 }
@@ -527,7 +528,7 @@ fn short_whole(number: u64) -> u64 {
 
 /// Rounds a figure to the significant digits.
 fn short_figure(full: f64) -> f64 {
-    /// Powers of ten that are exact, so that dividing by them gives the number nearest to the decimals.
+    /// The largest exact power of ten. Dividing by an exact power gives the number nearest to the decimals.
     const EXACT_MAX: i32 = 22;
     const EXACT_MIN: i32 = -EXACT_MAX;
     let magnitude = full.abs().log10().floor() as i32;
@@ -535,7 +536,7 @@ fn short_figure(full: f64) -> f64 {
     match places {
         0..=EXACT_MAX => (full * 10_f64.powi(places)).round() / 10_f64.powi(places),
         EXACT_MIN..0 => (full / 10_f64.powi(-places)).round() * 10_f64.powi(-places),
-        // Much smaller or larger than any figure of a host; 0 has no magnitude.
+        // The figure is much smaller or larger than any of a host, or it is 0, which has no magnitude.
         _ => full,
     }
 }

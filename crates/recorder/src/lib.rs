@@ -1,5 +1,5 @@
-//! The history of a host on disk: each period's status for days, each sample for a day, each decision and finding with its
-//! outcome. An SQLite database that any SQLite can open:
+//! The history of a host on disk: the status of each period for days, each sample for a day, and each decision and finding with
+//! its outcome. It is an SQLite database, which any SQLite can open:
 //!
 //! | table | rows |
 //! |---|---|
@@ -8,12 +8,11 @@
 //! | `block` | a minute of periods, `kind` 0 status and 1 samples: zstd of JSON in [`columns`] |
 //! | `tail` | the periods of the current minute: zstd of JSON, so that nothing is lost when the agent is killed |
 //!
-//! Times are nanoseconds: `wall_ns` since 1970, as the host's clock was set at that time, and `at_ns` of the host's
-//! monotonic clock, which alone defines the order of a run's periods. If the clock was set back, the wall-clock times of two
-//! blocks of a run overlap, and readers get both.
+//! Times are in nanoseconds. `wall_ns` counts from 1970, by the host's wall clock as it was set then. `at_ns` is on the host's
+//! monotonic clock, which alone defines the order of a run's periods. If the wall clock was set back, the wall-clock times of two
+//! blocks of a run may overlap, and readers get both.
 //!
-//! [`Recorder`] writes from a thread of its own: the agent's loop never waits for a disk. [`Archive`] can read at the same
-//! time.
+//! [`Recorder`] writes in a thread of its own, so the agent's loop never waits for a disk. [`Archive`] can read at the same time.
 
 mod archive;
 pub mod columns;

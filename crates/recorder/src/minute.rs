@@ -1,7 +1,7 @@
 //! Moves through a history in both directions, a minute at a time.
 //!
-//! Minutes are ordered by their last wall-clock time, then by their ids. If the clock was set back, minutes from before and
-//! after alternate: each comes once, and none is left out.
+//! Minutes are ordered by their last wall-clock time, then by their ids. If the clock was set back, minutes from before and after
+//! that alternate; each is returned exactly once.
 
 use homenode_units::Ns;
 use rusqlite::ToSql;
@@ -11,39 +11,39 @@ use crate::columns::Pick;
 use crate::schema::{Kind, RecordError};
 use crate::store::decompress;
 
-/// A block's key, and its content if readable.
+/// A block's key, and its minute if it can be read.
 type Block = ((i64, i64), Option<Minute>);
 
-/// The key of the current minute, which comes after all others.
+/// The key of the current minute, which is not a block yet. It is higher than all others.
 const OPEN: (i64, i64) = (i64::MAX, i64::MAX);
 
 /// The periods of about a minute, all of one run, in order; never empty.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Minute {
     key: (i64, i64),
-    /// For a current minute, the last block at that time.
+    /// For the current minute: the id of the last block when the minute was read.
     last_block: i64,
     /// The periods.
     pub frames: Vec<Frame>,
 }
 
-/// Which minute to read.
+/// Selects the minute to read.
 #[derive(Clone, Copy, Debug)]
 pub enum Which<'a> {
-    /// The first one that ends at this time or later, in nanoseconds since 1970.
+    /// The first minute that ends at this time or later, in nanoseconds since 1970.
     At(i64),
-    /// The first one.
+    /// The first minute.
     First,
-    /// The last one.
+    /// The last minute.
     Last,
-    /// The next one.
+    /// The minute after this one.
     After(&'a Minute),
-    /// The previous one.
+    /// The minute before this one.
     Before(&'a Minute),
 }
 
 impl Archive {
-    /// Reads a minute of periods; `None` if there is none. Skips damaged ones.
+    /// Reads a minute of periods, skipping damaged ones. Returns `None` if there is none.
     ///
     /// # Errors
     /// If the database cannot be read.
@@ -74,14 +74,14 @@ impl Archive {
         }
     }
 
-    /// Returns the next block in one direction.
+    /// Returns the block next to a key, in one direction.
     fn next(
         &self,
         kind: Kind,
         (wall_ns, id): (i64, i64),
         is_forward: bool,
     ) -> Result<Option<Block>, RecordError> {
-        // The index covers only the first column.
+        // The first condition, on `last_wall_ns` alone, can use the index.
         let which = if is_forward {
             "last_wall_ns >= ?2 AND (last_wall_ns > ?2 OR id > ?3) ORDER BY last_wall_ns, id"
         } else {
@@ -90,7 +90,7 @@ impl Archive {
         self.block(which, &[&kind.number(), &wall_ns, &id])
     }
 
-    /// Returns the first block of a kind, `?1`, that matches.
+    /// Returns the first block that matches a condition, in which `?1` is the kind.
     fn block(&self, which: &str, values: &[&dyn ToSql]) -> Result<Option<Block>, RecordError> {
         let sql = format!(
             "SELECT last_wall_ns, id, run, count, frames FROM block WHERE kind = ?1 AND {which} LIMIT 1"
@@ -117,9 +117,9 @@ impl Archive {
         }))
     }
 
-    /// Reads the current minute.
+    /// Reads the current minute; returns `None` if there is none.
     fn open_minute(&self, kind: Kind) -> Result<Option<Minute>, RecordError> {
-        // Read before the tail: if the tail becomes a block meanwhile, the block's id is higher.
+        // The id is read before the tail. If the tail becomes a block in between, that block's id is higher.
         let sql = "SELECT ifnull(max(id), 0) FROM block WHERE kind = ?1";
         let last = self.rows(sql, &[&kind.number()], |row| row.get(0))?;
         let frames = self.rows(
@@ -145,8 +145,8 @@ impl Archive {
         Ok((!minute.frames.is_empty()).then_some(minute))
     }
 
-    /// Returns the next minute after one that was current when it was read; that minute itself if it has become a block.
-    /// Times cannot tell: after a clock was set back it ends before what was written earlier.
+    /// Returns the minute after one that was current when it was read, or that minute itself if it has become a block. Goes by
+    /// ids, since times cannot tell: if the clock was set back, the new block ends before earlier ones.
     fn newer(&self, kind: Kind, minute: &Minute) -> Result<Option<Minute>, RecordError> {
         let mut last = minute.last_block;
         while let Some(((_, id), found)) = self.block("id > ?2 ORDER BY id", &[&kind.number(), &last])? {

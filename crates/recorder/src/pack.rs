@@ -1,11 +1,11 @@
-//! Writes [`columns`](crate::columns): a minute grows one period at a time, without building a tree of each value.
+//! Writes [`columns`](crate::columns). A minute grows by one period at a time, and no tree is built for a value.
 //!
 //! ```text
 //!   a period ──▶ Document (text and where each value stands) ──▶ Columns (one growing column for each place) ──▶ text of a block
 //! ```
 //!
-//! Most of a period equals the one before, so the cost is that of comparing: a column begins as the text of its first value,
-//! however large, and is split into columns only once a value differs.
+//! Most of a period equals the previous one, so most of the cost is comparing. A column begins as the text of its first value,
+//! however large, and is split into columns only when a value differs.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -16,13 +16,13 @@ use serde_json::Value;
 use crate::columns;
 use crate::document::{Document, Place, Shape};
 
-/// Deeper nesting is written verbatim. One level takes two levels of a block, and readers accept 128.
+/// Deeper nesting is written as plain JSON. Each level here takes two levels of a block, and readers accept 128.
 const DEPTH_MAX: usize = 16;
 
-/// Bytes of a text that are stored inline.
+/// Longest text, in bytes, that is stored inline.
 const SHORT_MAX: usize = 22;
 
-/// A JSON text. Most are a number or a word, compared in each period.
+/// A JSON text. Most texts are a number or a word, which is compared in every period.
 #[derive(Debug)]
 enum Text {
     Short(u8, [u8; SHORT_MAX]),
@@ -80,19 +80,19 @@ enum Column {
     /// No value yet.
     #[default]
     Empty,
-    /// All values have this text; their number.
+    /// All values have this text. Also has their number.
     Same(Text, usize),
     Whole(Vec<i64>),
     Object(Fields),
-    /// Lists of the same length; their number.
+    /// Lists of the same length, a column for each position. Also has the number of lists.
     List(Vec<Column>, usize),
-    /// Lists of objects by their ids, and the ids of each list in its order.
+    /// Lists of objects, with columns by the objects' ids. Also has the ids of each list, in its order.
     ById(Box<(Fields, Orders)>),
-    /// Anything else.
+    /// Any other values, as texts.
     Mixed(Texts),
 }
 
-/// Columns by key, of objects that need not all have every key.
+/// Columns by key, for objects that need not all have every key.
 #[derive(Debug, Default)]
 struct Fields {
     fields: Vec<Field>,
@@ -107,19 +107,19 @@ struct Field {
     column: Column,
     /// Number of values.
     count: usize,
-    /// Indexes of the objects that have the key; `None` if all had it up to its last occurrence.
+    /// Indices of the objects that have the key. `None` if all objects had it, up to the last one that did.
     #[allow(clippy::box_collection)] // rarely present, and many fields pay for its size
     which: Option<Box<Vec<usize>>>,
 }
 
-/// The ids of each list, in order.
+/// The ids of each list, in the list's order.
 #[derive(Debug)]
 enum Orders {
     Same(Vec<Arc<[u8]>>),
     Mixed(Texts),
 }
 
-/// Stores each key once, since many objects share keys.
+/// Stores each key once, because many objects have the same keys.
 #[derive(Debug, Default)]
 struct Keys(BTreeSet<Arc<[u8]>>);
 
@@ -134,7 +134,7 @@ impl Keys {
     }
 }
 
-/// Returns the ids of a list of objects, if all are different.
+/// Returns the ids of a list of objects, if every object has an id and all ids differ.
 fn ids(document: &Document, list: Place) -> Option<Vec<&[u8]>> {
     let ids = document.items(list).map(|item| document.id(item));
     let ids = ids.collect::<Option<Vec<_>>>()?;
@@ -142,14 +142,14 @@ fn ids(document: &Document, list: Place) -> Option<Vec<&[u8]>> {
     (each.len() == ids.len()).then_some(ids)
 }
 
-/// Returns the objects of a list by id.
+/// Returns the objects of a list, each with its id.
 fn by_id(document: &Document, list: Place) -> impl Iterator<Item = (&[u8], Place)> {
     let items = document.items(list);
     items.map(|item| (document.id(item).unwrap_or_default(), item))
 }
 
 impl Orders {
-    /// Adds the ids of one more list to `count` lists.
+    /// Adds the ids of another list, after those of `count` lists.
     fn push(&mut self, document: &Document, list: Place, count: usize) {
         let mut text = Vec::new();
         list_of(by_id(document, list).map(|(id, _)| id), &mut text);
@@ -165,7 +165,7 @@ impl Orders {
         }
     }
 
-    /// Returns whether a list has the same ids in the same order as all before.
+    /// Returns true if a list has the same ids in the same order as all lists before.
     fn is(&self, document: &Document, list: Place) -> bool {
         match self {
             Orders::Same(same) => {
@@ -200,7 +200,7 @@ impl Fields {
         };
         for (key, at) in fields {
             let column = Column::Same(document.value(at).into(), count);
-            // A duplicate key counts once.
+            // If the object has a key twice, only the first occurrence counts.
             if all.fields.iter().all(|field| *field.key != *key) {
                 all.fields.push(Field::new(keys.of(key), column, count));
             }
@@ -208,7 +208,7 @@ impl Fields {
         all
     }
 
-    /// Adds one more object with these fields.
+    /// Adds an object with these fields.
     fn push<'d>(
         &mut self,
         document: &'d Document,
@@ -217,7 +217,7 @@ impl Fields {
         keys: &mut Keys,
     ) {
         let number = self.count;
-        // Keys usually have the order of the previous object.
+        // Usually, keys come in the same order as in the previous object.
         let mut next = 0;
         for (key, at) in fields {
             let is_next = self.fields.get(next).is_some_and(|field| *field.key == *key);
@@ -246,7 +246,7 @@ impl Field {
         }
     }
 
-    /// Adds the value of object `number`. A duplicate key counts once.
+    /// Adds the value of object `number`. If the object has the key twice, only the first occurrence counts.
     fn push(&mut self, document: &Document, at: Place, number: usize, depth: usize, keys: &mut Keys) {
         let last = self
             .which
@@ -309,8 +309,8 @@ impl Column {
         }
     }
 
-    /// Converts `count` equal values to a column to which others of the same shape can be added; `None` if only a mixed
-    /// column can hold them.
+    /// Converts `count` equal values to a column to which different values of the same shape can be added. Returns `None` if only
+    /// a mixed column can hold them.
     fn parted(text: &[u8], count: usize, (shape, depth): (Shape, usize), keys: &mut Keys) -> Option<Column> {
         match shape {
             Shape::Whole => {
@@ -338,7 +338,7 @@ impl Column {
         }
     }
 
-    /// Adds a value that fits no other kind of column.
+    /// Adds a value that does not fit the column's kind, so the column becomes a mixed one.
     fn push_mixed(&mut self, text: &[u8]) {
         if !matches!(self, Column::Mixed(_)) {
             *self = Column::Mixed(std::mem::take(self).texts());
@@ -462,7 +462,7 @@ impl Fields {
     }
 }
 
-/// Writes the first number, then each difference to the one before; or all numbers if a difference overflows.
+/// Writes the first number, then the difference of each to the previous one; or all numbers, if a difference overflows.
 fn write_whole(all: &[i64], to: &mut impl Write) -> io::Result<()> {
     let is_near = all.windows(2).all(|pair| pair[1].checked_sub(pair[0]).is_some());
     to.write_all(if is_near { br#"["+""# } else { br#"["*""# })?;
@@ -475,7 +475,7 @@ fn write_whole(all: &[i64], to: &mut impl Write) -> io::Result<()> {
     to.write_all(b"]")
 }
 
-/// The periods of a block, as they are added.
+/// The periods of a block that is being built.
 #[derive(Debug, Default)]
 pub(crate) struct Columns {
     at_ns: Vec<i64>,
@@ -497,7 +497,7 @@ impl Columns {
         self.at_ns.len()
     }
 
-    /// Returns the times of the first and the last period; `None` if there is none.
+    /// Returns the two times of the first and of the last period; `None` if there are no periods.
     pub fn span(&self) -> Option<[(i64, i64); 2]> {
         let time = |index: usize| Some((*self.at_ns.get(index)?, *self.wall_ns.get(index)?));
         Some([time(0)?, time(self.len().checked_sub(1)?)?])
@@ -530,7 +530,7 @@ mod tests {
         serde_json::from_slice(&text).unwrap()
     }
 
-    /// Returns the column of these values, as a block has it.
+    /// Returns the column of these values, in the form that a block has.
     fn pack(values: &[Value]) -> Value {
         let (mut document, mut columns) = (Document::default(), Columns::default());
         for value in values {
@@ -599,7 +599,7 @@ mod tests {
         let values = [
             json!({"at": 1, "vms": [vm("a", "web", 1), vm("b", "db", 2)], "rest": [1, 2]}),
             json!({"at": 2, "vms": [vm("b", "db", 3)], "rest": [3]}),
-            // This object comes again in another place, with another name.
+            // The same object as before, in another place and with another name.
             json!({"at": 3, "vms": [vm("b", "db", 4), vm("a", "shop", 5)], "rest": []}),
         ];
         let text = serde_json::to_vec(&pack(&values)).unwrap();
@@ -624,7 +624,7 @@ mod tests {
             columns::unpack(&columns::read(&text, Pick::All).unwrap(), 3).as_deref(),
             Some(&values[..])
         );
-        // If nothing changes, or no object has an id, the list remains one column.
+        // If nothing changes, or no object has an id, the list stays one column.
         let same = [values[0].clone(), values[0].clone()];
         let text = serde_json::to_vec(&pack(&same)).unwrap();
         let keys = [("vms", Pick::Called("db", &of_vm))];

@@ -1,4 +1,4 @@
-//! Records from a thread of its own: the loop hands over each period, and goes on.
+//! Records in a thread of its own. The agent's loop hands over each period, and goes on.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -12,19 +12,18 @@ use crate::document::Documents;
 use crate::schema::RecordError;
 use crate::store::{Begin, Limits, Period, Store, Written};
 
-/// Most periods that may wait for the disk.
+/// Most periods that may wait to be written.
 const WAITING_MAX: usize = 64;
 
-/// Creates a period and writes its documents. Called on the recorder's thread, since turning figures into JSON takes a
-/// while.
+/// Creates a period and writes its documents. The recorder's thread calls it, because turning figures into JSON takes a while.
 type Make = Box<dyn FnOnce(&mut Documents) -> Period + Send>;
 
-/// What to do with a period when the queue is full, since the disk is slower than the run.
+/// What happens to a period if the queue is full because the disk is slower than the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenFull {
-    /// Leave it out and record that later: a real host does not wait.
+    /// The period is left out, and a later period records that. A real host does not wait.
     LeaveOut,
-    /// Make the run wait: a simulated one can.
+    /// The run waits. A simulated run can.
     Wait,
 }
 
@@ -32,12 +31,12 @@ pub enum WhenFull {
 #[derive(Debug)]
 pub struct Recorder {
     when_full: WhenFull,
-    /// `None` once it is closed.
+    /// `None` once the recorder is closed.
     periods: Option<SyncSender<Make>>,
     notices: Receiver<String>,
     written: Receiver<Vec<Written>>,
     writer: Option<JoinHandle<()>>,
-    /// Periods left out since the last one that was recorded.
+    /// Number of periods left out since the last recorded one.
     missed_count: u64,
 }
 
@@ -45,7 +44,7 @@ impl Recorder {
     /// Begins a run in the history at `path`, which is created if missing.
     ///
     /// # Errors
-    /// If it cannot be written, or belongs to another program or a newer version.
+    /// If the history cannot be written, or another program or a newer version wrote it.
     pub fn begin(
         path: &Path,
         begin: &Begin,
@@ -72,7 +71,7 @@ impl Recorder {
         })
     }
 
-    /// Hands over a period.
+    /// Hands over a period to be recorded.
     pub fn keep(&mut self, at: Ns, make: impl FnOnce(&mut Documents) -> Period + Send + 'static) {
         let Some(periods) = &self.periods else { return };
         let missed = self.missed_count;
@@ -127,7 +126,7 @@ fn left_out(count: u64, at: Ns) -> (EventRecord, Value) {
     (record, json!({"missed_count": count, "until_ns": at}))
 }
 
-/// Messages of the writing thread. The run may be over and not receive them.
+/// Where the writing thread sends its messages. If the run is over, they are lost.
 struct Told {
     notice: Sender<String>,
     decided: Sender<Vec<Written>>,
@@ -139,7 +138,7 @@ impl Told {
     }
 }
 
-/// Writes until the run ends. What cannot be written is left out, and reported once writing works again.
+/// Writes until the run ends. A period that cannot be written is left out, and this is recorded once writing works again.
 fn write(mut store: Store, waiting: &Receiver<Make>, told: &Told) {
     let (mut lost_count, mut said, mut unpruned) = (0, None, None);
     let mut documents = Documents::default();
@@ -159,7 +158,7 @@ fn write(mut store: Store, waiting: &Receiver<Make>, told: &Told) {
                 if !written.is_empty() {
                     let _ = told.decided.send(written);
                 }
-                // The period is recorded even if pruning fails.
+                // The period is already recorded, even if pruning fails.
                 let failed = store.prune().err().map(|error| error.to_string());
                 if let Some(text) = failed.filter(|text| unpruned.as_ref() != Some(text)) {
                     told.notice(format!("{text}; what is too old or too much is still there"));
@@ -222,7 +221,7 @@ mod tests {
         });
     }
 
-    /// Returns what is recorded, once there are `count` periods.
+    /// Returns the recorded values, once there are `count` periods.
     fn back(path: &Path, kind: Kind, count: usize) -> Vec<Value> {
         loop {
             let archive = Archive::open(path).unwrap();
@@ -240,7 +239,7 @@ mod tests {
         #[test]
         fn whatever_was_given_is_read_back_from_the_tail_from_a_block_and_from_what_a_killed_agent_left(
             given in prop::collection::vec((value(), prop::option::of(value())), 1..8),
-            // The next block begins with a period that comes a minute later.
+            // The next block begins with the period that comes a minute later.
             later in 0..8usize,
         ) {
             let dir = tempfile::tempdir().unwrap();
@@ -257,7 +256,7 @@ mod tests {
                 keep(&mut recorder, second as u64, period.clone());
             }
             prop_assert!(is_back(&path));
-            // The state on disk if the agent were killed now.
+            // Copies the files: the state on disk if the agent were killed now.
             let killed = dir.path().join("killed.sqlite");
             for end in ["", "-wal"] {
                 std::fs::copy(format!("{}{end}", path.display()), format!("{}{end}", killed.display())).unwrap();

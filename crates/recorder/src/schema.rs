@@ -8,9 +8,9 @@ use rusqlite::{Connection, OpenFlags};
 
 /// "HNod", which marks a database as ours.
 const APPLICATION_ID: i32 = 0x484e_6f64;
-/// The newest readable version; the oldest is 1.
+/// The newest version that can be read. The oldest is 1.
 const FORMAT: i32 = 1;
-/// How long to wait for a reader that has locked the database.
+/// How long to wait if a reader has locked the database.
 const BUSY: Duration = Duration::from_secs(5);
 /// Most bytes of an unpacked block.
 pub(crate) const BLOCK_BYTES_MAX: usize = 256 << 20;
@@ -42,7 +42,7 @@ const TABLES: &str = "
 /// Why a history cannot be written or read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// SQLite failed, or the disk below it.
+    /// SQLite failed, or the disk that it uses.
     #[error("the history {path}: {cause}")]
     Database {
         /// The file.
@@ -50,20 +50,20 @@ pub enum RecordError {
         /// SQLite's error.
         cause: String,
     },
-    /// It belongs to another program.
+    /// Another program's file.
     #[error("{path} is no history of homenode's: choose another file")]
     Foreign {
         /// The file.
         path: String,
     },
-    /// A newer version wrote it.
+    /// A newer version wrote the history.
     #[error(
         "the history {path} has format {format}, and this version of homenode reads formats up to {FORMAT}: use a newer one"
     )]
     Newer {
         /// The file.
         path: String,
-        /// Its format.
+        /// The format of the file.
         format: i32,
     },
     /// There is no history.
@@ -77,10 +77,10 @@ pub enum RecordError {
     Export {
         /// The file to be written.
         path: String,
-        /// Why.
+        /// The reason.
         cause: String,
     },
-    /// Part of it cannot be read.
+    /// Part of the history cannot be read.
     #[error("the history {path} is damaged: {what}")]
     Damaged {
         /// The file.
@@ -98,8 +98,8 @@ impl RecordError {
         }
     }
 
-    /// Converts SQLite's error on a file. Invalid content counts as damage if the file has our header, and as another
-    /// program's file if not.
+    /// Converts an error of SQLite about a file. If SQLite finds the content invalid, the file counts as damaged if it has our
+    /// header, and otherwise as another program's.
     pub(crate) fn of_sqlite(path: &Path, error: rusqlite::Error) -> RecordError {
         use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
         let name = || path.display().to_string();
@@ -118,7 +118,7 @@ impl RecordError {
     }
 }
 
-/// Returns whether SQLite cannot create the file that readers and the writer map to coordinate.
+/// Returns true if SQLite cannot create the file through which readers and the writer share memory.
 fn lacks_shared_memory(error: &rusqlite::Error) -> bool {
     use rusqlite::ffi;
     let code = error.sqlite_error().map(|error| error.extended_code);
@@ -175,12 +175,12 @@ pub(crate) fn open_to_write(path: &Path) -> Result<Connection, RecordError> {
         }
     };
     if is_new {
-        // Must be set before there are tables; lets pages of pruned data be returned to the file system.
+        // Allows the pages of pruned data to be returned to the file system. Must be set before there are tables.
         connection
             .pragma_update(None, "auto_vacuum", "INCREMENTAL")
             .map_err(failed)?;
     }
-    // Readers and the writer do not block each other; a power cut loses only the last seconds.
+    // With these settings, readers and the writer do not block each other, and a power cut loses only the last seconds.
     connection
         .pragma_update(None, "journal_mode", "WAL")
         .map_err(failed)?;
@@ -201,8 +201,8 @@ pub(crate) fn open_to_write(path: &Path) -> Result<Connection, RecordError> {
     Ok(connection)
 }
 
-/// Resolves the file's directory: SQLite refuses a link anywhere in a path, and operators move directories to other disks.
-/// SQLite itself checks that the file is no link.
+/// Resolves links in the file's directory. SQLite refuses a link anywhere in a path, but operators move directories to other
+/// disks. SQLite itself checks that the file is not a link.
 fn whole(path: &Path) -> PathBuf {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let real = parent.and_then(|parent| parent.canonicalize().ok());
@@ -212,10 +212,10 @@ fn whole(path: &Path) -> PathBuf {
     }
 }
 
-/// Rejects what cannot be a history. On a directory SQLite reports a disk error, and on a pipe it waits forever.
+/// Rejects a path that cannot be a history: for a directory SQLite would report a disk error, and for a pipe wait forever.
 ///
 /// # Errors
-/// If it is a directory, a pipe, a socket or a device. SQLite refuses a link.
+/// If the path is a directory, a pipe, a socket or a device. Links are left to SQLite, which refuses them.
 pub(crate) fn check_kind(path: &Path) -> Result<(), RecordError> {
     match path.symlink_metadata() {
         Ok(found) if !found.is_file() && !found.is_symlink() => Err(foreign(path)),
@@ -236,7 +236,7 @@ pub(crate) fn open_to_read(path: &Path) -> Result<Connection, RecordError> {
             path: path.display().to_string(),
         });
     }
-    // Follows a link.
+    // `is_file` follows links.
     if !path.is_file() {
         return Err(foreign(path));
     }

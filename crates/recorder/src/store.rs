@@ -1,4 +1,4 @@
-//! Writes a history: adds periods, turns minutes of them into blocks, and drops what exceeds the limits.
+//! Writes a history: adds periods, turns each minute of them into a block, and drops what exceeds the limits.
 
 use std::fs;
 use std::io::{self, BufWriter};
@@ -16,25 +16,25 @@ use crate::document::{Document, Documents};
 use crate::pack::Columns;
 use crate::schema::{self, BLOCK_BYTES_MAX, Kind, RecordError};
 
-/// Duration of a block.
+/// Time that a block spans.
 const BLOCK: Ns = Ns::from_secs(60);
-/// Most periods of a block: an agent may sample every 10 ms.
+/// Most periods of a block. An agent may sample every 10 ms.
 pub(crate) const BLOCK_COUNT_MAX: usize = 6000;
 /// Repetitions of an event within this time share one row.
 const AGAIN: Ns = Ns::from_secs(60);
-/// zstd's compression level. A higher one takes twice as long and does not shrink samples, which are most of the data.
+/// zstd's compression level. A higher level would take twice as long without shrinking samples, which are most of the data.
 const LEVEL: i32 = 1;
-/// How much of a block's text is compressed at once.
+/// Bytes of a block's text that are compressed at once.
 const TEXT_BYTES: usize = 64 << 10;
-/// How long a changed clock must be stable before data is dropped for its age: a clock that jumps for a while would make all
-/// data look old.
+/// How long the wall clock must be stable, after it was changed, before data is dropped for its age. Otherwise a clock that jumps
+/// ahead for a while would make all data look old.
 const BELIEVED: Ns = Ns::from_secs(600);
-/// Larger than any step of a synchronized clock, in nanoseconds.
+/// A larger difference is more than any step of a synchronized clock, in nanoseconds.
 const STEP_NS: i64 = 60_000_000_000;
-/// Pages that are returned to the file system at once.
+/// Number of pages that are returned to the file system at once.
 const VACUUM_PAGES: u32 = 2000;
 
-/// How much is kept.
+/// Limits on what is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Age limit of status and events.
@@ -43,24 +43,24 @@ pub struct Limits {
     pub samples: Ns,
     /// Size limit of samples.
     pub samples_bytes: Bytes,
-    /// Size limit of everything together.
+    /// Size limit of the whole history.
     pub bytes: Bytes,
 }
 
 /// Describes a run.
 #[derive(Clone, Debug)]
 pub struct Begin {
-    /// When it began: wall-clock time, in nanoseconds since 1970.
+    /// When the run began, on the wall clock, in nanoseconds since 1970.
     pub wall_ns: i64,
     /// The program's version and commit.
     pub version: String,
     /// The host it runs on.
     pub host: String,
-    /// Everything else: machine, settings.
+    /// Everything else about the run: machine and settings.
     pub detail: Value,
 }
 
-/// A decision that was written, and how to find it.
+/// A decision that was recorded, and where to find it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     /// Id of its row in `event`.
@@ -69,14 +69,14 @@ pub struct Written {
     pub wall_ns: i64,
     /// The policy that decided.
     pub policy: String,
-    /// The action.
+    /// The action that it decided on.
     pub action: String,
     /// The outcome.
     pub outcome: String,
 }
 
 impl Written {
-    /// Describes an event that was written to row `id`; `None` if it is no decision.
+    /// Describes an event that was written to row `id`; returns `None` if it is not a decision.
     fn of(record: &EventRecord, id: i64, wall_ns: i64) -> Option<Written> {
         if record.kind != EventRecord::DECIDED {
             return None;
@@ -91,14 +91,14 @@ impl Written {
     }
 }
 
-/// What to keep of one period in addition to its [`Documents`].
+/// What to record of a period in addition to its [`Documents`].
 #[derive(Clone, Debug)]
 pub struct Period {
-    /// The host's monotonic clock.
+    /// Time of the period, on the host's monotonic clock.
     pub at: Ns,
-    /// The wall clock, in nanoseconds since 1970.
+    /// Time of the period on the wall clock, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// Its events, each also as a whole, for programs.
+    /// The period's events, each also in full, for programs.
     pub events: Vec<(EventRecord, Value)>,
 }
 
@@ -106,32 +106,32 @@ pub struct Period {
 pub(crate) struct Store {
     path: PathBuf,
     connection: Connection,
-    /// Held while the history is open; dropped after the connection.
+    /// The lock, which is held while the history is open, and released after the connection is closed.
     _alone: Alone,
     limits: Limits,
     run: i64,
-    /// The current minute.
+    /// The minute that is being recorded.
     minute: Option<Minute>,
-    /// Since when the wall clock has been in step with the host's clock, and its offset from it.
+    /// Since when the wall clock has been in step with the host's monotonic clock, and its offset from that.
     steady: Option<(Ns, i64)>,
     /// Whether a minute has ended since the last prune.
     is_prune_due: bool,
     /// Compresses the rows of the tail.
     compressor: Compressor<'static>,
-    /// A period's compressed documents, by kind.
+    /// The compressed documents of a period, by kind.
     packed: [Vec<u8>; Kind::ALL.len()],
 }
 
 struct Minute {
     begun: Ns,
     last_wall_ns: i64,
-    /// Its periods by kind. The tail has them too, but need not be read again.
+    /// The minute's periods by kind. The tail has them too, but need not be read again.
     frames: [Columns; Kind::ALL.len()],
 }
 
 impl Store {
-    /// Opens the history for a new run, and creates it if missing. Turns the last minute of an agent that was killed into a
-    /// block. Sets a damaged history aside, with a notice.
+    /// Opens the history for a new run, and creates it if it is missing. If an agent was killed, turns its last minute into a
+    /// block. Moves a damaged history aside, with a notice.
     pub fn open(path: &Path, begin: &Begin, limits: Limits) -> Result<(Store, Vec<String>), RecordError> {
         let failed = |e: std::io::Error| RecordError::new(path, e);
         if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
@@ -147,7 +147,7 @@ impl Store {
                 let aside = format!("{name}.damaged-{}", begin.wall_ns / 1_000_000_000);
                 for end in ["-wal", "-shm", ""] {
                     let moved = fs::rename(beside(path, end), format!("{aside}{end}"));
-                    // The first two may be missing.
+                    // The files with the first two endings may be missing.
                     moved.or_else(|e| if end.is_empty() { Err(failed(e)) } else { Ok(()) })?;
                 }
                 notices.push(format!(
@@ -161,9 +161,9 @@ impl Store {
     }
 
     fn begin(path: &Path, begin: &Begin, limits: Limits) -> Result<Store, RecordError> {
-        // Not on the database itself: on NFS and 9p all locks of a file conflict, and SQLite would wait for ours.
+        // Locks another file than the database. On NFS and 9p all locks of a file conflict, so SQLite would wait for ours.
         let alone = Alone::with(path)?;
-        // Created before SQLite does, which would leave the permissions to the umask.
+        // SQLite would create the file with the permissions that the umask allows.
         own_file(path)?;
         let connection = schema::open_to_write(path)?;
         let check: rusqlite::Result<String> =
@@ -221,7 +221,7 @@ impl Store {
         Ok(done)
     }
 
-    /// Writes a period; returns its decisions with their ids.
+    /// Writes a period. Returns its decisions, with the ids of their rows.
     pub fn append(&mut self, period: &Period, documents: &Documents) -> Result<Vec<Written>, RecordError> {
         for (kind, document) in documents.iter() {
             let packed = compress(
@@ -234,7 +234,7 @@ impl Store {
         let run = self.run;
         let minute = self.minute.take();
         let packed = std::mem::take(&mut self.packed);
-        // A clock that was set back begins a new block: times within a block only grow.
+        // If the wall clock was set back, a new block begins, because times within a block must only grow.
         let is_over = minute.as_ref().is_some_and(|minute| {
             period.at.saturating_sub(minute.begun) >= BLOCK
                 || period.wall_ns < minute.last_wall_ns
@@ -264,12 +264,12 @@ impl Store {
         };
         self.take_in(minute.filter(|_| !is_over), period, documents);
         self.is_prune_due |= is_over;
-        // An invalid document does not affect the others.
+        // Reported at the end: an invalid document must not affect the others.
         let failed = documents.failed().map(|e| RecordError::new(&self.path, e));
         failed.map_or(Ok(decisions), Err)
     }
 
-    /// Adds a period in the tail to the current minute, or begins another minute.
+    /// Adds a period, which is in the tail already, to the minute; without a minute, begins one.
     fn take_in(&mut self, minute: Option<Minute>, period: &Period, documents: &Documents) {
         let (at, wall_ns) = (period.at, period.wall_ns);
         let mut minute = minute.unwrap_or(Minute {
@@ -287,7 +287,7 @@ impl Store {
         self.steady = Some(self.steady.filter(is_steady).unwrap_or((at, ahead_ns)));
     }
 
-    /// Ends the run: turns the tail into a block.
+    /// Ends the run, by turning the tail into blocks.
     pub fn close(&mut self) -> Result<(), RecordError> {
         let (run, minute) = (self.run, self.minute.take());
         let Some(minute) = minute else { return Ok(()) };
@@ -323,7 +323,7 @@ impl Store {
     }
 }
 
-/// The lock of the only writer of a history.
+/// The lock of a history's only writer.
 struct Alone(fs::File);
 
 impl Alone {
@@ -340,7 +340,7 @@ impl Alone {
 }
 
 impl Drop for Alone {
-    /// Closing is not enough: a child between fork and exec has the file open, and so holds the lock.
+    /// Unlocks explicitly. Closing is not enough: a child between fork and exec still has the file open, and so holds the lock.
     fn drop(&mut self) {
         let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
@@ -353,7 +353,7 @@ fn beside(path: &Path, end: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Opens or creates a file that only its owner can read, since it says what VMs do. Root writes only to root's files, and
+/// Opens a file, or creates one that only its owner can read, because it tells what VMs do. Root writes only to root's files, and
 /// another user only to their own.
 fn own_file(path: &Path) -> Result<fs::File, RecordError> {
     let failed = |e: std::io::Error| RecordError::new(path, e);
@@ -376,7 +376,7 @@ fn own_file(path: &Path) -> Result<fs::File, RecordError> {
     Err(RecordError::new(path, cause))
 }
 
-/// Drops blocks that are too old, then the oldest ones beyond the size limits; events go with the status.
+/// Drops blocks that are too old, then the oldest blocks beyond the size limits. Events go with the status.
 pub(crate) fn prune(
     connection: &mut Connection,
     path: &Path,
@@ -394,8 +394,8 @@ pub(crate) fn prune(
     let drop_old = || -> rusqlite::Result<()> {
         for (kind, age, bytes) in kept {
             let oldest = now_wall_ns.saturating_sub(whole(age.0));
-            // A clock that was far ahead for a while leaves blocks dated in the future: blocks with lower ids are older than
-            // they.
+            // A clock that was far ahead for a while leaves blocks dated in the future. Only the size limits drop them: these go
+            // by id, in which such blocks are newer than the blocks before them.
             change.execute(
                 "DELETE FROM block WHERE kind = ? AND last_wall_ns < ?",
                 params![kind.number(), oldest],
@@ -403,7 +403,7 @@ pub(crate) fn prune(
             if *kind == Kind::Status {
                 change.execute("DELETE FROM event WHERE last_wall_ns < ?", params![oldest])?;
             }
-            // Adding up all blocks takes a while; skip it if everything together is below the limit.
+            // Adding up all blocks takes a while, and is not needed if all data together is below the limit.
             if used()? <= whole(bytes.0) {
                 continue;
             }
@@ -431,7 +431,7 @@ pub(crate) fn prune(
                 [],
             )?;
         }
-        // No rows of runs older than all that is left remain: later rows belong to later runs.
+        // Drops the rows of runs that are older than everything that is left: later rows belong to later runs.
         change.execute(
             "DELETE FROM run WHERE id < (SELECT max(id) FROM run) AND id < ifnull((SELECT min(run) FROM (
                 SELECT * FROM (SELECT run FROM block ORDER BY id LIMIT 1)
@@ -458,7 +458,7 @@ pub(crate) fn give_back(connection: &Connection, path: &Path) -> Result<(), Reco
     Ok(())
 }
 
-/// Reads the periods that an agent which was killed left in the tail.
+/// Reads the periods that were left in the tail by an agent that was killed.
 fn left_in_tail(change: &Transaction<'_>, run: i64) -> rusqlite::Result<[Columns; Kind::ALL.len()]> {
     let mut left: [Columns; Kind::ALL.len()] = Default::default();
     let mut document = Document::default();
@@ -507,7 +507,7 @@ fn write_tail(
     Ok(())
 }
 
-/// Turns a run's periods in the tail into blocks.
+/// Turns the periods of a run that are in the tail into blocks.
 fn close_minute(
     change: &Transaction<'_>,
     run: i64,
@@ -538,8 +538,8 @@ fn close_minute(
     Ok(())
 }
 
-/// Returns a block of these periods. Its text is never in memory as a whole: a minute of a thousand VMs has tens of
-/// megabytes.
+/// Returns the content of a block with these periods. The text is never in memory as a whole, because a minute of a thousand VMs
+/// has tens of megabytes.
 fn block_of(frames: &Columns) -> io::Result<Vec<u8>> {
     let compressor = zstd::stream::write::Encoder::new(Vec::new(), LEVEL)?;
     let mut text = BufWriter::with_capacity(TEXT_BYTES, compressor);
@@ -547,7 +547,7 @@ fn block_of(frames: &Columns) -> io::Result<Vec<u8>> {
     text.into_inner()?.finish()
 }
 
-/// Writes an event. Decisions, and events that are not repeated, have rows of their own: returns the id of the row then.
+/// Writes an event. Returns the id of its row if it is a decision or not a repetition; other events share an earlier row.
 fn write_event(
     change: &Transaction<'_>,
     (run, wall_ns): (i64, i64),

@@ -1,4 +1,4 @@
-//! Exports a row for each VM and period, as CSV or Parquet.
+//! Exports a history as CSV or Parquet, with a row for each VM and period.
 
 use std::fs::File;
 use std::io::Write;
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::{Frame, RecordError};
 
-/// The source of a cell.
+/// Where a cell's value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum From {
-    /// The wall clock, for people.
+    /// The wall clock, in a form for people.
     Time,
     /// The wall clock, in nanoseconds since 1970.
     WallNs,
@@ -29,7 +29,7 @@ pub enum From {
 pub struct Column {
     /// Its name.
     pub name: &'static str,
-    /// The source of its cells.
+    /// Where the values of its cells come from.
     pub from: From,
     /// The type of its cells; any may be missing.
     pub cell: Cell,
@@ -68,7 +68,7 @@ pub const COLUMNS: [Column; 21] = [
     status("left_alone", "/left_alone", Cell::Text),
 ];
 
-/// Returns the statuses of a period's VMs, or of the one with this name or id.
+/// Returns the statuses of a period's VMs, or only of the VM with this name or id.
 pub fn vms<'a>(frame: &'a Frame, vm: Option<&'a str>) -> impl Iterator<Item = &'a Value> {
     let vms = frame.value["vms"]
         .as_array()
@@ -85,7 +85,7 @@ impl Parquet<File> {
     /// Creates a file without rows.
     ///
     /// # Errors
-    /// If it cannot be created.
+    /// If the file cannot be created.
     pub fn create(path: &Path) -> Result<Parquet<File>, RecordError> {
         let failed = |cause: &dyn std::fmt::Display| RecordError::Export {
             path: path.display().to_string(),
@@ -100,13 +100,13 @@ impl<W: Write + Send> Parquet<W> {
     /// Creates a writer without rows.
     ///
     /// # Errors
-    /// If it cannot be written; here and below.
+    /// If the rows cannot be written; this holds for all methods.
     pub fn new(to: W) -> Result<Parquet<W>, ParquetError> {
         let columns = COLUMNS.map(|column| homenode_table::Column::new(column.name, column.cell));
         homenode_table::Parquet::new(to, "vm_periods", &columns, &[]).map(Parquet)
     }
 
-    /// Writes the rows of a period, of all VMs or of the one with this name or id.
+    /// Writes a row for each VM of a period, or only for the VM with this name or id.
     ///
     /// # Errors
     /// As [`Parquet::new`].
@@ -140,7 +140,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads rows as JSON, with the parquet crate's own reader.
+    /// Reads rows as JSON, using the parquet crate's own reader.
     fn read(file: Vec<u8>) -> Vec<Value> {
         let reader = SerializedFileReader::new(bytes::Bytes::from(file)).unwrap();
         reader

@@ -1,10 +1,11 @@
-//! Keeps finished work on disk, so that interrupted work can continue and repeated work is quick: runs of a reproduction,
-//! tasks of a sweep.
+//! Keeps finished work on disk, so that interrupted work can continue and repeated work is quick. Used for the runs of a
+//! reproduction and the tasks of a sweep.
 //!
-//! Each has a file, named by a hash of its description. The file repeats the whole description and the program that made it,
-//! and is used only if both match: another program may simulate differently, and hashes may collide. Files are written under
-//! a temporary name and renamed, so a crash leaves the old file, the new one, or a leftover that is never read. Files are
-//! not synced to disk: one truncated by a power cut does not parse, and is simulated again.
+//! Each result has a file, named after a hash of its description. The file contains the whole description and identifies the
+//! program that made it. It is used only if both match, because another program may simulate differently, and hashes may
+//! collide. Files are written under a temporary name and renamed, so a crash leaves the old file, the new file, or a
+//! temporary file that is never read. Files are not synced to disk. If a power cut truncates a file, it does not parse, and
+//! the work is done again.
 //!
 //! The files are untrusted: only regular files of bounded size are opened, links are not followed, and a file that does not
 //! parse is skipped with a note.
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 /// Maximum file size: a run of 200 VMs is about 300 kilobytes, and a task has up to 64 runs.
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
-/// A directory of finished runs, or of other results determined by a description only.
+/// A directory of finished runs, or of other results that depend only on a description.
 #[derive(Debug)]
 pub struct Cache {
     directory: PathBuf,
@@ -42,18 +43,18 @@ struct Entry<S, T> {
 pub enum Found<T> {
     /// The run.
     Run(Box<T>),
-    /// Nothing, or a run by another program.
+    /// There is no run, or another program made it.
     Nothing,
-    /// A file that is not a finished run; says why.
+    /// The file is not a finished run; the text says why.
     Unusable(String),
 }
 
 impl Cache {
-    /// Opens a directory, and creates it if it does not exist. `program` is the text of the program that simulates (its
-    /// executable): another one's runs are not used.
+    /// Opens a directory, and creates it if it does not exist. `program` is the content of the executable that simulates;
+    /// the runs of other programs are not used.
     ///
     /// # Errors
-    /// When the directory cannot be made.
+    /// The directory cannot be created.
     pub fn open(directory: &Path, program: &[u8]) -> std::io::Result<Cache> {
         fs::create_dir_all(directory)?;
         Ok(Cache {
@@ -63,13 +64,13 @@ impl Cache {
         })
     }
 
-    /// Returns the path for the result of this description.
+    /// Returns the path of the file for a result with this description.
     pub fn path(&self, description: &str) -> PathBuf {
         let name = format!("{:016x}.json", hash(description.as_bytes()));
         self.directory.join(name)
     }
 
-    /// Returns the finished result of this description.
+    /// Returns the finished result with this description.
     pub fn find<T: DeserializeOwned>(&self, description: &str) -> Found<T> {
         let path = self.path(description);
         let unusable =
@@ -105,7 +106,7 @@ impl Cache {
     /// Stores a finished run.
     ///
     /// # Errors
-    /// It cannot be written. The old file then remains.
+    /// The file cannot be written. The old file then remains.
     pub fn keep<T: Serialize>(&self, description: &str, outcome: &T) -> std::io::Result<()> {
         let entry = Entry {
             program: self.program.as_str(),
@@ -116,10 +117,10 @@ impl Cache {
         self.write(&self.path(description), &text)
     }
 
-    /// Writes a file of the directory atomically, by renaming a temporary one.
+    /// Writes a file of the directory atomically, by renaming a temporary file.
     ///
     /// # Errors
-    /// It cannot be written. The old file then remains.
+    /// The file cannot be written. The old file then remains.
     pub fn write(&self, path: &Path, text: &str) -> std::io::Result<()> {
         let unique = self.written.fetch_add(1, Ordering::Relaxed);
         let beside = self
@@ -135,8 +136,8 @@ impl Cache {
     }
 }
 
-/// FNV-1a, 64 bits: names files, and distinguishes programs. Not secure against attackers, who could as well write a false
-/// outcome.
+/// FNV-1a with 64 bits; names files, and tells programs apart. It is not secure, but an attacker could just as well write a
+/// false outcome.
 fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

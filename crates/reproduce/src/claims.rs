@@ -1,5 +1,5 @@
-//! The claims: published ones, as `data/published/claims.toml` states them, and Homenode's own, `data/own/claims.toml`, in the
-//! same form and judged by the same rules.
+//! The claims. Published ones are in `data/published/claims.toml`, and Homenode's own in `data/own/claims.toml`. Both have
+//! the same form, and are judged by the same rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,45 +28,45 @@ pub const TABLE_4: &str = include_str!("../../../data/published/numa-policies-ta
 pub struct Claim {
     /// Stable name: family, dot, rest.
     pub id: String,
-    /// The paper that makes it, by its key in `docs/SOURCES.md`, or [`OWN`].
+    /// The paper that makes the claim, by its key in `docs/SOURCES.md`, or [`OWN`].
     pub source: String,
-    /// Figure, table or section.
+    /// Figure, table or section of the paper.
     pub at: String,
-    /// The claim in words; for a shape also its test.
+    /// The claim in words; for a shape, also the test.
     pub says: String,
     /// Published numbers.
     #[serde(default)]
     pub value: Option<Values>,
-    /// Bounds from below.
+    /// Lower bounds.
     #[serde(default)]
     pub at_least: Option<Values>,
-    /// Bounds from above.
+    /// Upper bounds.
     #[serde(default)]
     pub at_most: Option<Values>,
-    /// Published rankings, first is highest.
+    /// Published rankings, the highest first.
     #[serde(default)]
     pub order: BTreeMap<String, Vec<String>>,
     /// Unit of the numbers.
     #[serde(default)]
     pub unit: Option<String>,
-    /// Figures that a model may be calibrated to beforehand.
+    /// Figures to which a model may be calibrated beforehand.
     pub inputs: Vec<String>,
-    /// Own tolerance of its numbers, percent of the published one.
+    /// The claim's own tolerance, in percent of the published number.
     #[serde(default)]
     pub tolerance: Option<f64>,
-    /// Own tolerance of its numbers as a factor, at least 1: ours may be up to this many times larger or smaller. For
+    /// The claim's own tolerance as a factor, at least 1: our number may be this many times larger or smaller. Used for
     /// effects smaller than five points.
     #[serde(default)]
     pub within_factor: Option<f64>,
-    /// The value of each number if nothing has any effect, by name; 0 by default.
+    /// The value that each number would have if nothing had any effect, by name; 0 by default.
     #[serde(default)]
     pub null: BTreeMap<String, f64>,
-    /// Names of the tests of its shape that pass if nothing has any effect.
+    /// Names of the shape's tests that would pass if nothing had any effect.
     #[serde(default)]
     pub null_passes: Vec<String>,
     /// Where to look first for the cause of a difference.
     pub attribution: Attribution,
-    /// Values whose kind differs from the one implied by the claim's inputs.
+    /// Values whose kind is not the one that the claim's inputs imply.
     #[serde(default, rename = "kind")]
     pub kinds: Vec<StatedKind>,
     /// Inputs that the publication leaves open, at most three, with their possible range.
@@ -74,32 +74,32 @@ pub struct Claim {
     pub open: Vec<Open>,
 }
 
-/// The kind of some values, with a reason.
+/// The kind of some values, and the reason.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StatedKind {
-    /// Names of values and tests; if empty, all of the claim's.
+    /// Names of values and tests; if empty, the kind applies to all of the claim.
     #[serde(default)]
     pub of: Vec<String>,
-    /// Their kind.
+    /// The kind of these values.
     pub is: Kind,
     /// The reason.
     pub because: String,
 }
 
-/// How much of a result was put in, which determines its worth.
+/// How much of a result was put into the model; a result into which less was put is worth more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// Nothing of it.
+    /// Nothing was put in.
     Predicted,
-    /// Part of it, or a profile was calibrated to an input that the claim lists.
+    /// A part was put in, or a profile was calibrated to an input that the claim lists.
     Calibrated,
     /// Set-up, test or constant was changed after the result had been seen.
     ChosenAfterARun,
-    /// The model cannot disagree.
+    /// The result was put in, so the model cannot disagree.
     ByConstruction,
-    /// Nothing here could test it.
+    /// No model here can test it.
     Untestable,
     /// The publication contradicts itself.
     Contradictory,
@@ -122,7 +122,7 @@ impl Kind {
     }
 }
 
-/// What a value depends on most, so where to look first for the cause of a difference.
+/// What a value depends on most: where to look first for the cause of a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Attribution {
@@ -141,32 +141,32 @@ impl Attribution {
     }
 }
 
-/// Two places of the papers that cannot both be right.
+/// Two statements in the papers that cannot both be right.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Contradiction {
     /// The paper.
     pub source: String,
-    /// Both places, and what they say.
+    /// Where the two statements are, and what each says.
     pub says: String,
-    /// How it is handled here.
+    /// How the contradiction is handled here.
     pub taken: String,
 }
 
-/// One number, or several named ones.
+/// One number without a name, or several with names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Values {
-    /// One; its name is [`ONLY`].
+    /// One number; its name is [`ONLY`].
     One(Number),
-    /// By name.
+    /// Numbers by name.
     Named(BTreeMap<String, Number>),
 }
 
-/// Name of a claim's single number.
+/// Name of the only number of a claim.
 pub const ONLY: &str = "value";
 
-/// A published number. Whole numbers in the file are counts, unless the claim's unit is one of measurement.
+/// A published number. A whole number in the file is a count, unless the claim's unit is a unit of measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Number {
@@ -197,12 +197,12 @@ impl Values {
 }
 
 impl Claim {
-    /// Whether it is one of Homenode's own claims.
+    /// Returns true if this is one of Homenode's own claims.
     pub fn is_own(&self) -> bool {
         self.source == OWN
     }
 
-    /// Returns the number that identified its source up to version 0.1.0.
+    /// Returns the number by which the claim's source was known up to version 0.1.0.
     pub fn seed(&self) -> &str {
         match self.source.as_str() {
             "Kyoto" | "XPV" => "000",
@@ -236,9 +236,9 @@ pub fn parse(path: &str, text: &str) -> Result<Vec<Claim>, FileError> {
     Ok(read_toml::<File>(path, text)?.claim)
 }
 
-/// Returns all claims, in the files' order, our own last.
+/// Returns all claims in the order of the files, Homenode's own last.
 pub fn all() -> Vec<Claim> {
-    // A test parses them.
+    // A test parses both files.
     let file = |path, text| parse(path, text).expect("embedded claims");
     let published = file("data/published/claims.toml", CLAIMS);
     let own = file("data/own/claims.toml", OWN_CLAIMS);
@@ -247,7 +247,7 @@ pub fn all() -> Vec<Claim> {
 
 /// Returns the contradictions within the papers.
 pub fn contradictions() -> Vec<Contradiction> {
-    // A test parses them.
+    // A test parses the file.
     let file: File = read_toml("data/published/claims.toml", CLAIMS).expect("embedded claims");
     file.contradiction
 }
@@ -257,7 +257,7 @@ pub fn named(id: &str) -> Option<Claim> {
     all().into_iter().find(|claim| claim.id == id)
 }
 
-/// Returns a published number of a claim, for figures that show it next to ours.
+/// Returns a published number of a claim, for figures that show it next to our number.
 pub fn published(id: &str, name: &str) -> Option<f64> {
     let claim = named(id)?;
     let mut numbers = claim.value.iter().flat_map(Values::iter);
@@ -266,11 +266,11 @@ pub fn published(id: &str, name: &str) -> Option<f64> {
         .map(|(_, number)| number.get())
 }
 
-/// Returns the claims selected by words, in the file's order. A word is `all`, a paper, a family or an id, in any case.
-/// Without words all are selected.
+/// Returns the claims that match any of the words, in the file's order. A word is `all`, a paper, a family or an id, in
+/// upper or lower case. Without words, all claims are returned.
 ///
 /// # Errors
-/// The first word that selects nothing, with the closest match.
+/// The first word that matches no claim, with the closest match.
 pub fn select(claims: Vec<Claim>, words: &[String]) -> Result<Vec<Claim>> {
     let is = |claim: &Claim, word: &str| {
         let names = [claim.source.as_str(), claim.family(), &claim.id];

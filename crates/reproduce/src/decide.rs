@@ -12,7 +12,7 @@ pub fn of(claim: &Claim) -> Option<&'static Design> {
     experiments::all().find(|experiment| experiment.claim() == claim.id)
 }
 
-/// Decides a claim.
+/// Decides a claim from the outcomes of its experiment's runs.
 pub fn decide(claim: Claim, outcomes: &Outcomes) -> Reproduced {
     let Some(experiment) = of(&claim) else {
         let outside = experiments::NOT_MODELLED.iter().find(|(id, _)| *id == claim.id);
@@ -26,7 +26,7 @@ pub fn decide(claim: Claim, outcomes: &Outcomes) -> Reproduced {
     }
 }
 
-/// Judges a claim by an experiment's decision.
+/// Judges a claim, given its experiment's decision.
 pub fn judged(claim: Claim, experiment: &Design, mut decision: Decision) -> Reproduced {
     if let Some(name) = unmeasured(&claim, &decision.measured) {
         let said = format!("its experiment does not measure `{name}`");

@@ -1,5 +1,5 @@
-//! `docs/REPRODUCTION.md`: how close our numbers are, on a page; and `docs/REPRODUCTION-DETAILS.md`: every claim in one
-//! table, and a section for each that is decided.
+//! Writes `docs/REPRODUCTION.md`, a page that shows how close our numbers are, and `docs/REPRODUCTION-DETAILS.md`, with
+//! every claim in one table and a section for each claim that is decided.
 
 use std::fmt::Write as _;
 
@@ -14,13 +14,13 @@ use homenode_units::stats::mean;
 /// Both parts, as Markdown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
-    /// The answers a reader looks for first.
+    /// The page, with the answers that a reader looks for first.
     pub page: String,
-    /// Everything else.
+    /// The details: everything else.
     pub details: String,
 }
 
-/// Number of a claim's values with a row each; the rest is only counted.
+/// If a claim has more values than this, they are only counted instead of having a row each.
 const SECTION_ROWS_MAX: usize = 12;
 
 const PAGE: &str = "# Reproduction
@@ -53,7 +53,7 @@ disagree. `untestable`: nothing here could tell. `contradictory`: the paper says
 where they say no other. Profiles and machines are frozen: none is changed to move a verdict.
 ";
 
-/// Returns our values by name, for a table's cell.
+/// Returns our values with their names, for the cell of a table.
 pub fn ours(reproduced: &Reproduced) -> String {
     match &reproduced.decision {
         None => "-".to_owned(),
@@ -62,7 +62,7 @@ pub fn ours(reproduced: &Reproduced) -> String {
     }
 }
 
-/// Returns published values, for a table's cell.
+/// Returns the published values with their names, for the cell of a table.
 pub fn published(reproduced: &Reproduced) -> String {
     let claim = &reproduced.claim;
     let mut cells = Vec::new();
@@ -98,7 +98,7 @@ fn summary<'a>(parts: &'a [Part], cell: impl Fn(&'a Part) -> &'a str) -> String 
     cells.join(", ")
 }
 
-/// Returns the verdict's name, except for claims that are measured differently on each machine.
+/// Returns the verdict's name, or a remark if the claim is measured differently on each machine.
 fn verdict(one: &Reproduced) -> String {
     if one.measured_here() {
         "measured where it runs".to_owned()
@@ -107,7 +107,7 @@ fn verdict(one: &Reproduced) -> String {
     }
 }
 
-/// Returns the number of claims by verdict, in a sentence for published ones and one for our own.
+/// Returns the number of claims with each verdict, first for published claims and then for our own.
 pub fn tally(all: &[Reproduced]) -> String {
     let (own, published): (Vec<&Reproduced>, Vec<&Reproduced>) =
         all.iter().partition(|one| one.claim.is_own());
@@ -119,7 +119,7 @@ pub fn tally(all: &[Reproduced]) -> String {
         .join("; ")
 }
 
-/// Returns the number of claims by verdict. Those by construction do not count as held.
+/// Returns the number of claims with each verdict. Claims by construction are counted separately.
 fn counts(all: &[&Reproduced]) -> String {
     let with = |verdict: Verdict| {
         let of_it = all
@@ -142,8 +142,8 @@ fn counts(all: &[&Reproduced]) -> String {
     counted.join(", ")
 }
 
-/// Returns the headline in two sentences, and again without claims that rest on profiles of the same paper; empty if no
-/// number counts in it.
+/// Returns the headline in two sentences, and a second one without the claims that rest on profiles of the same paper. Empty
+/// if no number counts in the headline.
 pub fn headline(all: &[Reproduced]) -> String {
     let board = Scoreboard::of(all);
     if board.headline.values == 0 {
@@ -178,7 +178,7 @@ fn sentences(what: &str, group: &Group) -> String {
     )
 }
 
-/// Returns the document, with the runs of a log.
+/// Returns the document; `log` has the logged runs.
 pub fn render(all: &[Reproduced], log: &Log) -> Document {
     Document {
         page: page(all, log),
@@ -228,7 +228,7 @@ fn page(all: &[Reproduced], log: &Log) -> String {
     text
 }
 
-/// Returns headline numbers by paper and by attribution.
+/// Returns a table of the headline numbers by paper and by attribution.
 fn groups(board: &Scoreboard) -> String {
     let of = |value: Option<f64>| value.map_or("-".to_owned(), show);
     let row = |name: String, group: &Group| {
@@ -255,7 +255,7 @@ fn groups(board: &Scoreboard) -> String {
     markdown(header.split("; "), sources.chain(attributions).chain(whole))
 }
 
-/// Returns all numbers stated in the claims themselves.
+/// Returns a table of all numbers that the claims state.
 fn numbers(all: &[Reproduced]) -> String {
     let header =
         "claim; value; published; ours; ours/published; ln; sign; band; no effect; depends on; kind; holds";
@@ -306,7 +306,7 @@ fn numbers(all: &[Reproduced]) -> String {
     markdown(header.split("; "), rows)
 }
 
-/// Returns rankings and choices with their agreement, and the cost of following the published one.
+/// Returns a table of rankings and choices, with their agreement and the cost of following the published one.
 fn rankings(all: &[Reproduced]) -> String {
     let rows = all.iter().filter(|one| !one.claim.is_own()).flat_map(|one| {
         let parts = one.judgement.parts.iter();

@@ -1,4 +1,4 @@
-//! The one engine that runs scenarios on the twin, for `sim`, `search`, `sweep`, `whatif`, experiments and claims.
+//! The only engine that runs scenarios on the twin. `sim`, `search`, `sweep`, `whatif`, experiments and claims use it.
 
 use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
@@ -14,14 +14,14 @@ use homenode_units::Ns;
 pub struct Run {
     /// Name of the policies.
     pub policy: String,
-    /// Decisions carried out.
+    /// Number of decisions that were carried out.
     pub decisions: usize,
-    /// What each VM and node did; VMs in the scenario's order.
+    /// What each VM and each node did; VMs are in the scenario's order.
     pub report: TwinReport,
 }
 
-/// Runs a scenario to its end, or for its duration, under the policies of `control`, called `policy` in the result; `watch` is
-/// called with each cycle and the loop after it, and its error ends the run.
+/// Runs a scenario to its end, or for its duration, under the policies of `control`; the result calls them `policy`. `watch`
+/// is called after each cycle with the cycle and the control loop. If it fails, the run ends.
 ///
 /// # Errors
 /// A scenario that the machine cannot run; a host that cannot be read; a planner that fails, as
@@ -40,7 +40,7 @@ pub fn run(
     })
 }
 
-/// Runs up to a time, or until all programs have ended; returns the host and the loop over it as they are then.
+/// Runs up to a time, or until all programs have ended. Returns the host and the control loop in the state of that time.
 ///
 /// # Errors
 /// As [`run`].
@@ -54,12 +54,12 @@ pub fn run_until(
     Ok((ended.twin, ended.control))
 }
 
-/// Whether a run is over: every program has ended, or this time has come.
+/// Returns true if a run is over, because every program has ended or this time has come.
 pub fn is_over(twin: &Twin, until: Ns) -> bool {
     twin.finished() || twin.now() >= until
 }
 
-/// What is looked at during a run.
+/// Looks at a run before and after each cycle.
 pub(crate) trait Probe {
     /// Called before a cycle.
     ///
@@ -75,13 +75,13 @@ pub(crate) trait Probe {
     /// An error that ends the run.
     fn after(&mut self, twin: &mut Twin, cycle: &Cycle, control: &Control) -> Result<()>;
 
-    /// Returns the time to the next cycle, given what is left of the run and the policies' period.
+    /// Returns the time until the next cycle. `left` is the rest of the run, `period` the policies' period.
     fn pause(&self, _now: Ns, left: Ns, period: Ns) -> Ns {
         left.min(period)
     }
 }
 
-/// A probe that only watches cycles.
+/// A probe that calls a closure after each cycle.
 struct Watched<W>(W);
 
 impl<W: FnMut(&Cycle, &Control) -> Result<()>> Probe for Watched<W> {
@@ -167,8 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// One VM that returns, one that is stopped, one that never arrives, one that runs two programs; figures count from 5 s
-    /// on.
+    /// One VM returns, one is stopped, one never arrives, and one runs two programs. Figures count from 5 s on.
     const CASE: &str = r#"
 name = "case"
 duration = "60s"
@@ -229,7 +228,7 @@ action = "stop"
         assert_eq!(back.runtimes_s().count(), 2);
         let (whole_s, last_s) = (back.whole_s().unwrap(), back.runtime_s.unwrap());
         assert!(whole_s > 1.5 * last_s, "{whole_s} {last_s}");
-        // Its first three seconds were warm-up.
+        // The first three seconds were warm-up.
         assert!((back.busy_s() - (whole_s - 3.0)).abs() < 0.1, "{}", back.busy_s());
         assert_eq!(cut.runtimes_s().collect::<Vec<_>>(), [None]);
         assert!((cut.busy_s() - 15.0).abs() < 0.01, "{}", cut.busy_s());

@@ -1,7 +1,7 @@
-//! What an experiment yields: a decision, and with its claim a verdict.
+//! The result of an experiment: a decision and, if it has a claim, a verdict.
 //!
-//! All runs of all experiments are made first, identical ones once. Set-ups that the publication leaves open are chosen in the
-//! experiment's text before any run, and its decision has a table of the results of other choices.
+//! All runs of all experiments are made first; identical runs are made once. If the publication leaves a set-up open, the
+//! experiment's text chooses one before any run, and the decision has a table of the results with other choices.
 
 use std::collections::BTreeSet;
 
@@ -10,20 +10,20 @@ use crate::figure::Figure;
 use crate::run::Run;
 use crate::verdict::{Judgement, Measured, Verdict};
 
-/// Result of an experiment.
+/// The decision: result of an experiment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
-    /// Measured values, for the verdict.
+    /// Measured values, from which the verdict follows.
     pub measured: Measured,
-    /// The set-up and its reasons: paragraphs.
+    /// Paragraphs on the set-up and its reasons.
     pub set_up: Vec<String>,
-    /// Results in full, and those of other choices.
+    /// Tables of all results, and of the results with other choices.
     pub tables: Vec<Table>,
     /// The figures.
     pub figures: Vec<Figure>,
-    /// Reasons for values that miss; dropped if the claim holds.
+    /// Reasons why values miss; dropped if the claim holds.
     pub why: Vec<String>,
-    /// Whether time was measured on the current machine: then no two runs are equal.
+    /// Whether time was measured on the current machine, so that no two runs are equal.
     pub measured_here: bool,
 }
 
@@ -45,16 +45,16 @@ pub struct Reproduced {
     pub claim: Claim,
     /// The decision; `None` if there was no experiment.
     pub decision: Option<Decision>,
-    /// The verdict and its parts.
+    /// The verdict, and the judgement of each value.
     pub judgement: Judgement,
-    /// How much was put in, or would be.
+    /// How much was put into the model, or would be.
     pub kind: Kind,
-    /// Why there is no decision.
+    /// Why the claim was not decided.
     pub reason: Option<String>,
 }
 
 impl Reproduced {
-    /// Whether it was measured on the machine that ran it, so that no two runs are equal.
+    /// Returns true if time was measured on the machine that ran the experiment, so that no two runs are equal.
     pub fn measured_here(&self) -> bool {
         self.decision
             .as_ref()
@@ -81,7 +81,7 @@ pub(crate) fn undecided(claim: Claim, verdict: Verdict, reason: String) -> Repro
     }
 }
 
-/// Returns `Calibrated` if there are inputs among the values, or a profile was calibrated to this claim.
+/// Returns `Calibrated` if a value was an input or a profile was calibrated to this claim, and otherwise `Predicted`.
 pub(crate) fn kind(claim: &Claim, measured: &Measured, fitted: &BTreeSet<String>) -> Kind {
     if !measured.inputs.is_empty() || fitted.contains(&claim.id) {
         Kind::Calibrated
@@ -90,7 +90,7 @@ pub(crate) fn kind(claim: &Claim, measured: &Measured, fitted: &BTreeSet<String>
     }
 }
 
-/// Returns the claims that profiles of these runs state as their calibration targets.
+/// Returns the claims to which the profiles of these runs say they were calibrated.
 pub(crate) fn fitted_to(runs: &[Run]) -> BTreeSet<String> {
     let scenarios = runs.iter().map(|run| &run.scenario);
     let workloads = scenarios.flat_map(|scenario| {
@@ -107,7 +107,7 @@ pub(crate) fn fitted_to(runs: &[Run]) -> BTreeSet<String> {
     workloads.flat_map(|workload| workload.calibrated_to).collect()
 }
 
-/// Whether a claim rests on profiles fitted to another claim of the same paper.
+/// Returns true if a claim rests on profiles fitted to another claim of the same paper.
 pub(crate) fn rests_on_own_paper(claim: &Claim, fitted: &BTreeSet<String>) -> bool {
     let others = fitted.iter().filter(|id| **id != claim.id);
     others
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(kind(&workload, &measured), Kind::Predicted);
         workload.calibrated_to = vec!["tavo.npb".into()];
         assert_eq!(kind(&workload, &measured), Kind::Calibrated);
-        // A target in the same paper, if marked as one, or in another.
+        // The target is the claim itself, another claim of the same paper, or a claim of another paper.
         let own_paper = |to: &str| {
             workload.calibrated_to = vec![to.to_owned()];
             rests_on_own_paper(&claim, &fitted_to(&[run(&workload)]))

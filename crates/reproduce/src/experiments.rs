@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use crate::design::Design;
 
-/// Experiments, with their text.
+/// Names and texts of the experiments.
 pub const FILES: &[(&str, &str)] = files! {
     "kyoto/": "private-caches", "parallel-and-alternate", "misses-per-tick", "lever", "indicator", "protect",
         "scales", "partitioning", "migration", "isolation", "overhead";
@@ -22,7 +22,7 @@ pub const FILES: &[(&str, &str)] = files! {
 pub fn all() -> impl Iterator<Item = &'static Design> {
     static READ: LazyLock<Vec<Design>> = LazyLock::new(|| {
         let read = |(name, text): &(&str, &str)| {
-            // A test parses every one of them.
+            // A test parses every experiment.
             Design::embedded(name, text).expect("embedded experiment")
         };
         FILES.iter().map(read).collect()
@@ -30,7 +30,7 @@ pub fn all() -> impl Iterator<Item = &'static Design> {
     READ.iter()
 }
 
-/// Claims that no model here could decide, with the reason.
+/// Claims that no model here can decide, each with the reason.
 pub const NOT_MODELLED: &[(&str, &str)] = &[
     (
         "xpv.internals",

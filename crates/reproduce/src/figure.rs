@@ -1,8 +1,9 @@
-//! Figures in the shape of the originals: SVG with text elements, which needs no font, and PNG with the library's own font.
+//! Figures in the shape of the original ones: as SVG with text elements, which needs no font, and as PNG with the library's
+//! own font.
 //!
-//! There is one style, as wide as a column of a paper, so its words are readable there. Overlapping lines differ in width
-//! and dashes, an empty bar has a 0, an unknown value has no bar and no 0, and a whisker spans the minimum to the maximum of
-//! several runs.
+//! There is one style. It is as wide as a column of a paper, so that its words are readable in print. Lines that overlap
+//! differ in width and dashes. A bar without height has a 0; an unknown value has neither bar nor 0. A whisker spans the
+//! minimum to the maximum of several runs.
 
 use anyhow::{Error, Result};
 use kuva::backend::png::PngBackend;
@@ -20,7 +21,7 @@ const COLOURS: [&str; 9] = [
     "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee7733", "#000000", "#009988",
 ];
 const PUBLISHED: &str = "#999999";
-/// Units of a drawing; a column of a paper has about as many units of 1/96 inch.
+/// Size of a drawing in units; a column of a paper is about as many units of 1/96 inch wide.
 const WIDTH: f64 = 460.0;
 const HEIGHT: f64 = 330.0;
 /// Font sizes, in the same units, and the maximum width of a letter.
@@ -33,7 +34,7 @@ const AXIS: f64 = WIDTH - 70.0;
 const LEGEND_LINE: f64 = 18.0;
 /// Pixels of a PNG per unit: about 300 per inch.
 const PNG_SCALE: f32 = 3.0;
-/// Width of a group of bars, out of 1.
+/// Width of a group of bars, as a share of the distance between groups.
 const GROUP: f64 = 0.8;
 
 /// A figure of one claim.
@@ -43,17 +44,17 @@ pub struct Figure {
     pub name: String,
     /// Its subject.
     pub title: String,
-    /// Horizontal axis.
+    /// Label of the horizontal axis.
     pub x_label: String,
-    /// Vertical axis.
+    /// Label of the vertical axis.
     pub y_label: String,
     /// The data.
     pub shape: Shape,
-    /// Vertical lines at these positions of the horizontal axis, and their names.
+    /// Vertical lines: their positions on the horizontal axis, and their names.
     pub marks: Vec<(f64, String)>,
 }
 
-/// A number, and the minimum and maximum if it represents several runs.
+/// A number. If it stands for several runs, it has their minimum and maximum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ranged {
     /// The number.
@@ -87,13 +88,13 @@ pub type Line = (String, Vec<(f64, Ranged)>);
 /// Kinds of figures.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Shape {
-    /// Groups of bars: categories, and for each series its name and a value per category; `None` is unknown.
+    /// Groups of bars: the categories, and for each series its name and one value per category. `None` is an unknown value.
     Bars(Vec<String>, Vec<(String, Vec<Option<Ranged>>)>),
     /// Lines through points.
     Lines(Vec<Line>),
 }
 
-/// Prefix of the names of series of published values.
+/// Prefix in the names of series with published values.
 pub const PUBLISHED_SERIES: &str = "published";
 
 impl Figure {
@@ -102,7 +103,7 @@ impl Figure {
         renumbered(&SvgBackend::default().render_scene(&self.scene()))
     }
 
-    /// Returns the figure as PNG, at 300 pixels per inch when as wide as a column.
+    /// Returns the figure as PNG. It has 300 pixels per inch when it is as wide as a column.
     ///
     /// # Errors
     /// The encoding failed.
@@ -118,7 +119,7 @@ impl Figure {
             Shape::Bars(categories, series) => (vec![bars(categories, series)], names(series)),
             Shape::Lines(series) => (lines(series), names(series)),
         };
-        // Names too long for half of the width get a line each.
+        // If a name is too long for half of the width, each name gets a line.
         let columns = if names.iter().all(|name| letters(name) < AXIS / 2.0 - 30.0) {
             2
         } else {
@@ -135,7 +136,7 @@ impl Figure {
             .with_tick_size(SMALL)
             .with_body_size(SMALL + 1)
             .with_width(WIDTH)
-            // The library itself counts plots, and all bars are one plot.
+            // The library itself would count plots, and all bars are one plot.
             .with_legend_entries(collect_legend_entries(&plots))
             .with_legend_position(LegendPosition::OutsideBottomColumns)
             .with_legend_col_limit(columns)
@@ -163,7 +164,7 @@ fn letters(text: &str) -> f64 {
     text.chars().count() as f64 * LETTER
 }
 
-/// Whether names fit next to each other below their groups.
+/// Returns true if the names fit next to each other below their groups.
 fn fits(categories: &[String]) -> bool {
     let room = AXIS / categories.len().max(1) as f64;
     categories.iter().all(|name| letters(name) < room)
@@ -173,7 +174,7 @@ fn names<T>(series: &[(String, T)]) -> Vec<&String> {
     series.iter().map(|(name, _)| name).collect()
 }
 
-/// Returns the places of bars without visible height, and their labels: none if bars are narrower than a digit.
+/// Returns the places of bars without visible height, and their labels. Empty if bars are narrower than a digit.
 fn zeros(groups: usize, series: &[(String, Vec<Option<Ranged>>)]) -> Vec<(f64, &'static str)> {
     let drawn = || {
         series
@@ -199,7 +200,7 @@ fn zeros(groups: usize, series: &[(String, Vec<Option<Ranged>>)]) -> Vec<(f64, &
     found
 }
 
-/// Renumbers the library's process-wide clip paths, so that each figure starts from the beginning.
+/// Renumbers clip paths, which the library numbers across figures, so that each figure starts at 0.
 fn renumbered(svg: &str) -> String {
     const CLIP: &str = "kuva-clip-";
     let mut parts = svg.split(CLIP);
@@ -249,7 +250,7 @@ fn bars(categories: &[String], series: &[(String, Vec<Option<Ranged>>)]) -> Plot
     Plot::Bar(plot.with_legend(series.iter().map(|(name, _)| name.as_str()).collect()))
 }
 
-/// The first is the widest: if others overlap it, it is visible on both sides of them.
+/// Returns the lines. The first is the widest, so that it is visible on both sides of lines that overlap it.
 fn lines(series: &[Line]) -> Vec<Plot> {
     let colours = colours(series.iter().map(|(name, _)| name));
     let count = series.len();

@@ -1,7 +1,7 @@
-//! The logged runs of the claims, and how the numbers changed between them: a section of `docs/REPRODUCTION.md`.
+//! The logged runs of the claims, and the changes of numbers between them. They are a section of `docs/REPRODUCTION.md`.
 //!
-//! `data/reproduction/log.toml` has, for each run, its headline and every number stated in the claims. So an old run can be
-//! judged by the current rules, and changes can be derived from the file only.
+//! For each run, `data/reproduction/log.toml` has the headline and our value of every number in the claims. So an old run
+//! can be judged by the current rules, and changes can be derived from this file alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,14 +13,14 @@ use crate::markdown::markdown;
 use crate::scoreboard::{Group, Scoreboard, headline};
 use crate::verdict::{Part, number, show};
 
-/// The log as committed.
+/// The committed log.
 const LOG: &str = include_str!("../../../data/reproduction/log.toml");
 /// Maximum number of changes shown between two runs.
 const MOVED_MOST: usize = 10;
-/// Changes below this, as a logarithm, count as none.
+/// A number that changed by less than this, as a logarithm, counts as unchanged.
 const MOVED_LEAST: f64 = 0.02;
 
-/// Targets of issue 18, set before the first of these runs.
+/// Targets of issue 18, set before the first logged run.
 const MEDIAN_MOST: f64 = 0.4;
 const WITHIN_2X_LEAST: f64 = 2.0 / 3.0;
 const SIGNS_LEAST: f64 = 0.95;
@@ -60,16 +60,16 @@ pub struct Log {
     run: Vec<Logged>,
 }
 
-/// A run of the claims.
+/// A logged run of the claims.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Logged {
     date: String,
-    /// Commit of the code and data of the run.
+    /// Commit of the code and data with which the run was made.
     commit: String,
     /// Changes since the previous run.
     changed: String,
-    /// Changes since then in how numbers are judged, if any.
+    /// Changes since the previous run in how numbers are judged, if any.
     measure: Option<String>,
     values: usize,
     within_1_25x: usize,
@@ -79,7 +79,7 @@ struct Logged {
     held: usize,
     median_abs_ln: Option<f64>,
     median_ratio: Option<f64>,
-    /// Numbers that counted in the headline at the time, and all others.
+    /// Numbers that counted in the headline at the time of the run, and all other numbers.
     #[serde(default)]
     counted: Numbers,
     #[serde(default)]
@@ -155,7 +155,7 @@ impl Log {
         markdown(header, rows)
     }
 
-    /// Says whether the changes since the first run improved the model.
+    /// Returns a sentence on whether the changes since the first run improved the model.
     fn verdict(&self, all: &[Reproduced]) -> String {
         let [first, .., last] = &self.run[..] else {
             return String::new();
@@ -180,7 +180,7 @@ impl Log {
         )
     }
 
-    /// Lists changes in the measure, and the values that they moved into or out of the headline.
+    /// Returns the changes in the measure, with the values that entered or left the headline because of them.
     fn measures(&self) -> String {
         let mut text = String::new();
         for (at, pair) in self.run.windows(2).enumerate() {
@@ -210,7 +210,7 @@ impl Log {
         text
     }
 
-    /// Returns the values that changed most between two runs, by the current rules.
+    /// Returns a table of the values that changed most between two runs, according to the current rules.
     fn moved(&self, all: &[Reproduced]) -> String {
         let mut rows = Vec::new();
         let mut quiet = Vec::new();
@@ -270,7 +270,7 @@ impl Logged {
         of(&self.counted).or_else(|| of(&self.beside))
     }
 
-    /// Returns the names of the values that counted then.
+    /// Returns the names of the values that counted in the headline of this run.
     fn names(&self) -> BTreeSet<(String, String)> {
         let names = self
             .counted
@@ -279,7 +279,7 @@ impl Logged {
         names.collect()
     }
 
-    /// Returns the run by the current kinds and rules.
+    /// Returns the statistics of this run according to the current kinds and rules.
     fn today(&self, all: &[Reproduced]) -> Group {
         let parts: Vec<Part> = headline(all)
             .filter_map(|(claim, part, _)| number(claim, &part.name, self.ours(&claim.id, &part.name)?))
@@ -292,7 +292,7 @@ fn ln(value: Option<f64>) -> String {
     value.map_or("-".to_owned(), |value| format!("{value:.3}"))
 }
 
-/// Compares the targets set before the first run with the result.
+/// Returns a table that compares the result with the targets set before the first run.
 fn targets(all: &[Reproduced]) -> String {
     let group = Scoreboard::of(all).headline;
     let share = |count: usize| count as f64 / group.values.max(1) as f64;
@@ -344,7 +344,7 @@ fn targets(all: &[Reproduced]) -> String {
     )
 }
 
-/// Says which values have the wrong sign, and how much bands explain.
+/// Returns the values that have the wrong sign, and how much the bands explain.
 fn off(all: &[Reproduced]) -> String {
     let group = Scoreboard::of(all).headline;
     let wrong = headline(all).filter(|(_, _, score)| !score.sign_right);
@@ -384,7 +384,7 @@ mod tests {
         let text = run("[run.counted.\"tavo.npb\"]\ncg = 11.3\nep = 1.2");
         let log = Log::parse("log", &text).unwrap();
         let group = log.run[0].today(&measured(|_, _, published| published));
-        // ep is trivial, and so does not count in any headline.
+        // ep is trivial, so it counts in no headline.
         assert_eq!((group.values, group.within_2x, group.held), (1, 1, 0));
         assert!((group.median_abs_ln.unwrap() - libm::log(2.0)).abs() < 1e-9);
     }

@@ -1,4 +1,4 @@
-//! The one pool of workers: independent pieces of work on plain threads, which do not change the order of results.
+//! The only pool of workers. Processes independent items on plain threads, without changing the order of results.
 
 use std::fmt;
 use std::io::{IsTerminal as _, Write as _, stderr};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// Why a piece of work was not begun: the work was cancelled.
+/// Why an item was not processed: the work was cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CutShort;
 
@@ -19,10 +19,10 @@ impl fmt::Display for CutShort {
 impl std::error::Error for CutShort {}
 
 /// Processes each item on up to `jobs` threads, and returns the results in the items' order. After a failure or a
-/// cancellation no further piece begins.
+/// cancellation, no further item begins.
 ///
 /// # Errors
-/// The failure of the first item that failed, for any number of jobs; [`CutShort`] if the work was cancelled.
+/// The failure of the first item that failed, whatever the number of jobs; [`CutShort`] if the work was cancelled.
 pub fn each<T: Sync, R: Send, E: Send + From<CutShort>>(
     jobs: usize,
     items: &[T],
@@ -50,20 +50,20 @@ pub fn each<T: Sync, R: Send, E: Send + From<CutShort>>(
         }
         worker();
     });
-    // Items begin in order, so those without a result come after the first that failed.
+    // Items begin in order, so items without a result come after the first one that failed.
     let done = results.into_iter().map(|place| place.into_inner().ok().flatten());
     done.map(|result| result.unwrap_or_else(|| Err(CutShort.into())))
         .collect()
 }
 
-/// Progress of long work: a line on a terminal, with the time left; silent in a pipe.
+/// Progress of long work: on a terminal, a line with the estimated time left; in a pipe, nothing.
 #[derive(Debug)]
 pub struct Progress {
     what: String,
     all: AtomicUsize,
     done: AtomicUsize,
     begin: Instant,
-    /// Whether notes are only kept; else they are printed, too.
+    /// Whether notes are only stored; otherwise they are also printed.
     is_silent: bool,
     shown: bool,
     notes: Mutex<Vec<String>>,
@@ -71,7 +71,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Creates a line that counts runs, whose number [`each`] finds out, after the text `what`.
+    /// Creates a line that shows `what` and counts runs; [`each`] sets the number of runs.
     #[allow(
         clippy::disallowed_methods,
         reason = "what people see of a run is no part of its result"
@@ -89,14 +89,14 @@ impl Progress {
         }
     }
 
-    /// Creates a progress that shows nothing.
+    /// Creates a progress without output.
     pub fn silent() -> Progress {
         let mut progress = Progress::new("");
         (progress.is_silent, progress.shown) = (true, false);
         progress
     }
 
-    /// Returns the same for work of this many pieces, if it goes through [`each`] in parts.
+    /// Returns this progress for a known number of items. Needed if the work goes through [`each`] in parts.
     #[must_use]
     pub fn of(self, all: usize) -> Progress {
         self.expect(all);
@@ -108,7 +108,7 @@ impl Progress {
         self.all.fetch_max(all, Ordering::Relaxed);
     }
 
-    /// Returns the number of finished pieces, and of all that are known of.
+    /// Returns the number of finished items, and of all items known so far.
     pub fn done(&self) -> (usize, usize) {
         (
             self.done.load(Ordering::Relaxed),
@@ -157,7 +157,7 @@ impl Progress {
         self.show(&format!("{text}{left}"));
     }
 
-    /// Shows text in place of the last.
+    /// Replaces the text that is shown.
     pub fn show(&self, text: &str) {
         if self.shown {
             let _ = write!(stderr(), "\r\x1b[K{text}");
@@ -175,7 +175,7 @@ impl Drop for Progress {
     }
 }
 
-/// The time left in words; empty before any work is done.
+/// Returns the estimated time left as text; empty before any work is done.
 fn left(spent_s: f64, done: f64) -> String {
     match spent_s * (1.0 - done).max(0.0) / done {
         _ if done <= 0.0 => String::new(),

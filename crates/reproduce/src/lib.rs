@@ -12,7 +12,7 @@
 //! - A verdict follows from the rules in `claims.toml` alone: [`verdict`] is their only implementation.
 //! - What is no finished run is left out with a note: a cache is trusted for its format only.
 
-/// Lists files of `data/experiments` by folder: their names and texts.
+/// Lists the names and texts of files in `data/experiments`, by folder.
 macro_rules! files {
     ($($folder:literal: $($name:literal),*;)*) => {
         &[$($((concat!($folder, $name), include_str!(concat!("../../../data/experiments/", $folder, $name, ".toml"))),)*)*]
@@ -58,8 +58,8 @@ pub use history::Log;
 pub use made::{Experiment, Made, experiment, experiment_to_json};
 pub use scoreboard::{Bands, Scoreboard};
 
-/// Decides claims: makes the runs they need on `jobs` threads, then judges one claim after the other. Values have the
-/// embedded bands.
+/// Decides claims: makes the required runs on `jobs` threads, then judges one claim after another. Values get the embedded
+/// bands.
 pub fn reproduce(
     claims: Vec<Claim>,
     jobs: usize,
@@ -74,10 +74,10 @@ pub fn reproduce(
     all
 }
 
-/// Like [`reproduce`], but computes the bands again, which takes more than four times as many runs.
+/// Like [`reproduce`], but also computes the bands, which takes more than four times as many runs.
 ///
 /// # Errors
-/// A claim that cannot be decided at an end of its open inputs, and why.
+/// A claim that cannot be decided at an end of one of its open inputs, and why.
 pub fn reproduce_with_bands(
     claims: Vec<Claim>,
     jobs: usize,
@@ -126,7 +126,7 @@ struct Published<'a> {
 /// Machine-readable document of claims.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Claims<'a> {
-    /// How close the selected claims' numbers are.
+    /// How close the numbers of the selected claims are to the published ones.
     scoreboard: Scoreboard,
     claims: Vec<OneClaim<'a>>,
 }
@@ -138,22 +138,22 @@ struct OneClaim<'a> {
     source: &'a str,
     /// The name of `source` up to version 0.1; will be removed in 0.3.
     seed: &'a str,
-    /// Figure, table or section.
+    /// Figure, table or section of the paper.
     at: &'a str,
     says: &'a str,
     /// Published values and bounds, by name.
     published: Value,
-    /// Our values, by the names of the published ones; null if nothing was measured.
+    /// Our values, under the names of the published ones; null if nothing was measured.
     ours: Option<serde_json::Map<String, Value>>,
-    /// How much was put in, for the claim as a whole; each value's kind is in its part.
+    /// How much was put into the model, for the claim as a whole. Each part has the kind of its value.
     kind: claims::Kind,
     /// Where to look first for the cause of a difference.
     attribution: claims::Attribution,
     verdict: verdict::Verdict,
     parts: &'a [verdict::Part],
-    /// Whether it was measured on the machine that ran it, so that no two runs are equal.
+    /// Whether time was measured on the machine that ran the experiment, so that no two runs are equal.
     measured_here: bool,
-    /// Why it is undecided, if it is.
+    /// Why the claim was not decided; null if it was.
     reason: Option<&'a str>,
     tables: Option<Value>,
     why: Option<Value>,

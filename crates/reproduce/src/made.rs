@@ -1,4 +1,4 @@
-//! Executes an experiment for a researcher, with a claim or without, and again for each change of an input.
+//! Executes an experiment for a researcher, with or without a claim, and once more for each change of an input.
 
 use anyhow::Result;
 use schemars::JsonSchema;
@@ -15,23 +15,23 @@ use crate::vary::End;
 use crate::work::{Outcomes, execute, with_ends};
 use crate::{Claim, claims};
 
-/// An experiment under one change, or under none.
+/// The result of an experiment with one change, or without any.
 #[derive(Debug)]
 pub struct Made {
     /// The one input that was changed; `None` for the unchanged experiment.
     pub change: Option<End>,
-    /// Its decision.
+    /// The experiment's decision.
     pub decision: Decision,
-    /// The verdict, if it decides a claim.
+    /// The verdict, if the experiment decides a claim.
     pub reproduced: Option<Reproduced>,
     /// A row for each VM of each run.
     pub rows: Vec<Row>,
 }
 
-/// Makes the runs of an experiment on `jobs` threads, unchanged and again for each change, and decides it each time.
+/// Makes the runs of an experiment on `jobs` threads, unchanged and with each change, and decides the experiment each time.
 ///
 /// # Errors
-/// A message: a run that cannot be made, a value that cannot be computed.
+/// A message: a run that cannot be made, or a value that cannot be computed.
 pub fn experiment(
     design: &Design,
     changes: &[End],
@@ -72,9 +72,9 @@ fn made(design: &Design, change: Option<End>, outcomes: &Outcomes) -> Result<Mad
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Experiment<'a> {
     title: &'a str,
-    /// The claim that it decides.
+    /// The claim that the experiment decides.
     claim: Option<&'a str>,
-    /// Unchanged first, then with each change.
+    /// The unchanged experiment, then one variation for each change.
     variations: Vec<Variation<'a>>,
 }
 

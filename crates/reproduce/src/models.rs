@@ -1,6 +1,6 @@
-//! Code for experiments in files: models of single accesses, code whose time is measured, and series of a run.
+//! Code for the experiments in files: models of single accesses, code whose time is measured, and series within a run.
 //!
-//! A model provides arrays by name; the file defines their meaning for a claim and their presentation.
+//! A model provides arrays with names. The file defines what they mean for a claim, and how they are presented.
 
 mod agent_time;
 mod drift;
@@ -23,8 +23,7 @@ pub type OfRun = fn(&Outcome) -> Result<Named>;
 /// Evaluates an expression of the experiment.
 pub type Values<'a> = &'a dyn Fn(&str) -> Result<Array>;
 
-/// Code behind an experiment: its name in files, the names of its arrays, and the code, which may evaluate the experiment's
-/// expressions.
+/// A model: its name in files, the names of its arrays, and its code, which may evaluate expressions of the experiment.
 pub type Model = (
     &'static str,
     &'static [&'static str],
@@ -87,7 +86,7 @@ pub const MODELS: &[Model] = &[
     ("shared-cache", &["ways", "lost"], page_logs::shared_cache::shared),
 ];
 
-/// All measures of runs: their names, their arrays, and the code.
+/// All additional measures of runs: their names, the names of their arrays, and their code.
 pub const OF_RUNS: &[(&str, &[&str], OfRun)] = &[
     (
         "drift",
@@ -104,7 +103,7 @@ fn cpu_s() -> f64 {
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
-/// Returns arrays by name.
+/// Returns arrays with their names.
 fn named<const N: usize>(arrays: [(&str, Array); N]) -> Named {
     arrays.map(|(name, array)| (name.to_owned(), array)).into()
 }

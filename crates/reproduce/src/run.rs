@@ -15,7 +15,7 @@ use crate::vary::{self, Change};
 pub struct Run {
     /// Preset of the machine.
     pub machine: String,
-    /// Inputs that differ from the machine's and the workloads' own.
+    /// Changes to inputs of the machine and the workloads.
     pub changes: Vec<Change>,
     /// VMs and their programs.
     pub scenario: Scenario,
@@ -23,11 +23,11 @@ pub struct Run {
     pub config: Config,
     /// Seed of arrival order, phase and all other random draws.
     pub seed: u64,
-    /// Simulated time of the first reading of counters; see [`Outcome::window`].
+    /// Simulated time at which counters are first read; see [`Outcome::window`].
     pub warm_up: Ns,
     /// Simulated time after which the run ends, if its programs have not ended before.
     pub until: Ns,
-    /// How often VMs are sampled after the warm-up, for measures over time; see [`Outcome::moments`].
+    /// Interval at which VMs are sampled after the warm-up, for measures over time; see [`Outcome::moments`].
     pub watch: Option<Ns>,
 }
 
@@ -37,7 +37,7 @@ pub struct Run {
 pub struct Outcome {
     /// Simulated time at the end.
     pub at_s: f64,
-    /// The VMs, in the scenario's order.
+    /// Reports of the VMs, in the scenario's order.
     pub vms: Vec<VmReport>,
     /// Counts between the end of the warm-up and the end of the run.
     pub window: Window,
@@ -45,13 +45,13 @@ pub struct Outcome {
     pub moments: Vec<Moment>,
 }
 
-/// Counters of all VMs at one time, cumulative, summed over vCPUs.
+/// Counters of all VMs at one time. They are cumulative, and summed over vCPUs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Moment {
     /// Simulated time.
     pub at_ns: u64,
-    /// By VM.
+    /// Counters of each VM.
     pub vms: Vec<VmMoment>,
 }
 
@@ -59,39 +59,40 @@ pub struct Moment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmMoment {
-    /// Time run.
+    /// Running time.
     pub running_ns: u64,
     /// LLC references.
     pub llc_references: u64,
     /// LLC misses.
     pub llc_misses: u64,
-    /// Balance of its permit's account; 0 without a permit.
+    /// Balance of its permit's account; 0 if it has no permit.
     pub balance_units: i64,
-    /// Its pages outside its home; 0 without a home.
+    /// Number of its pages outside its home; 0 if it has no home.
     pub pages_away: u64,
 }
 
-/// Differences of counters.
+/// Differences of counters between two readings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Window {
     /// Simulated time between the two readings.
     pub seconds: f64,
-    /// Bytes moved by the controllers of each node, ascending by node.
+    /// Bytes moved by the memory controllers of each node, in the order of nodes.
     pub node_bytes: Vec<u64>,
-    /// Standard deviation over mean of the accesses of all VMs by node, percent; `None` without accesses.
+    /// Imbalance of the accesses of all VMs over the nodes: standard deviation over mean, in percent; `None` without
+    /// accesses.
     pub imbalance_percent: Option<f64>,
-    /// Load of the busiest link, mean over seconds, percent; `None` if less than a second passed.
+    /// Load of the busiest link in percent, as the mean over seconds; `None` if less than a second passed.
     pub interconnect_percent: Option<f64>,
-    /// All vCPUs, by VM and index.
+    /// Counts of all vCPUs, by VM and index.
     pub vcpus: Vec<VcpuCounts>,
 }
 
-/// One vCPU.
+/// Counts of one vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VcpuCounts {
-    /// Node of its CPU at the end.
+    /// Node of the CPU on which it was at the end.
     pub node: u32,
     /// Unhalted cycles.
     pub cycles: u64,
@@ -104,7 +105,7 @@ pub struct VcpuCounts {
 }
 
 impl Run {
-    /// Creates a run of a scenario under policies, to the end of its programs.
+    /// Creates a run of a scenario under policies, which ends when its programs end.
     #[cfg(test)]
     pub fn to_end(
         machine: &str,
@@ -127,8 +128,8 @@ impl Run {
         }
     }
 
-    /// Returns a text that identifies this run, regardless of its scenario's name. Embedded profiles and machines are named,
-    /// not contained: a cache that stores this with a result must also store which program made it.
+    /// Returns a text that identifies this run, regardless of its scenario's name. The text only names embedded profiles and
+    /// machines. So a cache that stores it with a result must also store which program made the result.
     pub fn description(&self) -> String {
         let mut nameless = self.clone();
         nameless.scenario.name.clear();
@@ -163,7 +164,7 @@ impl Run {
     }
 }
 
-/// Counts events after the warm-up.
+/// Samples counters from the end of the warm-up on.
 struct Measured<'a> {
     run: &'a Run,
     /// The sample at the end of the warm-up.
@@ -203,7 +204,7 @@ fn moment(twin: &mut Twin) -> Result<Moment> {
     let sample = twin.sample()?;
     let report = twin.report();
     let away = |vm: &VmSample| vm.pages_outside(vm.settings.home.as_ref()?);
-    // Both list VMs in the scenario's order; an absent VM has zero counts.
+    // Both lists are in the scenario's order. A VM that is absent has zero counts.
     let vms = report.vms.iter().map(|vm| {
         let seen = sample.vms.iter().find(|seen| seen.name == vm.name);
         let vcpus = || seen.iter().flat_map(|seen| &seen.vcpus);
@@ -223,7 +224,7 @@ fn moment(twin: &mut Twin) -> Result<Moment> {
     })
 }
 
-/// Returns the counts between two readings; since the start of the host if there is no first one.
+/// Returns the counts between two readings, or since the start of the host if there is no first reading.
 fn window(twin: &Twin, report: &TwinReport, begin: Option<&Sample>, end: &Sample) -> Window {
     let node_of = |vcpu: &homenode_host::VcpuSample| {
         let cpu = vcpu

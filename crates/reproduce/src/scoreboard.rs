@@ -1,13 +1,13 @@
-//! How close our numbers are to the published ones: a reader's first question, before any verdict.
+//! How close our numbers are to the published ones. This is a reader's first question, before any verdict.
 //!
-//! The headline covers numbers that were predicted and are not trivial: a prediction of no effect anywhere would miss them.
-//! Our own claims and machine-dependent measurements are excluded.
+//! The headline covers predicted numbers that are not trivial, that is, numbers that a prediction of no effect anywhere
+//! would miss. Our own claims and measurements that depend on the current machine are excluded.
 //!
 //! # Bands
 //!
-//! A claim states which inputs the paper leaves open, and within what factors. A value's band spans its minimum to its
-//! maximum at the ends of these ranges, one input at a time. It shows how much of a difference such an input could explain;
-//! no verdict uses it.
+//! A claim states which inputs the paper leaves open, and the range of factors for each. Each input in turn is set to both
+//! ends of its range. A value's band spans the minimum to the maximum of the results. It shows how much of a difference the
+//! input could explain; no verdict uses it.
 
 use std::collections::BTreeMap;
 
@@ -27,49 +27,50 @@ use homenode_units::stats::median;
 
 /// Factors reported in the headline.
 const FACTORS: [f64; 3] = [1.25, 2.0, 3.0];
-/// How far right of the largest error the figures draw values of the opposite sign, and where the marks of factors are.
+/// In the figures: how far to the right of the largest error values of the opposite sign are drawn, and at which factors
+/// there are marks.
 const BEYOND: f64 = 0.5;
 const MARKED: [f64; 2] = [2.0, 3.0];
 
 /// How close our numbers are to the published ones.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Scoreboard {
-    /// Predicted, non-trivial numbers.
+    /// Statistics of predicted numbers that are not trivial.
     #[serde(flatten)]
     pub headline: Group,
     /// Headline numbers that rest on profiles fitted to other figures of the same paper.
     pub same_paper: Group,
-    /// All other headline numbers.
+    /// The other headline numbers.
     pub without_same_paper: Group,
-    /// All numbers that were judged, whatever their kind.
+    /// Number of all numbers that were judged, whatever their kind.
     pub judged: usize,
-    /// How many of them a prediction of no effect would get within tolerance.
+    /// How many of these a prediction of no effect would get right within the tolerance.
     pub trivial: usize,
-    /// Predicted bounds, rankings and tests that a prediction of no effect would fail, and how many of them hold.
+    /// Predicted bounds, rankings and tests that a prediction of no effect would fail.
     pub tests: Tally,
     /// Headline numbers by paper.
     pub by_source: BTreeMap<String, Group>,
-    /// Headline numbers by the main cause of a difference.
+    /// Headline numbers by what they depend on most.
     pub by_attribution: BTreeMap<Attribution, Group>,
-    /// Numbers, bounds, rankings and tests by how much of them was put in; inputs are excluded.
+    /// Numbers, bounds, rankings and tests by how much of them was put into the model; inputs are excluded.
     pub by_kind: BTreeMap<Kind, Worth>,
 }
 
-/// Values by whether a prediction of no effect gets them right.
+/// Values, divided by whether a prediction of no effect gets them right.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Worth {
-    /// Values that a prediction of no effect gets wrong.
+    /// Values that such a prediction gets wrong.
     pub beyond_null: Tally,
-    /// Values that it gets right.
+    /// Values that such a prediction gets right.
     pub trivial: Tally,
 }
 
-/// How many of a number of values hold.
+/// A number of values, and how many of them hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Tally {
-    /// Total.
+    /// Number of all values.
     pub all: usize,
-    /// Number that hold.
+    /// Number of values that hold.
     pub held: usize,
 }
 
@@ -78,27 +79,27 @@ pub struct Tally {
 pub struct Group {
     /// Number of values.
     pub values: usize,
-    /// Number that hold by the rules.
+    /// Number of values that hold according to the rules.
     pub held: usize,
-    /// Number within a factor of 1.25.
+    /// Number of values within a factor of 1.25.
     pub within_1_25x: usize,
-    /// Number within a factor of 2.
+    /// Number of values within a factor of 2.
     pub within_2x: usize,
-    /// Number within a factor of 3.
+    /// Number of values within a factor of 3.
     pub within_3x: usize,
-    /// Number on the published side of no effect.
+    /// Number of values that are on the same side of no effect as the published ones.
     pub sign_right: usize,
-    /// Median of the logarithms' absolute values; null if more than half differ in sign.
+    /// Median of the absolute logarithms of our effect over the published one; null if more than half differ in sign.
     pub median_abs_ln: Option<f64>,
-    /// Median of our effect over the published one, with signs; null without values.
+    /// Median of our effect over the published one, with its sign; null without values.
     pub median_ratio: Option<f64>,
-    /// Of the numbers that have a band, how many bands contain the published one.
+    /// Number of values with a band, and how many of these bands contain the published number.
     pub in_band: Tally,
-    /// Median of the bands' widths, as the logarithm of high over low; null without bands, or if more than half change sign.
+    /// Median width of the bands, as the logarithm of high over low; null without bands, or if more than half change sign.
     pub median_band_ln: Option<f64>,
 }
 
-/// Returns the measured parts of published claims, each with its claim.
+/// Returns the measured parts of published claims, each with its claim. Excludes those measured on the current machine.
 fn parts(all: &[Reproduced]) -> impl Iterator<Item = (&Claim, &Part)> {
     let decided = all
         .iter()
@@ -169,7 +170,7 @@ impl Tally {
 }
 
 impl Group {
-    /// Returns how many are within each factor, have the right sign, and hold.
+    /// Returns the number of values within each factor, with the right sign, and that hold.
     pub(crate) fn counts(&self) -> [usize; 5] {
         [
             self.within_1_25x,
@@ -259,7 +260,7 @@ pub fn figures(all: &[Reproduced]) -> Vec<Figure> {
     ]
 }
 
-/// Returns the steps of a cumulative distribution, with infinite errors at its end.
+/// Returns the steps of a cumulative distribution; infinite errors are drawn at `end`.
 fn distribution(name: String, mut errors: Vec<f64>, end: f64) -> Line {
     errors.sort_by(f64::total_cmp);
     let all = errors.len() as f64;
@@ -274,12 +275,12 @@ fn distribution(name: String, mut errors: Vec<f64>, end: f64) -> Line {
     (name, points)
 }
 
-/// Values at both ends of the inputs that the papers leave open, by claim and value, each with the value at the time: if the
-/// value has changed since, the band is ignored.
+/// Bands of values, by claim and value. A band also has the value for which it was computed; if the value has changed since,
+/// the band is ignored.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Bands(BTreeMap<String, BTreeMap<String, Banded>>);
 
-/// A value's band, and the value at the time.
+/// A value's band, and the value for which it was computed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Banded {
@@ -288,7 +289,7 @@ struct Banded {
     high: f64,
 }
 
-/// The bands as committed.
+/// The committed bands.
 const BANDS: &str = include_str!("../../../data/reproduction/bands.toml");
 
 impl Bands {
@@ -308,17 +309,19 @@ impl Bands {
         read_toml(path, text)
     }
 
-    /// Merges both; for a claim in both, `others` win.
+    /// Merges two sets of bands; for a claim in both, those of `others` are used.
     #[must_use]
     pub fn with(mut self, others: Bands) -> Bands {
         self.0.extend(others.0);
         self
     }
 
-    /// Computes bands around decided values, from outcomes that include the runs of these claims at their ends.
+    /// Computes the bands around decided values. The outcomes must include the claims' runs at the ends of their open
+    /// inputs.
     ///
     /// # Errors
-    /// A claim that cannot be decided, unchanged or at one of the ends, and why: a band without it would be too narrow.
+    /// A claim that cannot be decided, unchanged or at one of the ends, and why. A band without that end would be too
+    /// narrow.
     pub fn of(all: &[Reproduced], outcomes: &Outcomes) -> Result<Bands> {
         let mut bands = BTreeMap::new();
         for Reproduced {
@@ -362,7 +365,7 @@ impl Bands {
         Ok(format!("{head}{}", toml::to_string(self)?))
     }
 
-    /// Attaches bands to values, if they were made for the same value up to rounding.
+    /// Attaches each band to its value, if the band was computed for the same value, up to rounding.
     pub fn join(&self, all: &mut [Reproduced]) {
         for one in all {
             let of_claim = self.0.get(&one.claim.id);
@@ -379,7 +382,7 @@ impl Bands {
     }
 }
 
-/// Returns the ends of a claim's open inputs, one at a time.
+/// Returns the ends of a claim's open inputs; each end changes one input.
 pub(crate) fn ends(claim: &Claim) -> impl Iterator<Item = End> {
     claim.open.iter().flat_map(Open::ends)
 }
@@ -469,7 +472,7 @@ pub(crate) mod tests {
                     .collect::<Vec<_>>(),
             )
         };
-        // Calibrated, and predicted.
+        // The first rests on a calibration, and the second is predicted.
         assert_eq!(named("xpv.under-load-balancing").headline.values, 0);
         assert_eq!(named("policies.consolidated").headline.values, 3);
         assert_eq!(Scoreboard::of(&[]).headline, Group::default());

@@ -1,6 +1,6 @@
-//! Changes inputs of a run: one input of its machine or of its workloads, by a factor.
+//! Changes an input of a run: multiplies one input of its machine or its workloads by a factor.
 //!
-//! A paper leaves inputs open; a claim's values at both ends of such an input's range form its band (see
+//! A paper leaves inputs open. A value at both ends of the range of such an input forms its band (see
 //! [`crate::scoreboard`]). The same mechanism evaluates a claim on another machine.
 
 use std::fmt;
@@ -11,19 +11,19 @@ use homenode_twin::{Scenario, Workload, workload};
 use homenode_units::{Bytes, BytesPerSec, Candidates};
 use serde::{Deserialize, Serialize};
 
-/// An input that can be changed. Workload inputs change for all workloads of a run equally.
+/// An input that can be changed. Inputs of workloads change equally for all workloads of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Input {
-    /// Sustained bandwidth of each memory controller.
+    /// Sustained bandwidth of each node's memory controllers.
     #[serde(rename = "machine.controllers")]
     Controllers,
-    /// Their sustained bandwidth for scattered lines, as a share of that, at most 1.
+    /// Sustained bandwidth for scattered lines, as a share of that of the controllers, at most 1.
     #[serde(rename = "machine.scattered")]
     Scattered,
     /// Bandwidth of each link.
     #[serde(rename = "machine.links")]
     Links,
-    /// Latency added by a hop.
+    /// Latency that a hop adds.
     #[serde(rename = "machine.hop")]
     Hop,
     /// Latency of local memory.
@@ -32,31 +32,31 @@ pub enum Input {
     /// Accesses to the LLC per instruction.
     #[serde(rename = "workload.llc-accesses")]
     LlcAccesses,
-    /// Misses in flight, at least one.
+    /// Number of misses in flight, at least one.
     #[serde(rename = "workload.misses-in-flight")]
     MissesInFlight,
     /// Sizes of regions, and the capacities at which accesses are reused.
     #[serde(rename = "workload.working-set")]
     WorkingSet,
-    /// Only the capacities at which accesses are reused.
+    /// Capacities at which accesses are reused, without the sizes of regions.
     #[serde(rename = "workload.reuse")]
     Reuse,
     /// Share of missed lines that are written, at most 1.
     #[serde(rename = "workload.writes")]
     Writes,
-    /// Inequality of the threads' work between two barriers.
+    /// Inequality of the work of the threads between two barriers.
     #[serde(rename = "workload.imbalance")]
     Imbalance,
     /// Instructions between two barriers.
     #[serde(rename = "workload.barrier-interval")]
     BarrierInterval,
-    /// How often a thread wakes a sleeping one.
+    /// Rate at which a thread wakes a sleeping thread.
     #[serde(rename = "workload.wakeups")]
     Wakeups,
     /// Bytes moved to and from devices.
     #[serde(rename = "workload.io")]
     Io,
-    /// Memory allocated and freed by its runtime library.
+    /// Memory that the program's runtime library allocates and frees.
     #[serde(rename = "workload.allocations")]
     Allocations,
 }
@@ -75,14 +75,14 @@ pub(crate) fn name(variant: &impl Serialize) -> String {
         .unwrap_or_default()
 }
 
-/// An input that a publication leaves open: of runs, or a value of the experiment's file.
+/// An input that a publication leaves open. It is an input of the runs, or a value in the experiment's file.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Open {
-    /// The input of runs.
+    /// The input of the runs, if it is one.
     #[serde(default)]
     pub input: Option<Input>,
-    /// The value of the file, otherwise.
+    /// The value in the experiment's file, otherwise.
     #[serde(default)]
     pub value: Option<String>,
     /// Smallest possible factor relative to the chosen value.
@@ -96,14 +96,14 @@ pub struct Open {
 /// One end of an open input.
 #[derive(Clone, Debug, PartialEq)]
 pub enum End {
-    /// An input of runs.
+    /// A changed input of the runs.
     Run(Change),
-    /// A value of the experiment's file: its name, and a factor.
+    /// A changed value in the experiment's file: its name, and the factor.
     Value(String, f64),
 }
 
 impl Open {
-    /// Returns the ends of its range, except one at the chosen value.
+    /// Returns the ends of the range, without an end that is the chosen value itself.
     pub fn ends(&self) -> impl Iterator<Item = End> {
         let factors = [self.from, self.to].into_iter().filter(|factor| *factor != 1.0);
         factors.flat_map(|factor| {
@@ -114,7 +114,7 @@ impl Open {
     }
 }
 
-/// Prefix of values of the file among inputs of runs: their table.
+/// Prefix that tells the values of an experiment's file from inputs of runs; it is the name of their table.
 const VALUES: &str = "values.";
 
 impl End {
@@ -148,7 +148,7 @@ impl fmt::Display for End {
     }
 }
 
-/// One input with a factor.
+/// An input and the factor by which it changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
     /// The input.
@@ -158,7 +158,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// Returns the input of this name, with a factor.
+    /// Returns the change of the input with this name by a factor.
     ///
     /// # Errors
     /// An unknown name, with the closest match; a factor that is not above 0.
@@ -172,7 +172,7 @@ impl Change {
     }
 }
 
-/// Returns the names that Serde expected instead of an unknown one.
+/// Returns the names that Serde expected, according to its message.
 fn names_in(error: &str) -> impl Iterator<Item = String> {
     let expected = error
         .rsplit_once("expected one of ")
@@ -225,7 +225,7 @@ pub fn scenario(scenario: &mut Scenario, changes: &[Change]) {
     }
     for vm in &scenario.vms {
         if !scenario.workloads.iter().any(|own| own.name == vm.workload) {
-            // An unknown workload fails when it runs.
+            // An unknown workload causes an error when it runs.
             scenario.workloads.extend(workload::builtin(&vm.workload));
         }
     }

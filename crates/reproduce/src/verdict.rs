@@ -1,19 +1,20 @@
-//! Verdicts: the rules at the head of `data/published/claims.toml`, in one place.
+//! Verdicts on claims. This is the only implementation of the rules at the head of `data/published/claims.toml`.
 //!
 //! # Rules
 //!
-//! - A number holds within 25 percent of the published one or 5 points, whichever is larger. Points are percentage points: a
-//!   number whose unit is not a percentage has only the 25 percent.
-//! - A count holds within 3, and from half to double the published one. Counts are written as whole numbers, in a claim
-//!   whose unit is not one of measurement.
-//! - An effect must be seen, however small: a number published away from no effect holds only on the same side of it, at a
-//!   quarter to four times the distance.
-//! - An order holds if Kendall's tau to the published one is at least 0.7.
-//! - A bound holds exactly, a shape by the test that the experiment names.
+//! - A number holds if it is within 25 percent of the published one or within 5 points, whichever is larger. Points are
+//!   percentage points, so only the 25 percent apply to a number that is not a percentage.
+//! - A count holds if it differs by at most 3, and is from half to double the published one. Counts are whole numbers in a
+//!   claim whose unit is not a unit of measurement.
+//! - An effect must be seen, however small it is. If a published number differs from no effect, ours holds only if it
+//!   differs in the same direction, by a quarter to four times as much.
+//! - An order holds if Kendall's tau between it and the published order is at least 0.7.
+//! - A bound must hold exactly. A shape holds if it passes the test that the experiment names.
 //! - An entry's own `tolerance` (percent of the published number) or `within_factor` replaces the first rule.
-//! - A claim `holds` if all of its values do, holds `partly` if more than half do, and `misses` otherwise. Values that were
-//!   inputs do not count; an unmeasured value does not hold.
-//! - A number is *trivial* if no effect at all is within its tolerance: a prediction of no effect gets it right.
+//! - A claim `holds` if all of its values hold, holds `partly` if more than half hold, and `misses` otherwise. Values that
+//!   were inputs do not count. A value that was not measured does not hold.
+//! - A number is *trivial* if its value without any effect is within the tolerance, so that a prediction of no effect gets
+//!   it right.
 
 use std::collections::BTreeMap;
 
@@ -28,28 +29,28 @@ use homenode_units::stats::kendall_tau_of_orders;
 const NUMBER_TOLERANCE: f64 = 0.25;
 /// Tolerance in percentage points.
 const POINTS_TOLERANCE: f64 = 5.0;
-/// Tolerance as a difference of counts.
+/// Maximum difference between counts.
 const COUNT_TOLERANCE: f64 = 3.0;
-/// Tolerance as a factor of counts.
+/// Maximum factor between counts.
 const COUNT_FACTOR: f64 = 2.0;
-/// Minimum correlation of orders.
+/// Minimum of Kendall's tau between orders.
 const TAU_LEAST: f64 = 0.7;
-/// An effect counts as seen within this factor.
+/// An effect counts as seen if it is within this factor of the published one.
 const SEEN_FACTOR: f64 = 4.0;
 
 /// Verdict on a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// All of its values hold.
+    /// All values of the claim hold.
     Holds,
-    /// More than half of them hold.
+    /// More than half of the values hold.
     Partly,
-    /// At most half of them hold.
+    /// At most half of the values hold.
     Misses,
     /// There is no experiment yet, or it could not be made.
     Pending,
-    /// Beyond any model here.
+    /// No model here covers the claim.
     NotModelled,
 }
 
@@ -60,28 +61,28 @@ impl Verdict {
     }
 }
 
-/// An experiment's measurements, by the names in the claim.
+/// An experiment's measurements, by the names that the claim uses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
     /// Numbers: the claim's values and bounds.
     pub numbers: BTreeMap<String, f64>,
-    /// Rankings, first is highest.
+    /// Rankings, the highest first.
     pub orders: BTreeMap<String, Vec<String>>,
-    /// Tests of shapes, and numbers of separate published tables.
+    /// Tests of shapes, and of numbers in separate published tables.
     pub shapes: Vec<Shape>,
     /// Names of numbers that were inputs.
     pub inputs: Vec<String>,
-    /// For tests of single numbers of a published table: published and ours, by the test's name.
+    /// For tests of single numbers in a published table: the published number and ours, by the test's name.
     pub tabled: BTreeMap<String, (f64, f64)>,
-    /// For rankings and tests of published choices: the regret of following the published one, on average over all pairs, or
-    /// relative to the best, by our measurements.
+    /// For rankings and tests of published choices: the regret of following the published one, according to our
+    /// measurements. It is the mean over all pairs, or relative to the best choice.
     pub regrets: BTreeMap<String, f64>,
 }
 
 /// The test of a shape.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// The subject of the test, in a few words; unique in the claim.
+    /// What is tested, in a few words; unique in the claim.
     pub name: String,
     /// The outcome, in words.
     pub ours: String,
@@ -89,51 +90,51 @@ pub struct Shape {
     pub holds: bool,
 }
 
-/// A published value with ours.
+/// A published value, and ours.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Part {
-    /// Its name.
+    /// Name of the value.
     pub name: String,
-    /// Published, with the rule, in words.
+    /// The published value and the rule, in words.
     pub published: String,
-    /// Ours; `-` if it was not measured.
+    /// Our value; `-` if it was not measured.
     pub ours: String,
-    /// Whether it holds.
+    /// Whether our value holds.
     pub holds: bool,
-    /// Whether it was an input, and so does not count.
+    /// Whether the value was an input, and therefore does not count.
     pub input: bool,
-    /// How much of it was put in.
+    /// How much of the value was put into the model.
     pub kind: Kind,
-    /// Whether it would hold if nothing had any effect.
+    /// Whether the value would hold if nothing had any effect.
     pub trivial: bool,
     /// Distance of a number from the published one; null for bounds, rankings and tests.
     pub score: Option<Score>,
-    /// For a ranking: the regret of following the published one, on average over all pairs; for a choice: how much worse the
-    /// published one is than the best.
+    /// For a ranking: the regret of following the published one, as the mean over all pairs. For a choice: how much worse
+    /// the published one is than the best.
     pub regret: Option<f64>,
-    /// Whether it rests on a profile fitted to other figures of the same paper.
+    /// Whether the value rests on a profile fitted to other figures of the same paper.
     pub same_paper: bool,
 }
 
-/// A published number with ours.
+/// A published number, and ours.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Score {
-    /// Published.
+    /// The published number.
     pub published: f64,
-    /// Ours.
+    /// Our number.
     pub ours: f64,
-    /// Its value if nothing has any effect.
+    /// The value that the number would have if nothing had any effect.
     pub null: f64,
-    /// Natural logarithm of our effect over the published one, each as the distance from `null`; null if they are on
-    /// different sides of it, or one is zero.
+    /// Natural logarithm of our effect over the published one; an effect is the distance from `null`. The logarithm is null
+    /// if the effects have different signs, or one of them is zero.
     pub ln_ratio: Option<f64>,
-    /// Whether ours is on the published side of no effect.
+    /// Whether our number is on the same side of `null` as the published one.
     pub sign_right: bool,
-    /// Ours at the ends of the inputs that the publication leaves open; null if unknown or not requested.
+    /// Our value at the ends of the inputs that the publication leaves open; null if unknown or not requested.
     pub band: Option<Band>,
 }
 
-/// Minimum and maximum of a value over ranges of open inputs, one at a time.
+/// Minimum and maximum of a value if each open input, one at a time, is set to the ends of its range.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Band {
     /// Minimum.
@@ -161,13 +162,13 @@ impl Score {
         effect_ratio(self.published, self.ours, self.null)
     }
 
-    /// Returns our effect over the published one or its inverse, whichever is larger; infinite if they differ in sign or one
-    /// is zero.
+    /// Returns our effect over the published one or its inverse, whichever is larger. Infinite if the effects differ in sign
+    /// or one of them is zero.
     pub fn factor(&self) -> f64 {
         libm::exp(self.error())
     }
 
-    /// Returns the error of ours: the logarithm of that factor.
+    /// Returns the error of our number: the logarithm of [`Score::factor`].
     pub fn error(&self) -> f64 {
         self.ln_ratio.map_or(f64::INFINITY, f64::abs)
     }
@@ -178,7 +179,7 @@ impl Score {
 pub struct Judgement {
     /// The verdict.
     pub verdict: Verdict,
-    /// Value by value.
+    /// Judgement of each value.
     pub parts: Vec<Part>,
 }
 
@@ -200,7 +201,7 @@ pub fn show(number: f64) -> String {
     }
 }
 
-/// Compares measured with published values. `kind` applies to values without a kind of their own in the claim.
+/// Compares measured values with published ones. `kind` applies to values for which the claim states no kind.
 pub fn judge(claim: &Claim, measured: &Measured, kind: Kind) -> Judgement {
     let mut parts = numbers(claim, measured);
     parts.extend(bounds(claim, measured));
@@ -222,7 +223,7 @@ pub fn judge(claim: &Claim, measured: &Measured, kind: Kind) -> Judgement {
     Judgement { verdict, parts }
 }
 
-/// Returns the part of a claim's published number for a given value of ours.
+/// Returns the judgement of a claim's published number, given our value.
 pub fn number(claim: &Claim, name: &str, ours: f64) -> Option<Part> {
     let measured = Measured {
         numbers: [(name.to_owned(), ours)].into(),
@@ -233,7 +234,7 @@ pub fn number(claim: &Claim, name: &str, ours: f64) -> Option<Part> {
         .find(|part| part.name == name && part.score.is_some())
 }
 
-/// Returns a published number, bound or ranking that the experiment did not measure.
+/// Returns the name of a published number, bound or ranking that the experiment did not measure, if any.
 pub fn unmeasured(claim: &Claim, measured: &Measured) -> Option<String> {
     let stated = [&claim.value, &claim.at_least, &claim.at_most];
     let numbers = stated.into_iter().flatten().flat_map(Values::iter);
@@ -250,7 +251,7 @@ pub fn unmeasured(claim: &Claim, measured: &Measured) -> Option<String> {
         .or_else(|| orders.next().cloned())
 }
 
-/// Returns a name with a stated kind that is not one of the claim's values and tests.
+/// Returns a name, for which the claim states something, that is not one of the claim's values or tests.
 pub fn unknown_name<'a>(claim: &'a Claim, judgement: &Judgement) -> Option<&'a str> {
     let stated = claim.kinds.iter().flat_map(|stated| &stated.of);
     let passes = claim.null_passes.iter().filter(|name| *name != "*");
@@ -294,7 +295,7 @@ fn numbers(claim: &Claim, measured: &Measured) -> Vec<Part> {
         let holds = ours.is_some_and(|ours| tolerates(ours) && is_seen(published, ours, null));
         Part {
             trivial: tolerates(null),
-            // A correlation measures a ranking, not the size of an effect.
+            // A value that is itself a correlation is not the size of an effect, so it has no score.
             score: ours
                 .filter(|_| !name.starts_with("tau_"))
                 .map(|ours| Score::of(published, ours, null)),
@@ -359,17 +360,17 @@ fn tested(claim: &Claim, measured: &Measured, shape: &Shape) -> Part {
     }
 }
 
-/// Returns our effect over the published one, each as the distance from no effect.
+/// Returns our effect over the published one; an effect is the distance from `null`.
 fn effect_ratio(published: f64, ours: f64, null: f64) -> f64 {
     (ours - null) / (published - null)
 }
 
-/// Whether an effect published away from no effect is seen in ours.
+/// Returns true if our number shows the published effect, or if there is no published effect.
 fn is_seen(published: f64, ours: f64, null: f64) -> bool {
     published == null || (1.0 / SEEN_FACTOR..=SEEN_FACTOR).contains(&effect_ratio(published, ours, null))
 }
 
-/// Whether a percentage of a published table holds, by the rule for percentages.
+/// Returns true if our percentage holds, by the rule for percentages, against one of a published table.
 pub fn percentage_holds(published: f64, ours: f64) -> bool {
     within(
         published,
@@ -399,7 +400,7 @@ fn tolerated(claim: &Claim, name: &str, published: Number, ours: f64) -> bool {
     within(published, ours, NUMBER_TOLERANCE * published.abs())
 }
 
-/// Written so that NaN never holds.
+/// Returns true if our number is within the tolerance; a NaN never is.
 fn within(published: f64, ours: f64, tolerance: f64) -> bool {
     (ours - published).abs() <= tolerance
 }
@@ -504,7 +505,7 @@ mod tests {
         assert_eq!((of(2).null, of(2).sign_right), (1.0, true));
         assert!((of(1).factor() - 1.13).abs() < 1e-9);
         assert_eq!(of(0).factor(), f64::INFINITY);
-        // On the wrong side.
+        // The number is on the wrong side of no effect.
         assert!(!judged(&[("c", 0.9)])[2].holds);
     }
 

@@ -1,4 +1,4 @@
-//! Makes runs that do not depend on each other, each once.
+//! Makes independent runs, each of them once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use crate::jobs::{CutShort, Progress, each};
 use crate::run::{Outcome, Run};
 use crate::vary::{Change, End};
 
-/// Outcomes by run.
+/// Outcomes of runs.
 #[derive(Clone, Debug, Default)]
 pub struct Outcomes {
     made: Arc<BTreeMap<String, Result<Outcome, String>>>,
-    /// Changes applied to every requested run.
+    /// Changes that are applied to every run whose outcome is requested.
     changes: Vec<Change>,
     /// Factors for values of an experiment's file, by name.
     factors: BTreeMap<String, f64>,
 }
 
 impl Outcomes {
-    /// Returns the outcomes under one change of an input of runs, whose changed runs must have been made, too, or of a value of
-    /// the file: experiments then decide by them unawares.
+    /// Returns these outcomes under one change: experiments that use them see the changed outcomes, without being told. If
+    /// the change is of an input of runs, the changed runs must have been made, too.
     pub fn at(&self, end: &End) -> Outcomes {
         let mut outcomes = self.clone();
         match end {
@@ -32,7 +32,7 @@ impl Outcomes {
         outcomes
     }
 
-    /// Returns the factor of the value of this name.
+    /// Returns the factor by which the value with this name changes, if any.
     pub fn factor(&self, name: &str) -> Option<f64> {
         self.factors.get(name).copied()
     }
@@ -49,7 +49,8 @@ impl Outcomes {
     }
 }
 
-/// Adds to runs the same runs at each of these ends; values of an experiment's file change no run.
+/// Returns these runs, and each of them again at each of these ends. An end that changes a value of an experiment's file
+/// changes no run.
 pub fn with_ends(runs: Vec<Run>, ends: impl Iterator<Item = End>) -> Vec<Run> {
     let at = |end| match end {
         End::Run(change) => runs.iter().map(|run| changed(run, &[change])).collect(),
@@ -66,7 +67,7 @@ fn changed(run: &Run, changes: &[Change]) -> Run {
     run
 }
 
-/// Makes every run once, on `jobs` threads. Outcomes do not depend on the number of threads, nor on which runs were cached.
+/// Makes every run once, on `jobs` threads. Outcomes depend neither on the number of threads nor on which runs were cached.
 pub fn execute(runs: Vec<Run>, jobs: usize, cache: Option<&Cache>, progress: &Progress) -> Outcomes {
     let runs: BTreeMap<String, Run> = runs.into_iter().map(|run| (run.description(), run)).collect();
     let list: Vec<&Run> = runs.values().collect();

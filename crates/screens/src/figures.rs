@@ -1,8 +1,8 @@
-//! Figures as people read them.
+//! Formats figures for people.
 
 use homenode_units::{NodeSet, Ns};
 
-/// Home nodes of a VM, or `none` if it is unplaced.
+/// Returns the home nodes of a VM, or `none` if it is not placed.
 pub fn or_none(home: Option<&NodeSet>) -> String {
     home.map_or_else(|| "none".to_owned(), ToString::to_string)
 }

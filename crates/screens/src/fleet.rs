@@ -1,4 +1,4 @@
-//! Many hosts on one page, a line each; opening a line shows the host's own page.
+//! Many hosts on one page, with a line for each. Opening a line shows the host's own page.
 //!
 //! | module | contents |
 //! |---|---|

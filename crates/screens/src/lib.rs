@@ -1,5 +1,5 @@
-//! The terminal screens of `homenode top` and `homenode fleet top`: what is drawn, what keys do, and when pictures are
-//! replaced. Callers ask the agents and read the histories.
+//! The terminal screens of `homenode top` and `homenode fleet top`: what is drawn, what keys do, and when a picture is replaced.
+//! Callers ask the agents and read the histories.
 //!
 //! | module | contents |
 //! |---|---|

@@ -1,8 +1,8 @@
-//! The limits beyond which figures are marked. The help text takes its figures from here.
+//! The limits beyond which figures are marked. The help text takes the limits from here.
 
 use homenode_control::{NodeStatus, VmStatus};
 
-/// How bad a figure is.
+/// How far a figure is past its limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Within its limits, or unknown.
@@ -10,7 +10,7 @@ pub enum Level {
     Fine,
     /// Past the first limit.
     Warn,
-    /// Past the second.
+    /// Past the second limit.
     Bad,
 }
 
@@ -22,20 +22,20 @@ pub struct Limit {
     bad: f64,
 }
 
-/// Share of a VM's accesses that are local.
+/// Share of a VM's memory accesses that are local.
 pub const LOCAL: Limit = Limit::new("local: accesses of a VM that are local", 0.8, 0.5);
-/// Waiting vCPUs over vCPUs of a VM.
+/// Waiting vCPUs of a VM, divided by all its vCPUs.
 pub const VM_WAITING: Limit = Limit::new("wait: vCPUs of a VM that wait, of all its vCPUs", 0.05, 0.1);
-/// Waiting vCPUs over CPUs of a node.
+/// Waiting vCPUs on a node, divided by the node's CPUs.
 pub const NODE_WAITING: Limit = Limit::new("wait: vCPUs that wait on a node, of its CPUs", 0.05, 0.1);
-/// Free memory of a node.
+/// Share of a node's memory that is free.
 pub const FREE: Limit = Limit::new("free: memory of a node", 0.1, 0.03);
-/// Load of a controller.
+/// Load of a memory controller.
 pub const CONTROLLER: Limit = Limit::new("controller: load, of what it sustains", 0.7, 0.9);
 /// Load of a link.
 pub const LINK: Limit = Limit::new("link: load, of what it sustains", 0.5, 0.8);
 
-/// All of them.
+/// All limits.
 const ALL: [Limit; 6] = [LOCAL, VM_WAITING, NODE_WAITING, FREE, CONTROLLER, LINK];
 
 impl Limit {
@@ -43,9 +43,9 @@ impl Limit {
         Limit { what, warn, bad }
     }
 
-    /// The level of a share.
+    /// Returns the level of a share.
     pub fn level(self, share: f64) -> Level {
-        // If low values are bad, the worse limit is the lower one.
+        // If low values are bad, the second limit is the lower one.
         let is_past = |limit: f64| match self.bad < self.warn {
             true => share < limit,
             false => share > limit,
@@ -58,7 +58,7 @@ impl Limit {
     }
 }
 
-/// The limits, a line each.
+/// Returns the limits, one per line.
 pub fn sentences() -> Vec<String> {
     let of_limit = |limit: &Limit| {
         let side = if limit.bad < limit.warn { "below" } else { "above" };
@@ -76,13 +76,13 @@ pub fn sentences() -> Vec<String> {
     lines
 }
 
-/// Share of a VM's vCPUs that waited, if known.
+/// Returns the share of a VM's vCPUs that waited, if known.
 pub fn waiting_share(vm: &VmStatus) -> Option<f64> {
     let vcpus: usize = vm.vcpus_by_node.iter().map(|on| on.vcpus).sum();
     Some(vm.vcpus_waiting? / vcpus.max(1) as f64)
 }
 
-/// How well a VM keeps to its permit.
+/// Returns whether a VM exceeds its permit, as a level.
 pub fn permit(vm: &VmStatus) -> Level {
     use homenode_policy::permits::Standing;
     match (vm.permit.standing, vm.permit.quota) {
@@ -92,7 +92,7 @@ pub fn permit(vm: &VmStatus) -> Level {
     }
 }
 
-/// Whether a VM has the memory that it needs.
+/// Returns whether a VM lacks memory that it needs, as a level.
 pub fn memory(vm: &VmStatus) -> Level {
     match vm.memory.need_bytes {
         Some(need) if vm.memory.limit_bytes.is_some() && vm.memory_bytes < need => Level::Bad,
@@ -100,7 +100,7 @@ pub fn memory(vm: &VmStatus) -> Level {
     }
 }
 
-/// Sum of the levels of a VM's figures.
+/// Returns the sum of the levels of a VM's figures.
 pub fn trouble(vm: &VmStatus) -> usize {
     let waiting = waiting_share(vm).map(|share| VM_WAITING.level(share));
     let local = vm.local_access_ratio.map(|share| LOCAL.level(share));
@@ -113,10 +113,10 @@ pub fn trouble(vm: &VmStatus) -> usize {
     all.iter().map(|level| *level as usize).sum()
 }
 
-/// Share of a node's memory that is free.
+/// Returns the level of a node's free memory.
 pub fn free(node: &NodeStatus) -> Level {
     let share = node.memory_free_bytes.as_f64() / node.memory_bytes.as_f64().max(1.0);
-    // A node without memory of its own lacks none.
+    // A node that has no memory does not run short of it.
     if node.memory_bytes.0 == 0 {
         Level::Fine
     } else {

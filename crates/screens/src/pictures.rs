@@ -1,4 +1,4 @@
-//! Pictures of hosts. A thread asks for those of each host, so that a slow agent delays neither keys nor other hosts.
+//! Pictures of hosts. Each host's are asked for in a thread, so that a slow agent delays neither keys nor other hosts.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -6,31 +6,31 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use homenode_api::answer::Overview;
 
-/// The host at one time.
+/// The state of a host at one time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Picture {
     /// Time of the picture, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// The state of the host, and the events until then.
+    /// The state of the host, and the events up to that time.
     pub overview: Overview,
 }
 
-/// A picture, or why there is none.
+/// A picture, or the reason why there is none.
 pub type Asked = Result<Picture, String>;
 
-/// A host, with its agent's last answer.
+/// A host, with the last answer of its agent.
 #[derive(Clone, Debug)]
 pub struct Host {
     /// Its name.
     pub name: String,
-    /// Its last picture.
+    /// The last picture that arrived.
     pub picture: Option<Picture>,
-    /// Why it does not answer now, if it does not.
+    /// Why the agent does not answer now; `None` if it does.
     pub trouble: Option<String>,
 }
 
 impl Host {
-    /// A host that was not asked yet.
+    /// Creates a host that has not been asked yet.
     pub fn new(name: &str) -> Host {
         Host {
             name: name.to_owned(),
@@ -39,7 +39,7 @@ impl Host {
         }
     }
 
-    /// Takes an answer. Without one, the last picture stays.
+    /// Records an answer. If it has no picture, the last picture stays.
     pub fn heard(&mut self, answer: Asked) {
         match answer {
             Ok(picture) => (self.picture, self.trouble) = (Some(picture), None),
@@ -48,15 +48,15 @@ impl Host {
     }
 }
 
-/// Agents that are asked repeatedly, until this is dropped.
+/// Agents that are asked repeatedly until this value is dropped.
 pub(crate) struct Live {
     answers: Receiver<(usize, Asked)>,
-    /// Dropping them ends the threads.
+    /// Dropping these ends the threads.
     _stops: Vec<Sender<()>>,
 }
 
 impl Live {
-    /// Starts asking each agent at this interval.
+    /// Starts a thread for each agent, which asks it at this interval.
     ///
     /// # Errors
     /// If a thread cannot start.
@@ -93,7 +93,7 @@ impl Live {
         })
     }
 
-    /// Answers since the last call, each with the agent's number.
+    /// Returns the answers that arrived since the last call, each with its agent's number.
     pub(crate) fn new_answers(&self) -> impl Iterator<Item = (usize, Asked)> + '_ {
         self.answers.try_iter()
     }

@@ -1,19 +1,20 @@
 //! Escapes text from outside before it is shown: VMs' names, workloads, files, libvirt's messages. A terminal obeys control
-//! characters, and direction marks make it show text in another order. Both are shown as escapes such as `\\u{1b}`.
+//! characters, and shows text in another order because of direction marks. Both are shown as escapes such as `\\u{1b}`.
 
 use std::fmt::{self, Display, Write as _};
 
-/// Whether a character is visible as itself. Control characters, direction marks, joiners and what no font has are not.
+/// Returns true if a character is visible by itself. Control characters, direction marks and joiners are not, nor is what no font
+/// has.
 fn is_printable(c: char) -> bool {
     if c.is_ascii() {
         return !c.is_ascii_control();
     }
-    // Ask the standard library's table with a letter in front: it counts a lone accent as unprintable.
+    // Asks the standard library's table, with a letter in front because it counts a lone accent as unprintable.
     let together = format!("a{c}");
     together.escape_debug().eq(together.chars())
 }
 
-/// A text on one line; newlines are escaped too.
+/// A text shown on one line, with newlines escaped too.
 pub struct OneLine<'a>(pub &'a str);
 
 impl Display for OneLine<'_> {
@@ -22,7 +23,7 @@ impl Display for OneLine<'_> {
     }
 }
 
-/// A text of several lines. Newlines stay, and everything else is escaped.
+/// A text of several lines. Newlines are kept, everything else unprintable is escaped.
 pub struct Lines<'a>(pub fmt::Arguments<'a>);
 
 impl Display for Lines<'_> {
@@ -31,7 +32,7 @@ impl Display for Lines<'_> {
     }
 }
 
-/// A message that may have several lines. All after the first are indented, so that none passes for another message.
+/// A message that may have several lines. All lines after the first are indented, so that none can pass for another message.
 pub struct Sentence<'a>(pub &'a str);
 
 impl Display for Sentence<'_> {
@@ -40,7 +41,7 @@ impl Display for Sentence<'_> {
     }
 }
 
-/// Writes escaped text; `lines` replaces a newline, and is empty if newlines are escaped too.
+/// Writes escaped text. `lines` replaces each newline; if it is empty, newlines are escaped too.
 struct Escaping<'a, 'b> {
     to: &'a mut fmt::Formatter<'b>,
     lines: &'static str,
@@ -56,7 +57,7 @@ impl fmt::Write for Escaping<'_, '_> {
     }
 }
 
-/// JSON with unprintable characters in strings escaped; it parses to the same value.
+/// Escapes unprintable characters in the strings of a JSON text. The result parses to the same value.
 pub fn json(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,7 +1,7 @@
 //! Lines of styled text: tables that fit into a width, and word wrapping.
 //!
-//! A table that is too wide first loses the second space between columns, then columns, the one with the highest `rank`
-//! first; those that may be cut are then cut to the remaining width, with `…`.
+//! A table that is too wide first loses the second space between columns, and then columns, the highest `rank` first. Cells that
+//! may be cut are then cut to the remaining width, and end in `…`.
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
@@ -9,9 +9,9 @@ use ratatui::text::{Line, Span};
 use crate::limits::Level;
 use crate::printable::OneLine;
 
-/// Width of a table without a bound.
+/// Width for a table of any width.
 pub const UNBOUNDED: usize = usize::MAX;
-/// Characters that a cut cell keeps at least.
+/// Fewest characters that are left of a cut cell.
 const CUT_LEAST: usize = 12;
 
 /// Whether marked figures are shown in colour.
@@ -24,14 +24,14 @@ pub enum Colours {
 }
 
 impl Colours {
-    /// The choice of the user's environment.
+    /// Returns the choice that the user's environment makes.
     pub fn of_environment() -> Colours {
-        // As https://no-color.org defines it: set, and not empty.
+        // As https://no-color.org defines it: the variable is set, and not empty.
         let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         if is_plain { Colours::Off } else { Colours::On }
     }
 
-    /// The style of a figure of this level.
+    /// Returns the style for a figure of this level.
     pub fn style(self, level: Level) -> Style {
         let plain = Style::new();
         match (self, level) {
@@ -44,7 +44,7 @@ impl Colours {
     }
 }
 
-/// A cell of a table: one line, with terminal control characters escaped.
+/// A cell of a table: one line of text, with terminal control characters escaped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cell {
     text: String,
@@ -52,7 +52,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// A text with this level's mark.
+    /// Returns a cell with this text, marked for this level.
     pub fn new(text: impl AsRef<str>, level: Level) -> Cell {
         Cell {
             text: OneLine(text.as_ref()).to_string(),
@@ -60,12 +60,12 @@ impl Cell {
         }
     }
 
-    /// A text without a mark.
+    /// Returns a cell with this text, without a mark.
     pub fn plain(text: impl AsRef<str>) -> Cell {
         Cell::new(text, Level::Fine)
     }
 
-    /// A cell for the value, or `-` if it is unknown.
+    /// Returns a cell for a value, or `-` if the value is unknown.
     pub fn or_dash<T>(value: Option<T>, of: impl FnOnce(T) -> Cell) -> Cell {
         value.map_or_else(|| Cell::plain("-"), of)
     }
@@ -78,68 +78,68 @@ impl Cell {
 /// How a column of a table is laid out.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// When it is left out to save width: the highest first, 0 never.
+    /// Order in which columns are left out to save width: the highest rank first, rank 0 never.
     pub rank: u8,
     /// How its cells are aligned.
     pub align: Align,
-    /// Whether it is shown even if all its cells are empty.
+    /// Whether the column is shown even if all its cells are empty.
     pub is_shown_empty: bool,
 }
 
 /// Alignment of a cell's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// To the left; cut if there is no room.
+    /// Left-aligned; cut if there is no room.
     Left,
-    /// To the right; never cut.
+    /// Right-aligned; never cut.
     Right,
 }
 
 /// A column and its cells.
 #[derive(Clone, Debug)]
 pub struct Column {
-    /// Its heading.
+    /// The column's heading.
     pub head: String,
-    /// How it is laid out.
+    /// How the column is laid out.
     pub shape: Shape,
-    /// A cell for each row.
+    /// The cells, one for each row.
     pub cells: Vec<Cell>,
 }
 
-/// Which columns are shown, and how wide.
+/// Which columns are shown, and how wide each is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Layout {
     gap: usize,
-    /// Number and width of each column.
+    /// Index and width of each column shown.
     columns: Vec<(usize, usize)>,
 }
 
-/// A table, laid out for a width.
+/// A table that is laid out for a width.
 pub struct Table {
     columns: Vec<Column>,
     layout: Layout,
 }
 
 impl Table {
-    /// Lays columns out. Widths depend on all rows, even those not shown.
+    /// Lays columns out. Their widths depend on all rows, even on those that will not be shown.
     pub fn new(columns: Vec<Column>, width: usize) -> Table {
         let layout = lay_out(&columns, width);
         Table { columns, layout }
     }
 
-    /// Its width.
+    /// Returns the table's width.
     pub fn width(&self) -> usize {
         let widths: usize = self.layout.columns.iter().map(|(_, width)| width).sum();
         widths + self.layout.gap * self.layout.columns.len().saturating_sub(1)
     }
 
-    /// The headings of the columns.
+    /// Returns the headings of the columns as a line.
     pub fn header(&self) -> Line<'static> {
         let style = Style::new().add_modifier(Modifier::BOLD);
         self.line(|column| (column.head.clone(), style))
     }
 
-    /// A row by its number.
+    /// Returns the row with this number as a line.
     pub fn row(&self, number: usize, colours: Colours) -> Line<'static> {
         self.line(|column| {
             let cell = column.cells.get(number).cloned().unwrap_or_default();
@@ -159,7 +159,7 @@ impl Table {
                 Align::Left => (gap, pad),
                 Align::Right => (gap + &pad, String::new()),
             };
-            // Style only the text: underlined blanks would be visible.
+            // Styles only the text, because underlined blanks would be visible.
             spans.extend([Span::raw(before), Span::styled(text, style), Span::raw(after)]);
         }
         spans.retain(|span| !span.content.is_empty());
@@ -206,12 +206,12 @@ fn lay_out(columns: &[Column], width: usize) -> Layout {
     }
 }
 
-/// Terminal cells that a text takes.
+/// Returns the number of terminal cells that a text takes.
 pub fn width_of(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// Cuts a text to a width; if it is cut, it ends in `…`.
+/// Cuts a text to a width; a text that was cut ends in `…`.
 pub fn cut(text: &str, width: usize) -> String {
     if width_of(text) <= width {
         return text.to_owned();
@@ -230,7 +230,7 @@ pub fn cut(text: &str, width: usize) -> String {
     short
 }
 
-/// Wraps a text to this width, at words if possible; all lines after the first are indented.
+/// Wraps a text to this width, at words if possible. All lines after the first are indented.
 pub fn wrapped(text: &str, width: usize, indent: usize) -> Vec<String> {
     let text = OneLine(text).to_string();
     if width == UNBOUNDED {
@@ -238,7 +238,7 @@ pub fn wrapped(text: &str, width: usize, indent: usize) -> Vec<String> {
     }
     let indent = if indent + CUT_LEAST > width { 0 } else { indent };
     let mut lines = vec![String::new()];
-    // Blanks before the first word are kept: they are empty words.
+    // Blanks before the first word are kept, because `split` yields empty words for them.
     for word in text.split(' ') {
         let mut word = word;
         loop {
@@ -252,7 +252,7 @@ pub fn wrapped(text: &str, width: usize, indent: usize) -> Vec<String> {
                 break;
             }
             if is_first {
-                // A word longer than a line.
+                // The word is longer than a line, so it is split.
                 let head = head_of(word, width.saturating_sub(begun).max(1));
                 line.push_str(head);
                 word = &word[head.len()..];
@@ -263,7 +263,7 @@ pub fn wrapped(text: &str, width: usize, indent: usize) -> Vec<String> {
     lines
 }
 
-/// The longest prefix of a text that fits into a width, at least one character.
+/// Returns the longest prefix of a text that fits into a width; at least one character.
 fn head_of(text: &str, width: usize) -> &str {
     let mut end = text.chars().next().map_or(0, char::len_utf8);
     for (at, c) in text.char_indices() {

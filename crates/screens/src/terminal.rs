@@ -1,4 +1,4 @@
-//! A screen on a terminal: keys, signals, and restoring the terminal at the end.
+//! Shows a screen on a terminal: handles keys and signals, and restores the terminal at the end.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -15,29 +15,29 @@ use signal_hook::iterator::Signals;
 
 /// Longest time before the screen notices a signal.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long the screen may take to end after a signal.
+/// Longest time that the screen may take to end after a signal.
 const END: Duration = Duration::from_secs(1);
 
 /// Standard output is not a terminal.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("standard output is no terminal: {instead}")]
 pub struct NoTerminal {
-    /// Names an option that needs none.
+    /// A sentence that names an option which needs no terminal.
     instead: String,
 }
 
-/// What the user does next.
+/// What the user wants next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Looks at the screen.
+    /// To keep looking at the screen.
     Look,
-    /// Quits.
+    /// To quit.
     Quit,
 }
 
 /// What is shown on a terminal.
 pub(crate) trait Screen {
-    /// Draws it.
+    /// Draws the screen.
     fn draw(&self, frame: &mut Frame<'_>);
     /// Handles a key.
     fn key(&mut self, key: KeyEvent) -> Next;
@@ -45,11 +45,11 @@ pub(crate) trait Screen {
     fn tick(&mut self) -> bool;
 }
 
-/// Shows a screen until the user quits, or a signal arrives: the status is then 128 plus the signal's number. Restores the
-/// terminal afterwards.
+/// Shows a screen until the user quits or a signal arrives, and then restores the terminal. After a signal, the exit status is
+/// 128 plus the signal's number.
 ///
 /// # Errors
-/// No terminal, or one that cannot be used: `instead` names an option that needs none. No screen.
+/// If there is no terminal, or it cannot be used; `instead` names an option that needs none. Also if the screen cannot begin.
 pub(crate) fn show<S: Screen>(
     instead: &str,
     begin: impl FnOnce() -> anyhow::Result<S>,
@@ -60,7 +60,7 @@ pub(crate) fn show<S: Screen>(
     }
     let signalled = Arc::new(AtomicU8::new(0));
     end_on_signals(Arc::clone(&signalled))?;
-    // A panic restores the terminal too, through its hook.
+    // Installs a hook that restores the terminal after a panic too.
     let mut terminal = ratatui::try_init().with_context(|| format!("cannot use this terminal: {instead}"))?;
     let ended = begin().and_then(|mut screen| follow(&mut screen, &mut terminal, &signalled));
     let restored = ratatui::try_restore();
@@ -102,8 +102,8 @@ fn follow(
     }
 }
 
-/// Records a signal, and ends the process if it does not end by itself: the library that reads keys never returns from a
-/// terminal that was closed.
+/// Records a signal, and ends the process if it has not ended by itself in time: the library that reads keys never returns if the
+/// terminal was closed.
 fn end_on_signals(signalled: Arc<AtomicU8>) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     let wait = move || {
@@ -122,9 +122,9 @@ fn end_on_signals(signalled: Arc<AtomicU8>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Width and height of the terminal on standard output, or a usual size.
+/// Returns width and height of the terminal on standard output, or a usual size if they are unknown.
 pub fn size() -> (usize, usize) {
-    // A serial line does not know its size.
+    // A serial line reports 0, because it does not know its size.
     let known = terminal::size()
         .ok()
         .filter(|(width, height)| *width > 0 && *height > 0);
@@ -132,7 +132,7 @@ pub fn size() -> (usize, usize) {
     (usize::from(width.max(20)), usize::from(height.max(5)))
 }
 
-/// Width of the terminal on standard output; `None` for a pipe, which gets every column.
+/// Returns the width of the terminal on standard output; `None` for a pipe, which gets every column.
 pub fn width() -> Option<usize> {
     match std::io::stdout().is_terminal() {
         true => terminal::size().ok().map(|(width, _)| usize::from(width)),

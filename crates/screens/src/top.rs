@@ -1,4 +1,4 @@
-//! The host on one page, now or at an earlier time.
+//! The page of one host, at the present or at an earlier time.
 //!
 //! | module | contents |
 //! |---|---|

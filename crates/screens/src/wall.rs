@@ -6,7 +6,7 @@ use std::str::FromStr;
 use chrono::{DateTime, Local, NaiveDate, NaiveDateTime, NaiveTime, SecondsFormat, TimeDelta, TimeZone};
 use homenode_units::Ns;
 
-/// Nanoseconds since 1970.
+/// A time on the wall clock, in nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Wall(pub i64);
 
@@ -17,7 +17,7 @@ impl fmt::Display for Wall {
     }
 }
 
-/// A time of the wall clock in the host's time zone.
+/// Converts a time to the wall clock in the host's time zone.
 pub fn local(wall_ns: i64) -> NaiveDateTime {
     DateTime::from_timestamp_nanos(wall_ns)
         .with_timezone(&Local)
@@ -27,11 +27,11 @@ pub fn local(wall_ns: i64) -> NaiveDateTime {
 /// A requested time: absolute, or a duration before now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Time {
-    /// That long before now.
+    /// This long before now.
     Ago(Ns),
-    /// This time today, or yesterday if it is still to come today.
+    /// This time of day: today, or yesterday if it is still to come today.
     OfDay(NaiveTime),
-    /// This time, in the host's time zone.
+    /// This date and time, in the host's time zone.
     Local(NaiveDateTime),
     /// This time, in nanoseconds since 1970.
     At(i64),
@@ -93,7 +93,7 @@ impl FromStr for Time {
 }
 
 impl Time {
-    /// In nanoseconds since 1970, if it is now `now_ns`.
+    /// Returns the time in nanoseconds since 1970, if the time is now `now_ns`.
     ///
     /// # Errors
     /// A time that does not exist, or is too far away.
@@ -101,17 +101,17 @@ impl Time {
         self.within(&Local, now_ns).ok_or(NoSuchTime(self))
     }
 
-    /// Like [`Time::ns`] in a given zone; `None` if there is no such time.
+    /// Like [`Time::ns`], in a given zone. Returns `None` if there is no such time.
     fn within<Z: TimeZone>(self, zone: &Z, now_ns: i64) -> Option<i64> {
         match self {
             Time::Ago(ago) => now_ns.checked_sub(i64::try_from(ago.0).ok()?),
             Time::At(at) => Some(at),
-            // When clocks are set back an hour occurs twice: take the first.
+            // If clocks are set back, an hour occurs twice; take the first.
             Time::Local(at) => zone.from_local_datetime(&at).earliest()?.timestamp_nanos_opt(),
             Time::OfDay(time) => {
                 let now = DateTime::from_timestamp_nanos(now_ns).with_timezone(zone);
                 let today = now.date_naive();
-                // When clocks are set forward the time may not exist on that day; when they are set back it occurs twice.
+                // If clocks are set forward, the time may not exist on that day. If they are set back, it may occur twice.
                 let days = (0..=2).filter_map(|days| today.checked_sub_signed(TimeDelta::days(days)));
                 let times = days.flat_map(|day| {
                     let on_day = zone.from_local_datetime(&day.and_time(time));
@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// A zone whose clocks are an hour ahead, and two in summer.
+    /// A zone whose clocks are one hour ahead of UTC, and two hours in summer.
     #[derive(Clone, Copy, Debug)]
     struct Berlin;
 
@@ -187,11 +187,11 @@ mod tests {
     #[test]
     fn a_time_of_the_day_is_the_last_one_that_was_also_where_clocks_are_set() {
         for (now, time, then) in [
-            // Set forward at two: there is no half past two that day, so the last one was the day before.
+            // Clocks are set forward at two, so there is no half past two on that day. The last one was on the day before.
             ("2026-03-29T12:00:00+02:00", "02:30", "2026-03-28T02:30:00+01:00"),
             ("2026-03-29T01:00:00+01:00", "02:30", "2026-03-28T02:30:00+01:00"),
             ("2026-03-30T12:00:00+02:00", "02:30", "2026-03-30T02:30:00+02:00"),
-            // Set back at three: half past two occurs twice.
+            // Clocks are set back at three, so half past two occurs twice.
             ("2026-10-25T02:45:00+02:00", "02:30", "2026-10-25T02:30:00+02:00"),
             ("2026-10-25T02:15:00+01:00", "02:30", "2026-10-25T02:30:00+02:00"),
             ("2026-10-25T02:45:00+01:00", "02:30", "2026-10-25T02:30:00+01:00"),
@@ -223,7 +223,7 @@ mod tests {
         let at = |text: &str| text.parse::<Time>().unwrap().ns(now).unwrap();
         assert_eq!(at("15m"), now - 900_000_000_000);
         assert_eq!(at("2026-11-23T13:00:00+01:00"), now);
-        // A time of day means the last one before now.
+        // A time of day is taken as its last occurrence before now.
         for text in ["03:12", "23:59:59", "12:00"] {
             let passed = now - at(text);
             assert!(
@@ -231,7 +231,7 @@ mod tests {
                 "{text}: {passed}"
             );
         }
-        // Times are accepted in the format in which they are shown.
+        // A time in the format that is shown is accepted as input.
         let shown = Wall(now).to_string();
         assert_eq!(at(&shown), now, "{shown}");
         assert!("yesterday".parse::<Time>().unwrap_err().contains("03:12"));

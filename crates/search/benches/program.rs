@@ -1,4 +1,4 @@
-//! Cost of an external policy per period, compared with the built-in one; docs/POLICIES.md has the figures.
+//! Compares the cost per period of an external policy with that of the built-in policy; docs/POLICIES.md has the figures.
 
 #![allow(missing_docs)] // criterion's macros define undocumented functions
 
@@ -12,7 +12,7 @@ use homenode_search::program::Program;
 use homenode_twin::{Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, Ns};
 
-/// Gives in-process the answer of a program that requests nothing: its time is that of the document only.
+/// Gives, in-process, the answer of a program that requests nothing. Its time is therefore that of converting the documents.
 struct Nothing;
 
 impl Planner for Nothing {
@@ -36,7 +36,7 @@ for line in sys.stdin:
     print('{\"version\":' + version + ',\"actions\":[]}', flush=True)
 ";
 
-/// 32 one-vCPU VMs that have run for a while, as in the control loop's own bench.
+/// Builds 32 one-vCPU VMs that have run for a while, as in the benchmark of the control loop.
 fn period(c: &mut Criterion) {
     let near = concat!(
         "exec:python3 ",

@@ -19,11 +19,11 @@ use homenode_twin::Setup;
 pub struct PolicyRun {
     /// The contender.
     pub contender: Contender,
-    /// Mean over VMs of the ratio to `default`; infinite if there is none.
+    /// Mean over VMs of the ratio to `default`; infinite if no VM has a ratio.
     pub mean: f64,
-    /// Its result.
+    /// The contender's run.
     pub run: Run,
-    /// Its decisions on homes and memory policies.
+    /// The contender's decisions about homes and memory policies.
     pub schedule: Schedule,
 }
 
@@ -32,14 +32,14 @@ pub struct PolicyRun {
 pub struct Best {
     /// The run under `default`.
     pub base: Run,
-    /// The other policies.
+    /// The runs of all other contenders.
     pub policies: Vec<PolicyRun>,
     /// The result of the search.
     pub found: Found,
 }
 
 impl Best {
-    /// Returns the policy that is better than the search's result, if any.
+    /// Returns the best policy if it beats both the search's result and `default`.
     pub fn policy(&self) -> Option<&PolicyRun> {
         let least = self.policies.iter().min_by(|a, b| a.mean.total_cmp(&b.mean));
         least.filter(|policy| policy.mean < self.found.mean.min(1.0))
@@ -51,7 +51,7 @@ impl Best {
             .map_or(self.found.mean.min(1.0), |policy| policy.mean)
     }
 
-    /// Returns what found it: the name of a policy, or `search`.
+    /// Returns the name of what found the best result: a policy, `search`, or `default` if nothing beat it.
     pub fn found_by(&self) -> &str {
         match self.policy() {
             Some(policy) => policy.contender.name(),
@@ -60,7 +60,7 @@ impl Best {
         }
     }
 
-    /// Returns the run behind it.
+    /// Returns the best run.
     pub fn run(&self) -> &Run {
         match self.policy() {
             Some(policy) => &policy.run,
@@ -69,7 +69,7 @@ impl Best {
         }
     }
 
-    /// Returns the decisions behind it; those of a policy as far as a schedule can express them.
+    /// Returns the decisions of the best run. Those of a policy are included only as far as a schedule can express them.
     pub fn schedule(&self) -> Schedule {
         match self.policy() {
             Some(policy) => policy.schedule.clone(),
@@ -84,7 +84,7 @@ impl Best {
     }
 }
 
-/// Runs all policies and these programs, then spends the rest of the evaluations on a search that starts from their
+/// Runs all policies and the given programs, then spends the remaining evaluations on a search that starts from their
 /// decisions and from earlier results.
 ///
 /// # Errors
@@ -125,7 +125,7 @@ pub fn best(
     })
 }
 
-/// Runs policies, and records their decisions on homes and memory policies.
+/// Runs a contender, and records its decisions about homes and memory policies.
 fn recorded(setup: &Setup, config: &Config, contender: &Contender) -> anyhow::Result<(Run, Schedule)> {
     let mut schedule = Schedule::default();
     let done = contender.run(setup, config, |cycle, _| {

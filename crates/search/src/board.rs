@@ -1,4 +1,4 @@
-//! The scoreboard of decisions as a document and a figure: pure formatting of scores.
+//! Formats scores as a document and a figure: the scoreboard of decisions. Computes no scores itself.
 
 use std::fmt::Write as _;
 
@@ -12,38 +12,38 @@ use crate::sweep::{Cell, Work};
 
 /// The policies whose gap to the best known is shown, and whose slowed VMs are listed.
 const OURS: &str = "homenode";
-/// Cells of a sweep with less work than this, relative to `default`, are listed.
+/// Cells of a sweep that do less than this share of `default`'s work are listed.
 const WORK_MIN: f64 = 0.98;
-/// Largest number of listed cells, the worst first.
+/// Maximum number of cells that are listed, the worst first.
 const NAMED_MAX: usize = 20;
 
 /// Everything that the document shows.
 pub struct Board {
     /// Seeds of all runs.
     pub seeds: Vec<u64>,
-    /// Scores of each set of policies, by name, in the order of the cases.
+    /// Scores of each set of policies, with its name; the scores are in the order of the cases.
     pub policies: Vec<(String, Vec<CaseScore>)>,
     /// The best known decisions, in the order of the cases.
     pub known: Vec<Known>,
     /// The load sweep.
     pub sweep: Vec<(Cell, Vec<Work>)>,
-    /// Cells of a single VM.
+    /// The cells with a single VM.
     pub lone: Vec<(Cell, Vec<Work>)>,
-    /// All cases on twins with wrong parameters.
+    /// Results of all cases on twins with wrong parameters.
     pub disturbed: Vec<Disturbed>,
-    /// Held-out runs.
+    /// Results of held-out runs.
     pub held_out: HeldOut,
 }
 
-/// All cases, and the load sweep, on twins that are wrong in one way.
+/// Results of all cases, and of the load sweep, on twins that are wrong in one way.
 pub struct Disturbed {
     /// Name of the disturbance.
     pub name: &'static str,
     /// Description of the disturbance.
     pub about: String,
-    /// The product relative to `default` on the same twins.
+    /// The product's score relative to `default` on the same twins.
     pub ours: Total,
-    /// The decisions that are best on the undisturbed twin, carried out on these.
+    /// The score, on these twins, of the decisions that are best on the undisturbed twin.
     pub best: Total,
     /// The load sweep on these twins.
     pub sweep: Vec<(Cell, Vec<Work>)>,
@@ -138,7 +138,7 @@ without an agent, `numad` that program's algorithm, `tavo` the paper's as publis
         );
     }
 
-    /// Writes a row for the best known if all cases were searched; its mean is over the searched seeds.
+    /// Writes the row of the best known decisions if every case was searched. Its mean covers only the searched seeds.
     fn total_of_best(&self, out: &mut String) {
         let best: Option<Vec<f64>> = self.known.iter().map(|known| self.best(known)).collect();
         let Some(best) = best else {
@@ -173,13 +173,13 @@ without an agent, `numad` that program's algorithm, `tavo` the paper's as publis
         );
     }
 
-    /// Returns the mean of the best known over the board's seeds.
+    /// Returns the mean ratio of the best known decisions over those of the board's seeds that were searched.
     fn best(&self, known: &Known) -> Option<f64> {
         let of_seeds = self.seeds.iter().filter_map(|seed| known.of_seed(*seed));
         mean(of_seeds.map(|of_seed| of_seed.mean))
     }
 
-    /// Returns how far policies are above the best known in a case, over the searched seeds.
+    /// Returns by how much the policies' mean exceeds the best known one in a case, over the searched seeds.
     fn gap(&self, name: &str, case: usize) -> Option<f64> {
         let (_, scores) = self.policies.iter().find(|(of, _)| *of == name)?;
         let (score, known) = (scores.get(case)?, self.known.get(case)?);
@@ -388,7 +388,7 @@ which touched the policies, so that commit cannot have been tuned to them. Every
         });
     }
 
-    /// Writes a line for each run of cases drawn this way and each of its policies; `middle` writes their name and means.
+    /// Writes a line for each held-out run drawn in this way and each of its policies; `middle` formats names and means.
     fn runs(&self, out: &mut String, drawn_as: DrawnAs, middle: fn(&HeldOutPolicy) -> String) {
         for run in self.held_out.drawn_as(drawn_as) {
             for of in &run.policies {
@@ -453,7 +453,7 @@ about a quarter of a vCPU for each CPU, whatever their class. These are such run
         });
     }
 
-    /// Returns work by number of VMs, mean over machines and programs, as a figure.
+    /// Returns a figure of the work by number of VMs, as the mean over machines and programs.
     pub fn figure(&self) -> Figure {
         let line = |name: &str| {
             let at = |count: &usize| {

@@ -18,13 +18,14 @@ use homenode_twin::Setup;
 pub enum Contender {
     /// A set of policies.
     PolicySet(PolicySet),
-    /// No agent, and a kernel that does or does not move pages and threads by itself (`kernel.numa_balancing`), whatever the
-    /// scenario says.
+    /// No agent. Whether the kernel moves pages and threads by itself (`kernel.numa_balancing`) follows this value, not the
+    /// scenario.
     Balancing(bool),
-    /// No agent, and each VM's vCPUs on the CPUs of one L3, or of as many as they need, shared out evenly: the usual advice
-    /// for manual placement.
+    /// No agent. Each VM's vCPUs may run only on the CPUs of one L3, or of as many L3s as they need, and VMs are spread
+    /// evenly over the L3s. This is the usual advice for manual placement.
     FixedPerL3,
-    /// No agent, and each VM alone on the host: about the upper limit of any gain, as VMs do not disturb each other.
+    /// No agent, and each VM alone on the host. This is about the upper limit of any gain, because VMs do not disturb each
+    /// other.
     Alone,
     /// An external program in place of the policies.
     Program(Program),
@@ -42,7 +43,7 @@ impl Contender {
     /// The product's policies.
     pub const OURS: Contender = Contender::PolicySet(PolicySet::Homenode);
 
-    /// Returns all contenders but `default`, and `memory`, which places nothing: homes are what operators chose.
+    /// Returns all contenders except `default` and `memory`, which places no VM and leaves homes to the operator.
     pub fn all() -> Vec<Contender> {
         let mut all: Vec<Contender> = PolicySet::ALL
             .into_iter()
@@ -53,7 +54,7 @@ impl Contender {
         all
     }
 
-    /// Returns the contenders for a stock host, where `default` is an unconfigured kernel, which balances.
+    /// Returns the contenders for a stock host. There `default` is an unconfigured kernel, which balances NUMA memory.
     pub fn on_stock() -> Vec<Contender> {
         let mut all = vec![
             Contender::Alone,
@@ -80,7 +81,7 @@ impl Contender {
         }
     }
 
-    /// Returns this contender with a time limit for each answer of an external program.
+    /// Returns this contender with a time limit for each answer, which applies only to external programs.
     #[must_use]
     pub fn within(self, answer_max: Ns) -> Contender {
         match self {
@@ -89,7 +90,7 @@ impl Contender {
         }
     }
 
-    /// Runs a scenario to its end; see [`engine::run`]. `config` sets everything but which policies act.
+    /// Runs a scenario to its end; see [`engine::run`]. `config` sets everything except which policies act.
     ///
     /// # Errors
     /// See [`engine::run`]; a program that cannot be started.
@@ -131,11 +132,11 @@ impl Contender {
         Ok(run)
     }
 
-    /// Returns the scenario as an operator without an agent configures its host.
+    /// Returns the scenario, configured as by an operator who has no agent.
     fn configured(&self, setup: &Setup) -> Scenario {
         let scenario = setup.scenario.clone();
         match self {
-            // Xen has no such balancing, so there is nothing to switch.
+            // Xen has no NUMA balancing to switch.
             Contender::Balancing(on) if scenario.balances().is_some() => scenario.with_numa_balancing(*on),
             Contender::FixedPerL3 => fixed_per_l3(scenario, &setup.machine),
             _ => scenario,
@@ -143,7 +144,8 @@ impl Contender {
     }
 }
 
-/// Returns the scenario with only one VM: the others keep their places, which seeds draw by, and never arrive.
+/// Returns the scenario with only one VM. The others stay in the list, because random draws depend on positions in it, but
+/// they never arrive.
 fn alone(scenario: &Scenario, at: usize) -> Scenario {
     let mut scenario = scenario.clone();
     let name = scenario.vms[at].name.clone();
@@ -155,8 +157,8 @@ fn alone(scenario: &Scenario, at: usize) -> Scenario {
     scenario
 }
 
-/// Gives each VM, in the scenario's order, the L3 with the fewest booked vCPUs per CPU; a VM that is wider than an L3 gets
-/// the next ones of the same node, then those of others, until it has a CPU for each vCPU.
+/// Gives each VM, in the scenario's order, the L3 with the fewest booked vCPUs per CPU. A VM that is wider than an L3 also
+/// gets further L3s, first of the same node and then of other nodes, until it has a CPU for each vCPU.
 fn fixed_per_l3(mut scenario: Scenario, machine: &Machine) -> Scenario {
     let mut booked = vec![0.0; machine.llcs.len()];
     for vm in scenario.vms.iter_mut().filter(|vm| vm.cpus.is_none()) {
@@ -196,13 +198,13 @@ impl fmt::Display for Contender {
     }
 }
 
-/// A text that names nothing that decides.
+/// A text that names no contender.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoContender {
-    /// It begins as a program does.
+    /// The text begins like a program, but is not one.
     #[error(transparent)]
     Program(#[from] NoProgram),
-    /// It names no policies.
+    /// The text does not name a set of policies.
     #[error(transparent)]
     Policies(UnknownPolicy),
 }

@@ -1,24 +1,24 @@
-//! Draws scenarios from a seed, so that decisions are not tuned to a few known cases.
+//! Draws scenarios from a seed, so that policies are not tuned to a few known cases.
 //!
 //! # Problem
 //! A policy that is good on fourteen known cases may be good only on those. We need cases that differ in everything that
-//! matters to a decision, in any number, and unseen during development.
+//! matters to a decision, as many as we want, and unseen during development.
 //!
 //! # Terms
 //! - *Training case*: one with a seed in [`TRAINING`]. Developers may look at it.
 //! - *Held-out case*: one with a seed that [`held_out`] derives from the id of a commit.
 //!
 //! # Algorithm
-//! From the random stream of the seed, in this order:
+//! Draw from the random stream of the seed, in this order:
 //! 1. A machine: a preset with several nodes.
-//! 2. A load: total vCPUs over CPUs of the machine ([`LOADS`]), and at most [`VMS_MAX`] VMs.
-//! 3. Sizes: all of 4 vCPUs; mixed of 2, 4, 6, 8 and 12; or one wider than a node, of up to two nodes' CPUs, next to small
+//! 2. A load, which is the total of vCPUs divided by the machine's CPUs ([`LOADS`]), with at most [`VMS_MAX`] VMs.
+//! 3. Sizes: 4 vCPUs each; a mix of 2, 4, 6, 8 and 12; or one VM wider than a node (up to the CPUs of two nodes) and small
 //!    ones.
-//! 4. A mix: any of the workloads; two or three of them, repeated; or memory-bound and other ones in turn.
-//! 5. Arrivals: together, within seconds; staggered, and staying; staggered, and leaving when the program ends; returning
-//!    once after having left.
-//! 6. VMs until the load is reached: a workload whose memory fits, and a share of its work that lasts 60 to 120 s alone by
-//!    [`share_for`].
+//! 4. A mix: any workloads; two or three workloads, repeated; or memory-bound and other workloads in turn.
+//! 5. Arrivals: all within seconds; staggered, and staying; staggered, and leaving when the program ends; or staggered, with
+//!    some VMs that leave and return once.
+//! 6. VMs until the load is reached. Each gets a workload whose memory fits, and a share of its work that takes 60 to 120 s
+//!    when running alone ([`share_for`]).
 //!
 //! # Properties (tests of the same names)
 //! - `the_same_seed_gives_the_same_text`
@@ -34,16 +34,16 @@ use serde::Serialize;
 
 /// Seeds of cases that developers may look at.
 pub const TRAINING: std::ops::RangeInclusive<u64> = 1..=40;
-/// Total vCPUs over CPUs of the machine: from a few VMs to an overcommitted host.
+/// Total vCPUs divided by the machine's CPUs: from a few VMs to an overcommitted host.
 pub const LOADS: [f64; 6] = [0.15, 0.35, 0.6, 0.85, 1.0, 1.4];
-/// Largest number of VMs of a case.
+/// Maximum number of VMs in a case.
 pub const VMS_MAX: usize = 20;
-/// Duration of a VM's program alone, in seconds.
+/// Seconds that a VM's program takes when running alone.
 const SOLO_S: (f64, f64) = (60.0, 120.0);
-/// Share of the host's memory that programs may touch together.
+/// Maximum share of the host's memory that all programs together touch.
 const MEMORY_SHARE: f64 = 0.7;
-/// A program that misses in the LLC more often than this, per thousand instructions, in a quarter of the machine's LLC is
-/// memory-bound here.
+/// A program counts as memory-bound if it has more LLC misses than this per thousand instructions in a quarter of the
+/// machine's LLC.
 const MEMORY_BOUND_MPKI: f64 = 5.0;
 
 /// Sizes of the VMs.
@@ -93,27 +93,27 @@ struct Drawn {
 /// Presets with several nodes among the hosts of the published experiments.
 pub(crate) const PUBLISHED: [&str; 5] = ["amd48", "amd6344x8", "r420", "r910", "xeon26x2"];
 
-/// Returns the machines that cases are drawn on, by name: the hosts of the published experiments that have several nodes.
-/// Current hosts are excluded, so that the board's figures stay comparable over the years.
+/// Returns the machines that cases are drawn on: the hosts of the published experiments that have several nodes. Current
+/// hosts are excluded, so that the board's figures stay comparable over the years.
 pub fn machines() -> Vec<Machine> {
     PUBLISHED.iter().filter_map(|name| preset(name).ok()).collect()
 }
 
-/// Returns the workloads that have a program, by name.
+/// Returns the workloads that have a program, with their names.
 pub fn programs() -> Vec<(&'static str, Program)> {
     let program = |name| Some((name, workload::builtin(name)?.program?));
     workload::names().filter_map(program).collect()
 }
 
-/// Returns the VM memory for a program on this many vCPUs, in whole GiB: what the program and its guest's kernel touch, plus
-/// a quarter.
+/// Returns the memory of a VM for a program on this many vCPUs, in whole GiB: a quarter more than what the program and the
+/// guest's kernel touch.
 pub fn memory_for(program: &Program, vcpus: u16) -> Bytes {
     let gib = Bytes::from_gib(1).0;
     let touched = program.footprint(vcpus).0 + gib / 2;
     Bytes((touched + touched / 4).next_multiple_of(gib))
 }
 
-/// Returns the seconds of a whole program alone on an empty machine, where the kernel gives each vCPU all the LLC there is.
+/// Returns the seconds that a whole program takes alone on an empty machine, where each vCPU gets all the LLC it can.
 pub(crate) fn alone_s(program: &Program, vcpus: u16, machine: &Machine, hardware: &Hardware) -> f64 {
     let llcs = machine.llcs.iter().map(|llc| llc.size_bytes.as_f64());
     let largest = llcs.fold(0.0, f64::max);
@@ -121,16 +121,16 @@ pub(crate) fn alone_s(program: &Program, vcpus: u16, machine: &Machine, hardware
     program.seconds_within(largest * (llcs / vcpus).min(1.0), hardware)
 }
 
-/// Returns the share of a program's work that lasts about `seconds` alone on an empty machine, where the kernel gives each
-/// vCPU all the LLC there is.
+/// Returns the share of a program's work that takes about `seconds` alone on an empty machine, where each vCPU gets all the
+/// LLC it can.
 pub fn share_for(program: &Program, vcpus: u16, machine: &Machine, hardware: &Hardware, seconds: f64) -> f64 {
     let whole = alone_s(program, vcpus, machine, hardware);
     // Rounded, so that the scenario's text holds the exact value.
     (seconds / whole * 1e4).round().max(1.0) / 1e4
 }
 
-/// Returns seeds of held-out cases, derived from a commit's id, so that the commit cannot have been tuned to them. They are
-/// above all of [`TRAINING`].
+/// Returns seeds of held-out cases, derived from a commit's id, so that the commit cannot have been tuned to them. All seeds
+/// are above those of [`TRAINING`].
 pub fn held_out(commit: &str, count: usize) -> Vec<u64> {
     (0..count)
         .map(|at| (1 << 40) + Chance::labelled(0, commit, at).below(1 << 40))
@@ -170,7 +170,7 @@ pub fn case(seed: u64) -> String {
 /// Returns the case of a seed as a scenario.
 ///
 /// # Panics
-/// Never for what [`case`] writes: a test reads many.
+/// Never for the output of [`case`]: a test reads many cases.
 pub fn scenario(seed: u64) -> Scenario {
     Scenario::from_toml(&format!("{}.toml", name(seed)), &case(seed)).expect("generated cases are scenarios")
 }
@@ -184,7 +184,7 @@ pub(crate) fn pick<'a, T>(chance: &mut Chance, of: &'a [T]) -> &'a T {
     &of[chance.below(of.len() as u64) as usize]
 }
 
-/// Returns the lists to draw programs from, in rotation.
+/// Returns the lists from which programs are drawn; VMs use the lists in rotation.
 fn drawn_from(chance: &mut Chance, machine: &Machine, mix: Mix) -> Vec<Vec<(&'static str, Program)>> {
     let all = programs();
     match mix {
@@ -220,7 +220,7 @@ fn draw_vms(
     let mut room = host.as_f64() * MEMORY_SHARE;
     let wanted = ((cpus as f64 * load) as usize).max(4);
     let (mut vms, mut vcpus_sum): (Vec<Drawn>, usize) = (Vec::new(), 0);
-    // Draws again what does not fit, up to a limit.
+    // Skips a VM that does not fit, and draws again, up to a limit.
     for _ in 0..400 {
         if vcpus_sum >= wanted || vms.len() == VMS_MAX {
             break;
@@ -288,7 +288,7 @@ fn text(chance: &mut Chance, seed: u64, machine: &Machine, arrivals: Arrivals, v
         let leaves = returns || arrivals == Arrivals::Leaving;
         let arrival_ms = at as u64 * step_ms;
         let name = format!("vm{at}-{}", vm.workload);
-        // Long enough after the start that the program has mostly ended.
+        // The second start is late enough that the program has mostly ended.
         let starts = [arrival_ms, arrival_ms + 200_000].map(|at_ms| Start {
             at: format!("{at_ms}ms"),
             vm: name.clone(),
@@ -309,7 +309,7 @@ fn text(chance: &mut Chance, seed: u64, machine: &Machine, arrivals: Arrivals, v
     format!("# Drawn from seed {seed}: {about}.\n{text}")
 }
 
-/// The part of a scenario's file that is drawn here; the twin reads more.
+/// The part of a scenario file that is drawn here; the format has more keys.
 #[derive(Serialize)]
 struct Case<'a> {
     name: String,

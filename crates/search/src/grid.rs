@@ -10,11 +10,11 @@ use homenode_twin::Setup;
 
 use crate::contender::Contender;
 
-/// Runs each case under `default` and these contenders with each of these seeds, on `jobs` threads; returns the runs by case,
-/// then by contender with `default` first, then by seed.
+/// Runs each case under `default` and these contenders with each of these seeds, on `jobs` threads. Returns the runs by
+/// case, then by contender with `default` first, then by seed.
 ///
 /// # Errors
-/// The first run that fails, with its scenario's name.
+/// The first run that fails, with the name of its scenario.
 pub fn runs(
     setups: &[Setup],
     seeds: &[u64],
@@ -27,7 +27,7 @@ pub fn runs(
             work.extend(seeds.iter().map(|seed| (setup, contender.clone(), *seed)));
         }
     }
-    // Cases with most vCPUs take longest and go first, so that no long run is left for the end.
+    // Cases with the most vCPUs take longest. They start first, so that no long run is left for the end.
     let vcpus = |setup: &Setup| -> u32 { setup.scenario.vms.iter().map(|vm| u32::from(vm.vcpus)).sum() };
     let mut order: Vec<usize> = (0..work.len()).collect();
     order.sort_by_key(|at| Reverse(vcpus(work[*at].0)));

@@ -1,5 +1,5 @@
-//! Records of held-out runs, on unseen cases of [`crate::generate`] or [`crate::operations`]. Their seeds follow from the
-//! last commit that touched the policies, and every run is recorded, so that runs cannot be repeated until the figures
+//! Records held-out runs on unseen cases of [`crate::generate`] or [`crate::operations`]. The seeds of the cases follow from
+//! the last commit that touched the policies, and every run is recorded. So runs cannot be repeated until the figures
 //! please.
 
 use std::fs;
@@ -29,7 +29,7 @@ pub struct HeldOut {
 pub struct HeldOutRun {
     /// Day, in the format 2026-01-31.
     pub date: String,
-    /// Last commit that touched the policies: the cases are drawn from it.
+    /// Last commit that touched the policies; the cases are drawn from its id.
     pub commit: String,
     /// Number of cases.
     pub cases: usize,
@@ -38,7 +38,7 @@ pub struct HeldOutRun {
     /// How the cases are drawn.
     #[serde(default)]
     pub drawn_as: DrawnAs,
-    /// Results by policies.
+    /// Results, one for each set of policies and class.
     #[serde(rename = "policy")]
     pub policies: Vec<HeldOutPolicy>,
 }
@@ -47,45 +47,45 @@ pub struct HeldOutRun {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DrawnAs {
-    /// [`crate::generate`]: programs that compute, on kernels that do not balance.
+    /// Drawn by [`crate::generate`]: programs that compute without pause, on kernels that do not balance.
     #[default]
     Benchmarks,
-    /// [`crate::operations`]: VMs as in operations, on stock kernels.
+    /// Drawn by [`crate::operations`]: VMs like those of an operator, on stock kernels.
     Operations,
-    /// As `Operations` until 2026-11-28: VMs that did not fit into the memory of a preset's example were left out, so that
-    /// most hosts had a quarter of a vCPU per CPU in every class.
+    /// Like `Operations`, but as drawn until 2026-11-28: VMs were left out if they did not fit into the memory of the
+    /// preset's example host. So most hosts had a quarter of a vCPU per CPU, whatever their class.
     OperationsUnderfilled,
 }
 
-/// Result of policies in a held-out run.
+/// Result of a set of policies in a held-out run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeldOutPolicy {
-    /// Their name.
+    /// Name of the policies.
     pub name: String,
-    /// The class of the cases, as each class has a line of its own; absent for the total of all.
+    /// Class of the cases; absent for the total of all classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
-    /// Mean over VMs, seeds and cases; `None` if no VM did anything.
+    /// Mean ratio over VMs, seeds and cases; `None` if no VM did anything.
     pub mean: Option<f64>,
-    /// The worst VM, by its mean over seeds.
+    /// Ratio of the worst VM, as its mean over seeds.
     pub worst_vm: Option<f64>,
-    /// 99th percentile of requests' times relative to the base; `None` if no VM serves any.
+    /// 99th percentile of request times relative to the base run; `None` if no VM serves requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p99: Option<f64>,
-    /// VMs that are slowed.
+    /// Number of VMs that are slowed.
     #[serde(alias = "hurt")]
     pub slowed: usize,
     /// Total VMs.
     pub vms: usize,
-    /// Runs of VMs that are much worse.
+    /// Number of runs of VMs that are much worse than the base run.
     pub much_worse: usize,
     /// Total runs of VMs.
     pub runs: usize,
 }
 
 impl HeldOutPolicy {
-    /// Rounds a total into a record.
+    /// Converts a total into a record, and rounds its figures.
     pub fn of(name: &str, total: &Total) -> HeldOutPolicy {
         let rounded = |value: Option<f64>| value.map(|value| (value * 1e4).round() / 1e4);
         HeldOutPolicy {
@@ -103,7 +103,7 @@ impl HeldOutPolicy {
 }
 
 impl HeldOut {
-    /// Returns the runs of cases drawn this way, oldest first.
+    /// Returns the runs whose cases were drawn in this way, oldest first.
     pub fn drawn_as(&self, drawn_as: DrawnAs) -> impl Iterator<Item = &HeldOutRun> {
         self.runs.iter().filter(move |run| run.drawn_as == drawn_as)
     }
@@ -154,7 +154,7 @@ mod tests {
         }
         assert_eq!(HeldOut::read(&path).unwrap(), list);
         assert_eq!(list.runs.len(), 2);
-        // A key's name up to 0.2.0.
+        // The key had this name up to 0.2.0.
         let before = fs::read_to_string(&path).unwrap().replace("slowed", "hurt");
         fs::write(&path, before).unwrap();
         assert_eq!(HeldOut::read(&path).unwrap(), list);

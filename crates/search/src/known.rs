@@ -1,4 +1,4 @@
-//! The best known decisions, kept in one file per case and only ever improved.
+//! Keeps the best known decisions in one file per case. A result is replaced only by a better one.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -35,13 +35,13 @@ pub struct OfSeed {
     pub seed: u64,
     /// Mean over VMs of the ratio to `default`, above 0.
     pub mean: f64,
-    /// `search`, or the name of the policies that did better.
+    /// `search`, or the name of the policies that found a better result.
     pub found_by: String,
-    /// Evaluations of all searches so far.
+    /// Total evaluations of all searches so far.
     pub evaluations: usize,
-    /// Commit of the twin that found it; empty if unknown.
+    /// Commit of the twin with which the result was found; empty if unknown.
     pub commit: String,
-    /// Ratio of each VM in the scenario's order; -1 if it has none.
+    /// Ratio of each VM, in the scenario's order; -1 if the VM has no ratio.
     pub vms: Vec<f64>,
     /// Decisions in the format of [`Schedule::lines`].
     pub decisions: Vec<String>,
@@ -96,7 +96,7 @@ pub enum KnownError {
 }
 
 impl Known {
-    /// Reads the file for a scenario; returns no seeds if there is no such file.
+    /// Reads the file for a scenario. Returns an empty list of seeds if there is no such file.
     ///
     /// # Errors
     /// A file that cannot be read, that is about another case, or that has a value out of range.
@@ -149,12 +149,12 @@ impl Known {
         Ok(known)
     }
 
-    /// Returns the best known decisions with a seed.
+    /// Returns the best known decisions of a seed.
     pub fn of_seed(&self, seed: u64) -> Option<&OfSeed> {
         self.seeds.iter().find(|of_seed| of_seed.seed == seed)
     }
 
-    /// Returns the best schedule of a seed, and those of the other seeds, which may be good there too.
+    /// Returns the best schedule of the seed, then those of the other seeds, which may also be good for this seed.
     pub fn schedules(&self, setup: &Setup) -> Vec<Schedule> {
         let mut seeds: Vec<&OfSeed> = self.seeds.iter().collect();
         seeds.sort_by_key(|of_seed| of_seed.seed != setup.seed);
@@ -162,7 +162,8 @@ impl Known {
         seeds.iter().filter_map(read).collect()
     }
 
-    /// Takes in a search result unless a better one is known; returns whether it was better. Evaluations add up either way.
+    /// Stores a search result if it beats the known one, and returns whether it does. The evaluations are added in either
+    /// case.
     pub fn add(&mut self, setup: &Setup, best: &Best, commit: &str) -> bool {
         let rounded = |value: f64| (value * 1e4).round() / 1e4;
         let new = OfSeed {

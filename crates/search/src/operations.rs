@@ -1,37 +1,37 @@
 //! Cases modelled on operations: current hosts with VMs drawn from a public trace, on an unconfigured kernel.
 //!
 //! # Problem
-//! Cases of [`crate::generate`] are busy from the first second to the last, as benchmarks are. VMs of an operator's host
-//! mostly do nothing, and have the sizes that users order. A score on benchmarks does not show how an agent fares there.
+//! Cases of [`crate::generate`] are busy from the first second to the last, as benchmarks are. VMs on an operator's host are
+//! mostly idle, and have the sizes that customers order. A score on benchmarks does not show how an agent fares there.
 //!
 //! # Terms
-//! - [`Hosts`]: current ones, those of the published experiments, or a small one.
-//! - [`Fullness`]: vCPUs over CPUs: a quarter, a half, one, two.
-//! - *Host*: a machine with as much memory as its VMs were sold, which may be more than its file says.
-//! - *Class*: a pair of both. The k-th case of a list has the k-th class, in rotation, so that all are covered.
+//! - [`Hosts`]: current hosts, those of the published experiments, or a small host.
+//! - [`Fullness`]: the number of vCPUs per CPU, which is a quarter, a half, one or two.
+//! - *Host*: a machine with enough memory for all of its VMs, which may be more than its file says.
+//! - *Class*: a pair of [`Hosts`] and [`Fullness`]. The cases of a list rotate over the classes, so that all are covered.
 //!
 //! # Algorithm
-//! From the random stream of the seed:
+//! Draw from the random stream of the seed:
 //! 1. A machine of the class.
-//! 2. VMs until the class' vCPUs are reached: size, use of CPUs, kind and program from the distributions below. A VM's
-//!    threads rest between pieces of work, so that running alone it would be busy for the drawn share of time.
-//! 3. All of them fit into `MEMORY_SHARE` of the host's memory: missing memory is added evenly to its nodes.
-//! 4. They arrive in the first minute, except a few that arrive during the run; a few leave, at the trace's rate.
-//! 5. Twice per run a VM becomes more or less busy.
+//! 2. VMs until the vCPUs of the class are reached. Size, CPU use, kind and program come from the distributions below. A
+//!    VM's threads rest between pieces of work, so that the VM, if it ran alone, would be busy for the drawn share of time.
+//! 3. Memory, added evenly to the host's nodes if the VMs need more than `MEMORY_SHARE` of what the host has.
+//! 4. Arrivals: most VMs arrive in the first minute. A few arrive and a few leave during the run, at the trace's rate.
+//! 5. Changes: twice per run each VM becomes more or less busy.
 //!
 //! # Sources
 //! *Trace*: Azure 2019, all VMs of a region [Cortez 2017, and the notebook of AzurePublicDataset V2, curves "Azure 2019";
 //! read by eye, to 2 points].
-//! - [`SIZES`]: cores and memory; only the separate distributions are published. They are joined rank by rank: more cores,
+//! - [`SIZES`]: cores and memory. Only their separate distributions are published. We join them by rank: the more cores, the
 //!   more memory.
 //! - [`CPU_SHARES`]: average use of CPUs over a VM's life.
-//! - [`INTERACTIVE`]: 43 of 100 core hours; unknown workloads are counted with the delay-insensitive.
-//! - [`ARRIVALS_PER_VM_HOUR`]: 2.7 million VMs in 30 days, 226,000 of them present at a time.
+//! - [`INTERACTIVE`]: 43 of 100 core hours; unknown workloads are counted as delay-insensitive.
+//! - [`ARRIVALS_PER_VM_HOUR`]: 2.7 million VMs in 30 days, of which 226,000 are present at a time.
 //!
-//! *Estimates*, for lack of public data: how long a request takes alone (`REQUEST_S`), how long a batch job's piece
-//! (`PIECE_S`), how use changes within a run (`SWINGS`; the trace has the 95th percentile of maxima at about seven times the
-//! average), and which program a VM runs: any program without barriers, with equal chance; a VM that is busy all the time
-//! may also run one with barriers.
+//! *Estimates*, for lack of public data: how long a request takes alone (`REQUEST_S`), how long a piece of a batch job takes
+//! alone (`PIECE_S`), how CPU use changes within a run (`SWINGS`; in the trace the 95th percentile of maxima is about seven
+//! times the average), and which program a VM runs. Every program without barriers is equally likely; a VM that is always
+//! busy may also run one with barriers.
 //!
 //! # Properties (tests of the same names)
 //! - `the_same_seed_gives_the_same_text`
@@ -48,7 +48,7 @@ use serde::Serialize;
 
 use crate::generate::{self, PUBLISHED, memory_for, pick, programs};
 
-/// Cores and GiB of memory by the share of VMs with at most that size.
+/// Cores and GiB of memory of the VMs up to this cumulative share.
 pub const SIZES: [(f64, u16, u64); 9] = [
     (0.12, 2, 2),
     (0.29, 2, 4),
@@ -60,7 +60,7 @@ pub const SIZES: [(f64, u16, u64); 9] = [
     (0.96, 16, 64),
     (1.0, 16, 128),
 ];
-/// Average CPU use by the share of VMs with at most that use; linear in between.
+/// Cumulative share of VMs, and the average CPU use that they do not exceed; linear in between.
 pub const CPU_SHARES: [(f64, f64); 9] = [
     (0.0, 0.001),
     (0.20, 0.01),
@@ -72,19 +72,19 @@ pub const CPU_SHARES: [(f64, f64); 9] = [
     (0.98, 0.80),
     (1.0, 1.0),
 ];
-/// Share of VMs that serve requests of waiting clients.
+/// Share of VMs that serve requests, for whose answers clients wait.
 pub const INTERACTIVE: f64 = 0.43;
-/// VMs that arrive per hour for each VM on the host; as many leave.
+/// Arrivals per hour for each VM on the host; equally many VMs leave.
 pub const ARRIVALS_PER_VM_HOUR: f64 = 0.0166;
-/// A VM busier than this all the time gets no rests: it computes.
+/// A VM with a higher CPU use than this gets no rests, because it computes all the time.
 const ALWAYS_BUSY: f64 = 0.9;
 /// The machine file of a small host.
 pub const SMALL_HOST: &str = include_str!("operations/small-host.toml");
-/// Programs used only in experiments, which no operator runs.
+/// Prefixes of programs that are used only in experiments, and that no operator runs.
 const MICRO: [&str; 4] = ["array.", "blockie", "disrupt.", "walk."];
-/// Duration of a request alone, in seconds; drawn on a logarithmic scale.
+/// Seconds that a request takes alone; drawn on a logarithmic scale.
 const REQUEST_S: (f64, f64) = (0.01, 0.2);
-/// Duration of a piece of a batch job alone, in seconds; drawn on a logarithmic scale.
+/// Seconds that a piece of a batch job takes alone; drawn on a logarithmic scale.
 const PIECE_S: (f64, f64) = (5.0, 60.0);
 /// Factors by which rests change when a VM becomes more or less busy.
 const SWINGS: [f64; 4] = [0.3, 0.6, 1.0, 2.0];
@@ -94,13 +94,13 @@ pub const DURATION: Ns = Ns::from_secs(1800);
 const WARM_UP: Ns = Ns::from_secs(120);
 /// Largest share of a host's memory that VMs get.
 const MEMORY_SHARE: f64 = 0.9;
-/// Granularity of a node's memory beyond what the machine's file says.
+/// Unit in which memory is added to a node.
 const MEMORY_STEP: Bytes = Bytes::from_gib(8);
 
 /// The kind of hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Hosts {
-    /// Current ones: many L3s, or nodes that are parts of a socket.
+    /// Current hosts: with many L3s, or with nodes that are parts of a socket.
     Today,
     /// Hosts of the published experiments.
     Old,
@@ -122,7 +122,7 @@ pub enum Fullness {
 }
 
 impl Hosts {
-    /// Returns names of machines of this kind with several nodes or L3s: presets, except for the small one.
+    /// Returns the names of machines of this kind, each with several nodes or L3s. All are presets, except the small one.
     fn machines(self) -> &'static [&'static str] {
         match self {
             Hosts::Today => &[
@@ -159,7 +159,7 @@ impl Hosts {
 }
 
 impl Fullness {
-    /// All levels, the emptiest first.
+    /// All levels, from the emptiest to the fullest.
     pub const ALL: [Fullness; 4] = [
         Fullness::Light,
         Fullness::Half,
@@ -191,7 +191,7 @@ impl Fullness {
 /// A kind of host and how full it is.
 pub type Class = (Hosts, Fullness);
 
-/// Returns the class of the `at`-th case of a list of cases on these hosts; `hosts` must not be empty.
+/// Returns the class of case number `at` in a list of cases on these hosts; `hosts` must not be empty.
 pub fn class(at: usize, hosts: &[Hosts]) -> Class {
     let fullness = Fullness::ALL[at / hosts.len() % Fullness::ALL.len()];
     (hosts[at % hosts.len()], fullness)
@@ -209,7 +209,7 @@ pub struct Files {
     pub name: String,
     /// The scenario.
     pub scenario: String,
-    /// Name of the host's file, without its extension, as referred to by the scenario.
+    /// Name of the host's file without its extension; the scenario refers to it.
     pub host_name: String,
     /// The host.
     pub host: String,
@@ -219,7 +219,7 @@ impl Files {
     /// Parses both files into host and scenario.
     ///
     /// # Panics
-    /// Never for what [`case`] writes: a test reads many.
+    /// Never for the output of [`case`]: a test reads many cases.
     pub fn read(&self) -> (Machine, Scenario) {
         let file = |name: &str| format!("{name}.toml");
         let machine = from_toml(file(&self.host_name), &self.host).expect("drawn hosts are machines");
@@ -249,7 +249,7 @@ pub fn case(class: Class, seed: u64) -> Files {
     let (mut case, mut vcpus) = (Case::new(&name, &host_name), 0.0);
     while vcpus < wanted {
         let drawn = drawing.vm(case.vm.len());
-        // Draws again if no program fits, or the VM is wider than the total wanted.
+        // Draws again if no program fits, or if the VM is wider than the wanted total of vCPUs.
         let Some(vm) = drawn.filter(|vm| f64::from(vm.vcpus) <= wanted) else {
             continue;
         };
@@ -272,8 +272,8 @@ pub fn case(class: Class, seed: u64) -> Files {
     }
 }
 
-/// Returns the machine with enough memory that VMs with `sold` of it take [`MEMORY_SHARE`]; the rest is added evenly to all
-/// nodes.
+/// Returns the machine with so much memory that the `sold` memory is at most [`MEMORY_SHARE`] of it. Missing memory is added
+/// evenly to all nodes.
 fn with_room(mut machine: Machine, sold: Bytes) -> Machine {
     let host: Bytes = machine.nodes.values().map(|node| node.memory_bytes).sum();
     let missing = (sold.as_f64() / MEMORY_SHARE - host.as_f64()).max(0.0);
@@ -333,12 +333,12 @@ impl Drawing<'_> {
         format!("{}ms", self.chance.below(30_000))
     }
 
-    /// Draws whether a VM arrives, or leaves, during the run.
+    /// Draws whether a VM arrives during the run; also used for whether it leaves.
     fn comes_or_goes(&mut self) -> bool {
         self.chance.unit() < ARRIVALS_PER_VM_HOUR * DURATION.as_secs_f64() / 3600.0
     }
 
-    /// Draws a time of the run, at or after `from_s`.
+    /// Draws a time in the run, not before `from_s`.
     fn within(&mut self, from_s: u64) -> String {
         let left_ms = DURATION.0 / 1_000_000 - from_s * 1000;
         format!("{}ms", from_s * 1000 + self.chance.below(left_ms))
@@ -349,12 +349,13 @@ impl Drawing<'_> {
         generate::alone_s(program, vcpus, self.machine, self.hardware)
     }
 
-    /// Returns a multiple of the program's work that does not end within a run.
+    /// Returns a multiple of the program's work that is too long to end within a run.
     fn endless(&self, program: &Program, vcpus: u16) -> f64 {
         libm::ceil(10.0 * DURATION.as_secs_f64() / self.alone_s(program, vcpus)).max(1.0)
     }
 
-    /// Returns rests between pieces of `piece_s` seconds that keep the program, alone, busy for this share of the time.
+    /// Returns the rests between pieces of `piece_s` seconds with which the program, alone, is busy for this share of the
+    /// time.
     fn rest(&self, program: &Program, vcpus: u16, piece_s: f64, share: f64) -> Rest {
         let instructions_m = program.instructions_g_per_thread * 1e3 / self.alone_s(program, vcpus) * piece_s;
         let share = share.min(ALWAYS_BUSY);
@@ -401,7 +402,7 @@ fn cpu_share(share: f64) -> f64 {
     CPU_SHARES.windows(2).find_map(on_line).unwrap_or(1.0)
 }
 
-/// The part of a scenario's file that is drawn here; the twin reads more.
+/// The part of a scenario file that is drawn here; the format has more keys.
 #[derive(Serialize)]
 struct Case {
     name: String,

@@ -23,22 +23,22 @@ pub struct Search<'a> {
     pub seed: u64,
     /// Number of runs on the twin.
     pub evaluations: usize,
-    /// Policies relative to `default`.
+    /// The policies, compared with `default`.
     pub policies: Vec<OfPolicy<'a>>,
-    /// The best known.
+    /// The best known decisions.
     pub best: OfBest<'a>,
 }
 
-/// Policies relative to `default` and the best known.
+/// A set of policies, compared with `default` and with the best known decisions.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct OfPolicy<'a> {
-    /// Their name.
+    /// Name of the policies.
     pub policy: &'a str,
-    /// Mean over VMs of the ratio to `default`; absent if a VM did nothing.
+    /// Mean over VMs of the ratio to `default`; absent if no VM has a ratio, or a VM did nothing.
     pub mean: Option<f64>,
-    /// Ratio of the worst VM.
+    /// Ratio of the VM that fares worst.
     pub worst: Option<f64>,
-    /// Its mean over the best known, less 1.
+    /// `mean` divided by the best known mean, less 1.
     pub gap: Option<f64>,
     /// VMs in the scenario's order.
     pub vms: Vec<OfVm>,
@@ -47,11 +47,11 @@ pub struct OfPolicy<'a> {
 /// The best known decisions.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct OfBest<'a> {
-    /// `search`, or the policies that did better.
+    /// `search`, or the policies that found a better result.
     pub found_by: &'a str,
     /// Mean over VMs of the ratio to `default`.
     pub mean: f64,
-    /// Ratio of the worst VM.
+    /// Ratio of the VM that fares worst.
     pub worst: Option<f64>,
     /// VMs in the scenario's order.
     pub vms: Vec<OfVm>,
@@ -62,9 +62,9 @@ pub struct OfBest<'a> {
 /// A VM compared with itself under `default`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct OfVm {
-    /// Its name.
+    /// Name of the VM.
     pub name: String,
-    /// Its runtime, or the work it did, relative to `default`; absent if it did nothing.
+    /// Time of the VM's work relative to `default`; below 1 is faster. Absent if the VM did nothing.
     pub ratio: Option<f64>,
 }
 

@@ -1,13 +1,13 @@
 //! External policies: a program connected by two pipes, as in `exec:./mine`.
 //!
 //! The program is started once per run. In each cycle it gets a view as one line of JSON on its standard input, and answers
-//! with a plan as one line on its standard output; its standard error is ours. Each answer has a time limit. At the end of
-//! the run its input is closed, and a program that does not end soon after is killed and reaped.
+//! with a plan as one line on its standard output; its standard error goes to ours. Each answer has a time limit. At the end
+//! of the run its input is closed, and a program that does not end soon after is killed and reaped.
 //!
-//! A program and its children form a process group, which ends with the run and with our process, even if that is killed. A
-//! process that leaves the group (`setsid`) survives.
+//! A program and its children form a process group. The group is killed when the run ends or our process ends, even by a
+//! signal. A process that leaves the group (`setsid`) survives.
 //!
-//! Views and plans are defined in [`homenode_control::external`], which also lists what is refused.
+//! Views and plans are defined in [`homenode_control::external`], which also lists the plans that are refused.
 
 use std::fmt;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -26,13 +26,13 @@ use rustix::process::{Pid, Signal, kill_process_group};
 #[cfg(test)]
 mod tests;
 
-/// Prefix of a program among names of policies.
+/// Prefix that tells a program from the names of policies.
 pub const EXEC: &str = "exec:";
 /// Default time limit for an answer: the first includes loading a language's libraries.
 pub const ANSWER_MAX: Ns = Ns::from_secs(10);
-/// How long a program may take to end after its input was closed. A matter of shutdown, not a threshold of a policy.
+/// Time that a program has to end after its input is closed. This concerns only shutdown, not a policy.
 const END_MAX: Duration = Duration::from_millis(500);
-/// Poll interval for its end.
+/// Interval at which a program is polled for its end.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// Read size in bytes.
 const CHUNK: usize = 1 << 16;
@@ -53,12 +53,12 @@ pub struct NotStarted {
     cause: std::io::Error,
 }
 
-/// A text that names no program.
+/// A text that is not a program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` names no program: write `exec:./mine` or `exec:python3 mine.py`")]
 pub struct NoProgram(String);
 
-/// Why a program gave no plan, in a sentence that follows its name.
+/// Why a program gave no plan; each message continues a sentence that begins with the program's name.
 #[derive(Debug, thiserror::Error)]
 enum NoAnswer {
     #[error("it said more than one line for a view")]
@@ -86,8 +86,8 @@ enum NoAnswer {
 impl FromStr for Program {
     type Err = NoProgram;
 
-    /// Parses `exec:` and words separated by spaces; the first is the program. Anything that needs quotes belongs in a
-    /// script.
+    /// Parses `exec:` followed by words separated by spaces, of which the first is the program. Anything that needs quotes
+    /// belongs in a script.
     fn from_str(text: &str) -> Result<Program, NoProgram> {
         let words = text.strip_prefix(EXEC).unwrap_or(text).split_whitespace();
         let words: Vec<String> = words.map(str::to_owned).collect();
@@ -109,7 +109,7 @@ impl fmt::Display for Program {
 }
 
 impl Program {
-    /// Returns the name as given.
+    /// Returns the program as the user wrote it.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -123,7 +123,7 @@ impl Program {
     /// Starts the program.
     ///
     /// # Errors
-    /// The system's error: there is no such program, or it may not be run.
+    /// The system's error, if the program does not exist or may not be executed.
     pub fn start(&self) -> Result<Running, NotStarted> {
         let failed = |cause: std::io::Error| NotStarted {
             name: self.name.clone(),
@@ -161,15 +161,15 @@ impl Program {
     }
 }
 
-/// The script of the group's leader: it waits until its input ends, that is, until our process ends or closes it, and then
-/// kills the group including itself. Signals that a program sends to its own group do not end it.
+/// The script that leads the group. It waits for the end of its input, which comes when our process ends or closes it, and
+/// then kills the group including itself. It ignores the signals that a program may send to its own group.
 const LEADER: &str = "trap '' HUP INT QUIT TERM; read _; kill -KILL 0";
 
 /// The process group of a program and its children, killed when dropped.
 ///
-/// Our own leader does what the kernel's signal at a parent's death (`PR_SET_PDEATHSIG`) cannot: that signal does not reach
-/// grandchildren, and arrives when the thread that started the program ends. The group's id cannot be reused while the
-/// leader is not reaped.
+/// The kernel's signal at a parent's death (`PR_SET_PDEATHSIG`) would not do: it does not reach grandchildren, and it
+/// arrives when the thread that started the program ends. So our own script leads the group. While it is not reaped, the
+/// kernel does not reuse the group's id.
 #[derive(Debug)]
 struct Group {
     leader: Child,
@@ -195,7 +195,7 @@ impl Group {
 
     fn kill(&self) {
         if let Some(id) = Pid::from_raw(self.id()) {
-            // All of its processes may have ended by now.
+            // All processes of the group may have ended by now.
             let _ = kill_process_group(id, Signal::KILL);
         }
     }
@@ -217,7 +217,7 @@ pub struct Running {
     group: Group,
     stdin: Option<ChildStdin>,
     stdout: Option<ChildStdout>,
-    /// Output since its last answer.
+    /// Output since the program's last answer.
     said: Vec<u8>,
     has_failed: bool,
 }
@@ -238,7 +238,7 @@ impl Planner for Running {
 }
 
 impl Running {
-    /// Writes a line, and reads the answering line.
+    /// Writes a line, and returns the line that the program answers.
     #[allow(
         clippy::disallowed_methods,
         reason = "a program that hangs must not hang the run; how long an answer takes changes no result"
@@ -272,7 +272,7 @@ impl Running {
         }
     }
 
-    /// Waits until the pipe is readable, or writable if there is more to write.
+    /// Waits until the output pipe is readable or, if there is more to write, the input pipe is writable.
     fn wait(&self, at_most: Duration, has_more: bool) -> Result<(), NoAnswer> {
         let (Some(stdin), Some(stdout)) = (&self.stdin, &self.stdout) else {
             return Err(NoAnswer::NoPipes);
@@ -286,7 +286,7 @@ impl Running {
         }
     }
 
-    /// Writes as much as fits into the pipe.
+    /// Writes as much as the pipe accepts, and returns the number of bytes.
     fn write(&mut self, left: &[u8]) -> Result<usize, NoAnswer> {
         let Some(stdin) = self.stdin.as_mut().filter(|_| !left.is_empty()) else {
             return Ok(0);
@@ -299,7 +299,7 @@ impl Running {
         }
     }
 
-    /// Reads the available output.
+    /// Reads the output that is available now.
     fn read(&mut self) -> Result<(), NoAnswer> {
         let Some(stdout) = &mut self.stdout else {
             return Ok(());
@@ -346,8 +346,8 @@ impl Drop for Running {
         drop((self.stdin.take(), self.stdout.take()));
         let end_max = if self.has_failed { Duration::ZERO } else { END_MAX };
         if self.ends_within(end_max).is_none() {
-            // A program may have left its group, so it is killed on its own too; that fails harmlessly if it has ended. It
-            // must be reaped in any case.
+            // The program may have left its group, so it is killed separately, too; that fails harmlessly if it has ended.
+            // It must be reaped in any case.
             self.group.kill();
             let _ = self.child.kill();
             let _ = self.child.wait();

@@ -1,31 +1,31 @@
 //! Scores a run against a base run of the same case and seed.
 //!
 //! # Terms
-//! - *Ratio* of a VM: the time of its work over the time in the base run, under `default` with the same seed. Below 1 is
-//!   faster.
+//! - *Ratio* of a VM: the time of its work divided by that in the base run, which is under `default` with the same seed. A
+//!   ratio below 1 is faster.
 //! - A VM is *slowed* if its mean time over seeds is more than [`SLOWED`] times that of the base runs over the same seeds.
 //!
 //! # Method
-//! 0. If its threads rest between requests, as a server's do: the mean time of a request over that of the base. Its run
-//!    takes equally long, however fast requests are served.
-//! 1. If every program that the VM began ended in both runs, in equal number: the sum of their runtimes over that of the
-//!    base.
-//! 2. Else seconds per instruction over those of the base. A program that ends in only one of the runs thus counts as if it
-//!    continued at its mean speed; leaving it out would be survivorship bias.
-//! 3. A VM that executed no instructions in the base run (it has no program, or never arrived) has no ratio; one that
-//!    executed some there and none here is infinitely slow, unless it is a server without pending requests: it finished them
-//!    before the end of the warm-up, and has rested since.
+//! 0. If the VM's threads rest between requests, as a server's do: the mean time of a request over that in the base run. Its
+//!    run time would say nothing, because it does not depend on how fast requests are served.
+//! 1. If every program that the VM began ended, and equally many in both runs: the sum of their runtimes over that in the
+//!    base run.
+//! 2. Otherwise: seconds per instruction over those in the base run. A program that ends in only one of the runs thus counts
+//!    as if it continued at its mean speed; leaving it out would be survivorship bias.
+//! 3. A VM that executed no instructions in the base run (it has no program, or never arrived) has no ratio. A VM that
+//!    executed some there and none here is infinitely slow, except a server without pending requests, which finished them
+//!    before the end of the warm-up and has rested since.
 
 use homenode_reproduce::engine::Run;
 use homenode_twin::VmReport;
 use homenode_units::stats::mean;
 
-/// A VM is slowed if it takes more than this many times as long.
+/// A VM is slowed if its mean ratio over seeds is above this.
 pub const SLOWED: f64 = 1.03;
-/// A single run of a VM counts as much worse if it takes more than this many times as long.
+/// A single run of a VM counts as much worse if its ratio is above this.
 pub const MUCH_WORSE: f64 = 1.10;
 
-/// Returns the ratio of a VM: at least 0, below 1 if it is faster than in the base run; `None` if it did nothing there.
+/// Returns the ratio of a VM, at least 0; `None` if the VM did nothing in the base run.
 fn ratio(base: &VmReport, other: &VmReport) -> Option<f64> {
     let (base_s, other_s) = times(base, other)?;
     Some(other_s / base_s)
@@ -37,7 +37,8 @@ pub fn ratios<'a>(base: &'a Run, other: &'a Run) -> impl Iterator<Item = Option<
     pairs.map(|(base, vm)| ratio(base, vm))
 }
 
-/// Returns the value of a run: the mean ratio over VMs; infinite if there are none, or a VM did nothing.
+/// Returns the value of a run: the mean ratio over VMs. It is infinite if no VM has a ratio, or if the ratio of a VM is
+/// infinite because the VM did nothing.
 pub fn value(base: &Run, other: &Run) -> f64 {
     mean(ratios(base, other).flatten())
         .filter(|mean| mean.is_finite())
@@ -64,14 +65,14 @@ fn times(base: &VmReport, other: &VmReport) -> Option<(f64, f64)> {
         .then(|| (per_instruction(base), per_instruction(other)))
 }
 
-/// A case under one set of policies, over seeds.
+/// The score of a case under one set of policies, over several seeds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CaseScore {
     /// Name of the case.
     pub case: String,
     /// Ratios by seed, then by VM in the scenario's order.
     pub ratios: Vec<Vec<Option<f64>>>,
-    /// Mean time of each VM over seeds, relative to the base.
+    /// Score of each VM over all seeds, relative to the base runs.
     pub vms: Vec<VmScore>,
     /// Decisions per run, on average.
     pub decisions: f64,
@@ -79,7 +80,7 @@ pub struct CaseScore {
     pub moved_gib: f64,
 }
 
-/// A VM of a case over seeds.
+/// The score of a VM of a case, over several seeds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VmScore {
     /// Its name.
@@ -88,14 +89,14 @@ pub struct VmScore {
     pub workload: String,
     /// Mean time over seeds, relative to the base.
     pub ratio: Option<f64>,
-    /// 99th percentile of its requests' times, mean over seeds, relative to the base; `None` if it serves none.
+    /// 99th percentile of its request times, mean over seeds, relative to the base runs; `None` if it serves no requests.
     pub p99: Option<f64>,
-    /// Mean time of its programs in the base runs, in seconds; `None` if one did not end.
+    /// Mean time of its programs in the base runs, in seconds; `None` if a program did not end.
     pub base_s: Option<f64>,
 }
 
 impl CaseScore {
-    /// Scores runs of a case against the base runs with the same seeds, in the same order.
+    /// Scores runs of a case against base runs, which have the same seeds in the same order.
     pub fn of(case: &str, base: &[Run], other: &[Run]) -> CaseScore {
         let pairs = || base.iter().zip(other);
         let ratios = pairs().map(|(base, other)| ratios(base, other).collect());
@@ -129,28 +130,28 @@ impl CaseScore {
         }
     }
 
-    /// Returns the mean over VMs, then over seeds.
+    /// Returns the mean ratio over VMs, then over seeds.
     pub fn mean(&self) -> Option<f64> {
         mean(self.seed_means())
     }
 
-    /// Returns the mean over VMs of each seed.
+    /// Returns the mean ratio over VMs, for each seed.
     pub fn seed_means(&self) -> impl Iterator<Item = f64> + '_ {
         let of_seed = |vms: &Vec<Option<f64>>| mean(vms.iter().flatten().copied());
         self.ratios.iter().filter_map(of_seed)
     }
 
-    /// Returns the worst ratio of all runs of VMs.
+    /// Returns the worst ratio of any VM in any run.
     pub fn worst_run(&self) -> Option<f64> {
         self.runs().reduce(f64::max)
     }
 
-    /// Returns the ratio of the worst VM, by its mean over seeds.
+    /// Returns the ratio of the worst VM, where each VM counts with its mean over seeds.
     pub fn worst_vm(&self) -> Option<f64> {
         self.vms.iter().filter_map(|vm| vm.ratio).reduce(f64::max)
     }
 
-    /// Returns the mean, over VMs with requests, of the 99th percentile relative to the base.
+    /// Returns the mean of the 99th percentile relative to the base runs, over VMs that serve requests.
     pub fn p99(&self) -> Option<f64> {
         mean(self.vms.iter().filter_map(|vm| vm.p99))
     }
@@ -168,20 +169,21 @@ impl CaseScore {
     }
 }
 
-/// Cases under one set of policies.
+/// The total score of several cases under one set of policies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Total {
-    /// Mean over VMs, then over seeds, then over cases.
+    /// Mean ratio over VMs, then over seeds, then over cases.
     pub mean: Option<f64>,
-    /// 99th percentile of requests' times relative to the base: mean over VMs, then over cases; `None` if no VM serves any.
+    /// 99th percentile of request times relative to the base runs: mean over VMs, then over cases; `None` if no VM serves
+    /// requests.
     pub p99: Option<f64>,
-    /// Worst VM, by its mean over seeds.
+    /// Ratio of the worst VM, where each VM counts with its mean over seeds.
     pub worst_vm: Option<f64>,
-    /// Worst run of a VM.
+    /// Worst ratio of any VM in any run.
     pub worst_run: Option<f64>,
-    /// VMs that are slowed, and total VMs.
+    /// Number of VMs that are slowed, and number of all VMs.
     pub slowed: (usize, usize),
-    /// Runs of VMs that take over [`MUCH_WORSE`] times as long, and total runs.
+    /// Number of runs of VMs with a ratio above [`MUCH_WORSE`], and number of all runs of VMs.
     pub much_worse: (usize, usize),
     /// Decisions per run, on average.
     pub decisions: f64,
@@ -190,7 +192,7 @@ pub struct Total {
 }
 
 impl Total {
-    /// Adds up cases.
+    /// Computes the total of several cases.
     pub fn of(cases: &[CaseScore]) -> Total {
         let worst = |of: fn(&CaseScore) -> Option<f64>| cases.iter().filter_map(of).reduce(f64::max);
         let vms = cases.iter().flat_map(|case| &case.vms);
@@ -247,7 +249,7 @@ mod tests {
         let (base, other) = (vm(&[Some(50.0)], 100.0, 50.0), vm(&[None], 80.0, 100.0));
         assert_eq!(ratio(&base, &other), Some(2.5));
         assert_eq!(ratio(&other, &base), Some(0.4));
-        // One that was begun in one run only, as when a VM comes back later than the run lasts.
+        // The VM began a second program in one run only, as if it returned only after the end of the other run.
         let fewer = vm(&[Some(50.0)], 50.0, 50.0);
         assert_eq!(ratio(&vm(&[Some(50.0), None], 100.0, 100.0), &fewer), Some(1.0));
     }

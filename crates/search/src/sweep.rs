@@ -1,9 +1,9 @@
-//! Load sweep: one program in one VM up to a full host, and single VMs: the plainest pictures of what an agent gains and
-//! costs.
+//! The load sweep runs one program in one VM, in two VMs, and so on up to a full host; also runs single VMs. Shows most
+//! plainly what an agent gains and costs.
 //!
 //! # Terms
-//! - *Work*: what the VMs do per unit of time; relative to another run, the mean over VMs of that run's time over theirs.
-//!   Above 1 is more.
+//! - *Work*: what the VMs do per unit of time. Relative to another run, it is the mean over VMs of the other run's time
+//!   divided by this run's. Above 1 is more.
 
 use anyhow::anyhow;
 use homenode_machine::{Hardware, Machine};
@@ -19,17 +19,17 @@ use crate::grid::runs;
 use crate::score::CaseScore;
 use homenode_twin::Setup;
 
-/// Default programs of the load sweep: two that stream, two that live in the LLC, one in between and one that computes.
+/// Default programs of the load sweep: two stream, two work within the LLC, one is in between and one computes.
 pub const PROGRAMS: [&str; 6] = ["lbm", "stream", "soplex", "sphinx3", "sp.B", "povray"];
-/// Numbers of VMs to try, as far as the host has CPUs for them.
+/// Numbers of VMs to try, as far as the host has enough CPUs.
 pub const COUNTS: [usize; 9] = [1, 2, 3, 4, 6, 8, 10, 12, 13];
 /// vCPUs per VM in the load sweep.
 pub const VCPUS: u16 = 4;
-/// vCPUs of a single VM.
+/// Numbers of vCPUs tried for a single VM.
 pub const LONE_VCPUS: [u16; 2] = [4, 8];
-/// Default duration of a program running alone, in seconds.
+/// Default for the seconds that a program takes alone.
 pub const SOLO_S: f64 = 60.0;
-/// A run ends at the latest after this multiple of the program's duration alone.
+/// A run ends at the latest after this multiple of the time that the program takes alone.
 const DURATION: f64 = 5.0;
 
 /// A number of VMs running one program on a machine.
@@ -41,11 +41,11 @@ pub struct Cell {
     pub program: String,
     /// Number of VMs.
     pub vms: usize,
-    /// vCPUs of each.
+    /// vCPUs of each VM.
     pub vcpus: u16,
-    /// Duration of the program alone, in seconds; a run lasts at most five times as long.
+    /// Seconds that the program takes alone; a run lasts at most five times as long.
     pub solo_s: f64,
-    /// How far the twin's parameters are off.
+    /// The way in which the twin's parameters are wrong.
     pub disturbance: Disturbance,
 }
 
@@ -56,11 +56,11 @@ pub struct Work {
     pub contender: Contender,
     /// Work relative to `default`, mean over VMs, then seeds.
     pub of_default: f64,
-    /// The scores behind it.
+    /// The scores from which the work was computed.
     pub score: CaseScore,
 }
 
-/// Returns the load sweep of these programs on a machine: as many VMs as it has CPUs for.
+/// Returns the load sweep of these programs on a machine, with as many VMs as its CPUs and memory allow.
 pub fn sweep(machine: &Machine, programs: &[String], solo_s: f64) -> Vec<Cell> {
     let counts = COUNTS
         .into_iter()
@@ -108,17 +108,17 @@ impl Cell {
         workload::builtin(&self.program)?.program
     }
 
-    /// Whether the machine has the memory; true for unknown programs, which fail when run.
+    /// Returns true if the machine has enough memory, or the program is unknown; an unknown program fails when run.
     fn fits(&self) -> bool {
         let host: Bytes = self.machine.nodes.values().map(|node| node.memory_bytes).sum();
         let memory = self.program().map(|program| memory_for(&program, self.vcpus));
         memory.is_none_or(|memory| memory.0.saturating_mul(self.vms as u64) <= host.0 / 10 * 9)
     }
 
-    /// Builds the scenario: VMs that arrive within seconds, with a minute's work each when alone.
+    /// Builds the scenario: VMs that arrive within seconds, each with work that takes `solo_s` alone.
     ///
     /// # Errors
-    /// An unknown program, a machine without timing figures.
+    /// An unknown program, or a machine without timing figures.
     pub fn scenario(&self) -> Result<Scenario, CellError> {
         let program = self.program();
         let program = program.ok_or_else(|| CellError::NoProgram(self.program.clone()))?;

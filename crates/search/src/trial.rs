@@ -1,4 +1,4 @@
-//! Runs a scenario to its end under sets of policies, and compares each with the first of them.
+//! Runs a scenario to its end under several sets of policies, and compares each with the first.
 
 use homenode_control::{Config, Control, Cycle, UnknownPolicy};
 use homenode_reproduce::engine::Run;
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::contender::Contender;
 
-/// Settings of a simulation, with every option, and its results.
+/// All settings of a simulation, and its results.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Simulation<'a> {
     /// Version of the program.
@@ -26,7 +26,7 @@ pub struct Simulation<'a> {
     period_ns: Ns,
     #[serde(skip_serializing_if = "Disturbance::is_none")]
     disturbance: Disturbance,
-    /// Whether the host's kernel balances NUMA memory; `None` if the kernel cannot.
+    /// Whether the host's kernel balances NUMA memory; `None` if this kernel has no such balancing.
     numa_balancing: Option<bool>,
     policies: Vec<&'a Trial>,
 }
@@ -59,22 +59,22 @@ impl<'a> Simulation<'a> {
 /// Result of a scenario under a set of policies.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Trial {
-    /// Name of the policies; for a program the name as given.
+    /// Name of the policies, or the program as the user wrote it.
     pub policy: String,
-    /// Mean over the VMs whose programs ended of runtime here over runtime under the policies run first.
+    /// Runtime relative to the policies that ran first: mean over the VMs whose programs ended in both runs.
     pub relative_runtime_mean: Option<f64>,
-    /// Number of these VMs: their programs ended in both runs.
+    /// Number of VMs whose programs ended in both runs.
     pub ended_count: usize,
-    /// Mean over the VMs whose programs did not end of the instructions executed here over those under the policies run
-    /// first, each per second that it had work.
+    /// Instructions, per second in which the VM had work, relative to the policies that ran first: mean over the VMs whose
+    /// programs did not end in both runs.
     pub relative_instructions_mean: Option<f64>,
-    /// Number of these VMs.
+    /// Number of VMs whose programs did not end in both runs.
     pub not_ended_count: usize,
-    /// Mean over the VMs that serve requests of the mean time of one here over that under the policies run first.
+    /// Mean time of a request, relative to the policies that ran first: mean over the VMs that serve requests.
     pub relative_request_time_mean: Option<f64>,
     /// The same mean for the time within which 99 of 100 requests are done.
     pub relative_request_p99_mean: Option<f64>,
-    /// Number of these VMs.
+    /// Number of VMs that serve requests.
     pub serving_count: usize,
     /// Number of decisions of the policies.
     pub decisions: usize,
@@ -84,7 +84,7 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Compares the result of a run with that of the `first` policies, if it is not itself the first.
+    /// Compares a run with the run under the `first` policies; `first` is `None` for that run itself.
     pub fn of(run: Run, first: Option<&TwinReport>) -> Trial {
         let compared = Compared::of(first.unwrap_or(&run.report), &run.report);
         Trial {
@@ -102,8 +102,8 @@ impl Trial {
     }
 }
 
-/// Returns the contenders if none are requested: those that the scenario names, else only the hypervisor. A scenario is
-/// untrusted input, so it starts no programs.
+/// Returns the default contenders: those that the scenario names, or else only the hypervisor. A scenario is untrusted
+/// input, so it cannot start programs.
 ///
 /// # Errors
 /// An unknown name, with its position.
@@ -119,11 +119,11 @@ pub fn contenders(scenario: &Scenario) -> Result<Vec<Contender>, TwinError> {
     named.collect()
 }
 
-/// Runs a scenario to its end, or for its duration, under one contender after the other, and compares each with the first;
-/// `watch` is called with each cycle of the agent's and the loop after it.
+/// Runs a scenario to its end, or for its duration, under each contender in turn, and compares each with the first one.
+/// `watch` is called after each cycle with the cycle and the control loop.
 ///
 /// # Errors
-/// Each as [`Contender::run`].
+/// For each contender, those of [`Contender::run`].
 pub fn run_all<'a>(
     setup: &'a Setup,
     config: &'a Config,
@@ -142,8 +142,8 @@ pub fn run_all<'a>(
     })
 }
 
-/// Ratios of VMs under two sets of policies: each by its requests if it serves any, else by its runtime, or, if its program
-/// did not end under both, by instructions.
+/// Ratios of VMs under two sets of policies. A VM is compared by its requests if it serves any, else by its runtime if its
+/// program ended under both, else by its instructions.
 #[derive(Debug, Default)]
 struct Compared {
     runtimes: Vec<f64>,
@@ -161,7 +161,7 @@ impl Compared {
                 compared.request_p99s.push(b.p99_ms / a.p99_ms);
                 continue;
             }
-            // One that did not run, or has no program, cannot be compared.
+            // A VM that did not run, or that has no program, cannot be compared.
             match (a.runtime_s.zip(b.runtime_s), a.speed().zip(b.speed())) {
                 (Some((a, b)), _) => compared.runtimes.push(b / a),
                 (None, Some((a, b))) => compared.instructions.push(b / a),
@@ -172,7 +172,7 @@ impl Compared {
     }
 }
 
-/// Compares every set of policies except the first with the first, in sentences.
+/// Compares each set of policies with the first one, in sentences.
 pub fn sentences(trials: &[Trial]) -> Vec<String> {
     let Some((first, others)) = trials.split_first() else {
         return Vec::new();

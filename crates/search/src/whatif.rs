@@ -24,10 +24,10 @@ pub enum WhatIfError {
     Failed(#[from] anyhow::Error),
 }
 
-/// Runs the agent on a scenario up to a time, and asks it; `look` receives the progress, and its error ends the run.
+/// Runs the agent on a scenario up to a time, and then asks it. `look` receives the progress; if it fails, the run ends.
 ///
 /// # Errors
-/// A time outside the scenario; a refusal of the twin or the agent.
+/// A time outside the scenario, or a refusal by the twin or the agent.
 pub fn ask(
     setup: &Setup,
     at: Ns,

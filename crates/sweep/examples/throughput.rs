@@ -1,9 +1,9 @@
-//! Measures the overhead of a sweep over its runs: `cargo run --release --package homenode-sweep --example throughput`.
+//! Measures how much time a sweep adds to its runs: `cargo run --release --package homenode-sweep --example throughput`.
 //!
-//! - *Overhead*: processor time of a sweep with a store on one thread over that of the same runs in a loop, less 1.
-//! - *Throughput*: the time of two processes with half of the tasks each over the time of one process with two threads.
+//! - *Overhead*: CPU time of a sweep with a store on one thread, divided by that of the same runs in a loop, less 1.
+//! - *Throughput*: time of two processes, each with half of the tasks, divided by that of one process with two threads.
 //!
-//! Rounds alternate, and the median counts: other programs on the machine slow down all rounds equally.
+//! The compared runs alternate, so that other programs on the machine slow them equally. The median of all rounds counts.
 
 #![allow(
     clippy::print_stdout,
@@ -26,7 +26,7 @@ use homenode_units::Permit;
 use homenode_units::stats::median;
 
 const ROUNDS: usize = 9;
-/// Like `permits`, but longer: 40 runs.
+/// The plan of `permits`, with more runs: 40.
 const PLAN: &str = "scenario = \"permits\"\nseeds = \"1..10\"\n[set]\nduration = \"200s\"\n\"vm.fluid.permit\" = \"250k,500k,1M,2M\"\n";
 
 fn sweep(shard: Shard, jobs: usize, store: &Path) {

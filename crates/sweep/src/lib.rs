@@ -1,5 +1,5 @@
-//! Sweeps a scenario over values of its keys, seeds and policies: shows how a figure depends on a setting, with confidence
-//! intervals.
+//! Sweeps a scenario over values of its keys, over seeds and over policies, to show how a figure depends on a setting. Means
+//! have confidence intervals.
 //!
 //! ```text
 //!   PLAN.toml, options ─▶ plan (whole, checked) ─▶ tasks ─▶ run (threads) ─▶ rows ─▶ table (mean, interval) ─▶ Parquet, CSV
@@ -7,9 +7,9 @@
 //! ```
 //!
 //! # Terms
-//! - *Point*: one value for each key that is set. *Run*: a point, a policy and a seed; points are in the order of their
-//!   values, the last key varying fastest, then policies, then seeds.
-//! - *Task*: some consecutive runs: the unit that a store keeps as a file, and an engine (Slurm, Dask) distributes.
+//! - *Point*: one value for each key that is set. *Run*: a point, a policy and a seed; runs are ordered by point, then by
+//!   policy, then by seed. Points are in the order of their values, and the last key varies fastest.
+//! - *Task*: some consecutive runs. A store keeps each task as a file, and an engine (Slurm, Dask) distributes tasks.
 //! - *Digest*: SHA-256 of everything that determines the results of the runs, except the program.
 //!
 //! # Properties (tests of the same names)
@@ -36,7 +36,8 @@ pub use store::{Missing, Program, Store, merge};
 pub use table::Table;
 pub use values::seeds;
 
-/// The commit the program was built from; ends with `-dirty` if files had changed since, and is `unknown` outside of git.
+/// The commit from which the program was built. It ends with `-dirty` if files had changed since that commit, and is
+/// `unknown` if there was no git repository.
 pub const COMMIT: &str = env!("HOMENODE_COMMIT");
 
 /// Why a sweep is invalid, or did not end.

@@ -1,11 +1,11 @@
-//! The recorded results of a run: every figure that a table may have, each declared once.
+//! The results that are recorded for a run. Every figure that a table may have is declared here, once.
 
 use homenode_reproduce::engine::Run;
 use homenode_twin::{NodeReport, VmReport};
 use homenode_units::Candidates;
 use serde::{Deserialize, Serialize};
 
-/// The object that a figure describes.
+/// The object to which a figure belongs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Of {
     /// A VM, by name.
@@ -144,13 +144,13 @@ pub fn metrics() -> &'static [Metric] {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Figures {
-    /// The object.
+    /// The object to which the figures belong.
     pub of: Of,
-    /// By their position among the metrics of its kind.
+    /// The figures, in the order of the metrics of this kind of object.
     pub figures: Vec<Option<f64>>,
 }
 
-/// A name that no metric has.
+/// A name that is not a metric.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no metric is named `{name}`{valid}")]
 pub struct UnknownMetric {
@@ -171,7 +171,7 @@ impl Metric {
         })
     }
 
-    /// Whether an object of this kind has this metric.
+    /// Returns true if objects of this kind have this metric.
     pub(crate) fn fits(&self, of: &Of) -> bool {
         matches!(
             (of, self.from),
@@ -179,7 +179,7 @@ impl Metric {
         )
     }
 
-    /// Returns the figure, if the object has this metric.
+    /// Returns the figure: `None` if the object does not have this metric, `Some(None)` if it was not measured.
     pub(crate) fn find(&self, of: &Figures) -> Option<Option<f64>> {
         let same = |other: &Metric| std::mem::discriminant(&other.from) == std::mem::discriminant(&self.from);
         let kind = || METRICS.iter().filter(|other| same(other));
@@ -188,7 +188,7 @@ impl Metric {
     }
 }
 
-/// Returns all recorded figures of a run.
+/// Returns all figures of a run that are recorded.
 pub fn kept(run: &Run) -> Vec<Figures> {
     let finite = |figure: Option<f64>| figure.filter(|figure| figure.is_finite());
     let all = |of: Of, figure: &dyn Fn(From) -> Option<Option<f64>>| Figures {

@@ -11,42 +11,42 @@ const ALL: &str = "*";
 /// Why a key cannot be set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
-    /// It is not a path.
+    /// The text is not a path.
     #[error(
         "`{0}` is no key: write a path into the scenario such as `vm.NAME.permit`, names with dots in quotes"
     )]
     NoKey(String),
-    /// Options other than values choose the policies.
+    /// The key chooses policies, which have an option of their own.
     #[error("the policies are chosen with --policy (`policies` in a plan)")]
     Policies,
-    /// Options other than values choose the seeds.
+    /// The key chooses the seed; seeds have an option of their own.
     #[error("the seeds are chosen with --seeds (`seeds` in a plan)")]
     Seeds,
-    /// It ends at a table.
+    /// The path ends at a table.
     #[error("`{0}` is a table, not a key: go on with a dot")]
     Table(String),
-    /// There is no event of this number.
+    /// No event has this number.
     #[error("events are numbered from 0, and there are {count}; `{number}` is none of them")]
     NoEvent {
         /// The number, as written.
         number: String,
-        /// How many events there are.
+        /// Number of events.
         count: usize,
     },
-    /// There is no VM or workload of this name.
+    /// No VM or workload has this name.
     #[error("no {what} is named `{name}`{valid}")]
     NoName {
-        /// VM or workload.
+        /// What was searched: VM or workload.
         what: &'static str,
         /// The name.
         name: String,
-        /// The names that there are.
+        /// The existing names.
         valid: Candidates,
     },
-    /// It goes on behind a value.
+    /// The path continues after a value.
     #[error("`{key}` is {kind}, not a table")]
     NoTable {
-        /// The key of the value.
+        /// The key with that value.
         key: String,
         /// The value's type.
         kind: &'static str,
@@ -65,10 +65,10 @@ pub enum Path {
 }
 
 impl Path {
-    /// Parses a path, whose parts are those of a TOML key: `vm."a.b".permit` refers to VM `a.b`.
+    /// Parses a path, which consists of parts like a TOML key: `vm."a.b".permit` refers to VM `a.b`.
     ///
     /// # Errors
-    /// Not a path, or set by another option.
+    /// A text that is not a path, or a key that another option sets.
     pub fn parse(text: &str) -> Result<Path, PathError> {
         let every = text.replace(".*.", ".\"*\".");
         let keys = toml_edit::Key::parse(&every).map_err(|_| PathError::NoKey(text.to_owned()))?;
@@ -87,7 +87,7 @@ impl Path {
     }
 }
 
-/// Sets a key of a scenario or of settings.
+/// Sets a key of a scenario or of the agent's settings.
 ///
 /// # Errors
 /// An unknown VM, workload or event, with the closest match.
@@ -106,7 +106,7 @@ pub fn set(table: &mut Table, path: &[String], value: &Value) -> Result<(), Path
     }
 }
 
-/// Copies a built-in workload into the scenario, under the same name.
+/// Copies a built-in workload into the scenario under the same name, unless the scenario has a workload of this name.
 fn own(table: &mut Table, name: &str) {
     let list = table
         .entry("workload")

@@ -1,4 +1,4 @@
-//! The plan of a sweep: read from a file or options, made self-contained, checked, and identified by a digest.
+//! The plan of a sweep. It is read from a file or from options, made self-contained, checked, and identified by a digest.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -21,26 +21,26 @@ use crate::values::{self, Setting};
 pub const RUNS_MAX: usize = 100_000;
 /// Maximum number of runs of a task.
 pub const RUNS_PER_TASK_MAX: usize = 64;
-/// Approximate default number of tasks of a sweep.
+/// Approximate number of tasks in a sweep, by default.
 const TASKS: usize = 64;
 
-/// The request: `PLAN.toml`, or the command line. A self-contained plan is one, too: then `scenario` and `config` are
-/// tables, and `machines` has the text of every machine file.
+/// What the user requests, in `PLAN.toml` or on the command line. A self-contained plan has the same form: its `scenario`
+/// and `config` are tables, and `machines` contains the text of every machine file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Asked {
-    /// The preset or file of the machine; by default the scenario's.
+    /// Preset or file of the machine; the scenario's by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
-    /// The policies, each in runs of its own; by default the scenario's.
+    /// Policies, each of which is run separately; the scenario's by default.
     pub policies: Vec<String>,
-    /// The seeds: a number, `1..10`, `1,2,5`, or a list; by default the scenario's.
+    /// Seeds: a number, `1..10`, `1,2,5`, or a list; the scenario's by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seeds: Option<Value>,
-    /// Columns of the table; by default what `sim` compares.
+    /// Metrics in the table; by default those with which `sim` compares VMs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub metrics: Vec<String>,
-    /// Runs of a task, at most 64; by default a 64th of all.
+    /// Number of runs in a task, at most 64; by default a 64th of all runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runs_per_task: Option<usize>,
     /// The scenario: a built-in's name, a file, or a table.
@@ -49,21 +49,21 @@ pub struct Asked {
     /// The agent's settings: a file, or a table.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<Value>,
-    /// Keys that are set, and their values: `"a,b"`, `"1..9/3"`, or a list.
+    /// Keys to set, with their values: `"a,b"`, `"1..9/3"`, or a list.
     pub set: BTreeMap<String, Value>,
-    /// Machine files, by name.
+    /// Texts of machine files, by the machine's name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub machines: BTreeMap<String, String>,
 }
 
 impl Asked {
-    /// Whether this is a plan's text: only a plan names a scenario.
+    /// Returns true if the text is a plan: of the two kinds of file, only a plan names a scenario.
     pub fn is_plan(text: &str) -> bool {
         toml::from_str::<Table>(text)
             .is_ok_and(|table| table.contains_key("scenario") && !table.contains_key("vm"))
     }
 
-    /// Parses a plan's text. Relative paths in it start from its folder.
+    /// Parses a plan's text. Relative paths in it are relative to the plan's folder.
     ///
     /// # Errors
     /// A parse error, with its position.
@@ -100,7 +100,7 @@ pub(crate) struct Axis {
 /// A self-contained, checked plan.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Self-contained: needs no other file.
+    /// The request, made self-contained: it needs no other file.
     asked: Asked,
     /// Name of the scenario in messages.
     name: String,
@@ -113,7 +113,7 @@ pub struct Plan {
     runs_per_task: usize,
 }
 
-/// Position of a run in a plan: indices of values, policy and seed.
+/// Position of a run in a plan, as indices of the point, policy and seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub point: usize,
@@ -127,15 +127,16 @@ fn input(error: impl ToString) -> SweepError {
 }
 
 impl Plan {
-    /// Reads a plan, or a scenario by its name or file, which becomes a plan of one run for each of its policies.
+    /// Reads a plan or a scenario, given by its file or name. A scenario becomes a plan with one run for each of its
+    /// policies.
     ///
     /// # Errors
-    /// [`SweepError::Input`] if it does not parse, or is invalid.
+    /// [`SweepError::Input`] if the text does not parse, or is invalid.
     pub fn open(what: &str) -> Result<Plan, SweepError> {
         Plan::of(Plan::asked_by(what)?)
     }
 
-    /// Reads the request of a file or name, not yet self-contained.
+    /// Reads a request, given by its file or name, without making it self-contained.
     ///
     /// # Errors
     /// As [`Plan::open`].
@@ -152,7 +153,7 @@ impl Plan {
         })
     }
 
-    /// Parses the text of a plan; `path` is for messages, and its folder is the base of relative paths.
+    /// Parses the text of a plan. `path` is used in messages, and its folder is the base of relative paths.
     ///
     /// # Errors
     /// As [`Plan::open`].
@@ -232,7 +233,7 @@ impl Plan {
         Ok(axes)
     }
 
-    /// Resolves every machine by its name; the text of machine files is copied into the plan.
+    /// Resolves every machine by its name, and copies the text of machine files into the plan.
     fn find_machines(&mut self) -> Result<(), SweepError> {
         if self.asked.machine.is_none() {
             let own = self.scenario.get("machine").and_then(Value::as_str);
@@ -308,7 +309,7 @@ impl Plan {
         }
     }
 
-    /// Turns numbers into text for keys that do not take numbers: `permit = "250000"`, `cpus = "4"`.
+    /// Replaces numbers with texts for keys that take only texts: `permit = "250000"`, `cpus = "4"`.
     fn settle(&mut self) -> Result<(), SweepError> {
         for at in 0..self.axes.len() {
             for value in 0..self.axes[at].values.len() {
@@ -323,7 +324,7 @@ impl Plan {
                     false => self.alone(axis, &text),
                 };
                 if let Err(of_text) = as_text {
-                    // Prefer the error about the value to the one about its type.
+                    // An error about the value is more useful than one about its type.
                     let error = if error.to_string().contains("a text in quotes is expected") {
                         of_text
                     } else {
@@ -337,7 +338,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether a value parses, with all other keys unchanged.
+    /// Checks that the scenario or the settings parse with this value and all other keys unchanged.
     fn alone(&self, axis: &Axis, value: &Value) -> Result<(), SweepError> {
         match &axis.path {
             Path::Machine => Ok(()),
@@ -349,7 +350,7 @@ impl Plan {
             Path::Scenario(key) => {
                 let mut scenario = self.scenario.clone();
                 path::set(&mut scenario, key, value).map_err(input)?;
-                // It may contradict a key that is set as well: that is checked with all of them.
+                // The value may contradict another key that is also set. All keys are checked together later.
                 let text = toml::to_string(&scenario).map_err(input)?;
                 let read = read_toml::<Scenario>(&self.name, &text);
                 read.map(drop).map_err(|error| input(without_place(error)))
@@ -397,7 +398,7 @@ impl Plan {
         values
     }
 
-    /// Returns the simulation of a point's runs, and the agent's settings except the policies.
+    /// Returns the set-up of a point with a seed, and the agent's settings except the policies.
     pub(crate) fn setup(&self, point: usize, seed: u64) -> Result<(Setup, Config), SweepError> {
         let (mut scenario, mut config) = (self.scenario.clone(), self.config.clone());
         let mut machine = self.asked.machine.clone().unwrap_or_default();
@@ -432,7 +433,7 @@ impl Plan {
         self.runs().div_ceil(self.runs_per_task)
     }
 
-    /// Returns the runs of a task, by their number.
+    /// Returns the numbers of the runs in a task.
     pub fn runs_of(&self, task: usize) -> std::ops::Range<usize> {
         let begin = task.saturating_mul(self.runs_per_task).min(self.runs());
         begin..begin.saturating_add(self.runs_per_task).min(self.runs())
@@ -447,7 +448,7 @@ impl Plan {
         }
     }
 
-    /// Returns a run in words.
+    /// Returns a description of a run.
     pub fn name_of(&self, run: usize) -> String {
         let place = self.place(run);
         let (policy, seed) = (&self.policies[place.policy], self.seeds[place.seed]);
@@ -475,8 +476,8 @@ impl Plan {
         toml::to_string(&self.asked).map_err(|error| SweepError::Failed(error.to_string()))
     }
 
-    /// Returns the SHA-256, in hexadecimal digits, of everything that determines the results of the runs, except the
-    /// program.
+    /// Returns the SHA-256, in hexadecimal digits, of everything that determines the results of the runs, except the program
+    /// that makes them.
     ///
     /// # Errors
     /// As [`Plan::to_toml`].
@@ -501,7 +502,7 @@ fn read_config(table: &Table) -> Result<Config, SweepError> {
     read_toml("config", &text).map_err(|error| input(without_place(error)))
 }
 
-/// Drops the position from an error about generated text.
+/// Removes the position from an error about generated text, where it would mislead.
 fn without_place(error: FileError) -> FileError {
     FileError { place: None, ..error }
 }
@@ -523,7 +524,7 @@ fn read_seeds(asked: Option<&Value>, own: u64) -> Result<Vec<u64>, SweepError> {
     values::seeds(&text).map_err(input)
 }
 
-/// Returns the scenario, with references to other files resolved.
+/// Returns the scenario's name or path, and its table, in which references to files are resolved.
 fn whole_scenario(asked: Option<Value>) -> Result<(String, Table), SweepError> {
     let what = match asked {
         Some(Value::Table(table)) => {
@@ -537,7 +538,7 @@ fn whole_scenario(asked: Option<Value>) -> Result<(String, Table), SweepError> {
             ));
         }
     };
-    // This error has the position.
+    // Parsed for its error message, which has the position.
     named::scenario(&what).map_err(input)?;
     let (path, text) = named::scenario_text(&what).map_err(input)?;
     if named::is_workload(&text) {
@@ -563,7 +564,7 @@ fn whole_scenario(asked: Option<Value>) -> Result<(String, Table), SweepError> {
     Ok((path, table))
 }
 
-/// Copies a workload that is referred to by its file into the scenario, and refers to it by its own name.
+/// If a VM's workload is a file, copies it into the scenario, and makes the VM refer to it by name.
 fn inline(scenario: &mut Table, path: &str, named: &mut Value) -> Result<(), SweepError> {
     let Some(found) = named.as_str().and_then(|name| named::workload_beside(path, name)) else {
         return Ok(());

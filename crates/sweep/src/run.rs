@@ -21,7 +21,7 @@ pub struct Rows {
     pub(crate) runs: Vec<Vec<Figures>>,
 }
 
-/// A part of the tasks: number `at`, from 1, of `of`; every `of`-th task.
+/// A part of the tasks: from task number `at`, counted from 1, every `of`-th task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
     at: usize,
@@ -32,7 +32,7 @@ impl Shard {
     /// All tasks.
     pub const ALL: Shard = Shard { at: 1, of: 1 };
 
-    /// Returns its tasks.
+    /// Returns the tasks of this part.
     pub fn tasks(self, plan: &Plan) -> Vec<usize> {
         (self.at - 1..plan.tasks()).step_by(self.of).collect()
     }
@@ -44,7 +44,7 @@ impl fmt::Display for Shard {
     }
 }
 
-/// A text that is no shard.
+/// A text that is not a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a shard is one part of several, such as `1/8` to `8/8`")]
 pub struct NoShard;
@@ -74,11 +74,11 @@ struct Open {
     left: AtomicUsize,
 }
 
-/// Runs these tasks on several threads, and returns their rows in the tasks' order. Finished tasks are read from the store,
-/// and new ones are added to it; results do not depend on threads or store.
+/// Runs these tasks on several threads, and returns their rows in the order of the tasks. Finished tasks are read from the
+/// store, and new ones are added to it. Results depend on neither the threads nor the store.
 ///
 /// # Errors
-/// The first run that could not be made; a store that cannot be written. Tasks finished before remain stored.
+/// The first run that failed, or a store that cannot be written. Tasks that finished before remain stored.
 pub fn run(
     plan: &Plan,
     tasks: &[usize],

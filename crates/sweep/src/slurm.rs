@@ -11,15 +11,15 @@ pub struct Slurm<'a> {
     pub plan: &'a Path,
     /// The store, on a file system shared by all nodes.
     pub store: &'a Path,
-    /// Number of parts.
+    /// Number of shards.
     pub shards: usize,
-    /// Maximum number of parts at a time, if limited.
+    /// Maximum number of shards that run at the same time, if limited.
     pub at_once: Option<usize>,
-    /// CPUs per part.
+    /// CPUs for each shard.
     pub cpus: usize,
     /// More options of sbatch, one per line.
     pub options: &'a [String],
-    /// Options of the merge for its result: `--parquet FILE`, and so on.
+    /// Options for the output of the merge: `--parquet FILE`, and so on.
     pub merge: &'a [String],
 }
 
@@ -33,7 +33,8 @@ pub fn quoted(word: &str) -> String {
 }
 
 impl Slurm<'_> {
-    /// Returns the script: under `sbatch` it runs the array; run by hand it submits the array, and the merge after it.
+    /// Returns the script. Under `sbatch` the script runs the array; started by hand, it submits the array, and a merge that
+    /// follows.
     pub fn script(&self) -> String {
         let path = |path: &Path| quoted(&path.display().to_string());
         let (program, store, plan) = (quoted(self.program), path(self.store), path(self.plan));

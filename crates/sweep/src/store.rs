@@ -1,4 +1,4 @@
-//! Stores finished tasks on disk, shared by several processes: a directory with plans and a file for each task.
+//! Stores finished tasks on disk: a directory with plans and one file per task, which several processes share.
 
 use std::path::{Path, PathBuf};
 
@@ -13,16 +13,16 @@ const PLAN: &str = ".plan.toml";
 /// Maximum number of missing tasks in a message.
 const NAMED: usize = 3;
 
-/// The program that makes runs: another one may simulate differently.
+/// Identifies the program that makes the runs, because another program may simulate differently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program(String);
 
 impl Program {
-    /// Identifies this version and commit; `text` returns the program itself, which is hashed for debug builds and if the
+    /// Identifies this version and commit. `text` returns the program file, which is hashed in debug builds, and if the
     /// commit is unknown or files have changed since.
     ///
     /// # Errors
-    /// The text cannot be read.
+    /// The file cannot be read.
     pub fn of(text: impl FnOnce() -> std::io::Result<Vec<u8>>) -> std::io::Result<Program> {
         let version = concat!("homenode ", env!("CARGO_PKG_VERSION"));
         if !cfg!(debug_assertions) && COMMIT != "unknown" && !COMMIT.ends_with("-dirty") {
@@ -49,7 +49,7 @@ pub struct Missing {
     pub count: usize,
     /// Total number of tasks.
     pub all: usize,
-    /// The first missing ones, in words.
+    /// The first missing tasks, each described in words.
     pub first: Vec<String>,
 }
 
@@ -92,10 +92,10 @@ impl Store {
         ))
     }
 
-    /// Stores the plan, so that a merge needs nothing else.
+    /// Stores the plan, so that a later merge needs only the store.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The plan cannot be written.
     pub fn keep_plan(&self, plan: &Plan) -> Result<PathBuf, SweepError> {
         let path = self.directory.join(format!("{}{PLAN}", &known(plan)?[..16]));
         let written = self.cache.write(&path, &plan.to_toml()?);
@@ -103,7 +103,7 @@ impl Store {
         Ok(path)
     }
 
-    /// Returns the plans that the store has tasks of.
+    /// Returns the plans in the store.
     ///
     /// # Errors
     /// An unreadable directory, or a file that is not a plan.
@@ -154,7 +154,7 @@ impl Store {
     }
 }
 
-/// Returns the digest, if it identifies the plan completely.
+/// Returns the plan's digest, or an error if the plan runs an external program, which the digest cannot identify.
 fn known(plan: &Plan) -> Result<String, SweepError> {
     let is_program = |policy: &&Contender| matches!(policy, Contender::Program(_));
     match plan.policies.iter().find(is_program) {
@@ -169,10 +169,10 @@ fn failed(path: &Path, what: &str, error: &std::io::Error) -> SweepError {
     SweepError::Failed(format!("{}: {what}: {error}", path.display()))
 }
 
-/// Merges all rows of a plan from several stores, by task.
+/// Merges all rows of a plan from several stores, in the order of the tasks.
 ///
 /// # Errors
-/// [`SweepError::Missing`] if no store has some task.
+/// [`SweepError::Missing`] if a task is in none of the stores.
 pub fn merge(plan: &Plan, stores: &[Store]) -> Result<Vec<Rows>, SweepError> {
     let (mut all, mut missing) = (Vec::new(), Vec::new());
     for task in 0..plan.tasks() {

@@ -10,7 +10,7 @@ use crate::{COMMIT, Plan, Rows, SweepError};
 /// Typed columns and rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// Names and kinds.
+    /// Names and kinds of the columns.
     pub columns: Vec<Column>,
     /// A value for each column.
     pub rows: Vec<Vec<Value>>,
@@ -27,8 +27,8 @@ fn object(of: &Of) -> [Value; 2] {
 }
 
 impl Table {
-    /// Returns the means over seeds: columns are the keys that are set, `policy`, `vm`, `node`, `metric`, `count` of values,
-    /// `missing` ones, `mean`, `ci95_low`, `ci95_high` and `stddev`. Sizes are in bytes, times in seconds.
+    /// Returns the means over seeds. The columns are the keys that are set, `policy`, `vm`, `node`, `metric`, `count` of
+    /// values, `missing` values, `mean`, `ci95_low`, `ci95_high` and `stddev`. Sizes are in bytes, times in seconds.
     ///
     /// # Errors
     /// The rows do not cover the plan.
@@ -117,7 +117,7 @@ impl Table {
         })
     }
 
-    /// Returns a run's values and policy.
+    /// Returns the first cells of a run's rows: the values of its point, and its policy.
     fn labels(&self, plan: &Plan, run: usize) -> Vec<Value> {
         let place = plan.place(run);
         let values = plan.values(place.point);
@@ -163,7 +163,7 @@ impl Table {
 
 type Run<'a> = &'a [crate::metrics::Figures];
 
-/// Returns all runs in order, each once.
+/// Returns all runs in order, and checks that each is there once.
 fn whole<'a>(plan: &Plan, rows: &'a [Rows]) -> Result<Vec<Run<'a>>, SweepError> {
     let mut sorted: Vec<&Rows> = rows.iter().collect();
     sorted.sort_by_key(|rows| rows.first);
@@ -183,12 +183,12 @@ fn whole<'a>(plan: &Plan, rows: &'a [Rows]) -> Result<Vec<Run<'a>>, SweepError> 
     }
 }
 
-/// The table's metrics: those chosen, or for each VM the one by which `sim` compares it.
+/// The metrics in the table: those requested, or else, for each VM, the one with which `sim` compares it.
 struct Chosen {
     asked: Vec<&'static Metric>,
     /// VMs with a program that did not end in some run.
     endless: Vec<String>,
-    /// VMs that never did anything.
+    /// VMs that did nothing in any run.
     idle: Vec<String>,
 }
 

@@ -3,10 +3,10 @@
 use homenode_units::{Bytes, BytesPerSec, Ns};
 use toml::Value;
 
-/// Maximum number of values of a key; more are taken to be a typo.
+/// Maximum number of values of a key; a larger number is probably a typo.
 const VALUES_MAX: usize = 100_000;
 
-/// One value: in TOML, and if numeric also as a number in bytes, bytes per second, seconds or without unit.
+/// One value: in TOML and, if it is numeric, also as a number in bytes, bytes per second, seconds, or without a unit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
     /// The value for the scenario.
@@ -92,10 +92,10 @@ fn quantity(text: &str) -> Option<Quantity> {
     of(amount as f64, unit)
 }
 
-/// Why a text gives no values.
+/// Why a text cannot be read as values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValuesError {
-    /// The list is no TOML.
+    /// The list is not valid TOML.
     #[error("`{text}`: {why}")]
     Malformed {
         /// The text.
@@ -103,34 +103,34 @@ pub enum ValuesError {
         /// The parser's message.
         why: String,
     },
-    /// The text begins as a list does.
+    /// The text begins like a list, but is not a TOML list.
     #[error("`{0}` is no list of TOML")]
     NoList(String),
     /// Nothing stands between two commas.
     #[error("`{0}` has an empty value: write `a,b,c`, or a range such as `50k..3M/20`")]
     EmptyValue(String),
-    /// The list has no value.
+    /// The list is empty.
     #[error("the list of values is empty")]
     Empty,
-    /// A value is repeated.
+    /// A value occurs twice.
     #[error("value {0} is there twice")]
     Twice(String),
-    /// A range that cannot be.
+    /// The range is impossible.
     #[error(
         "range `{text}`: {why}; write it as `FROM..TO/COUNT`, such as `50k..3M/20`, or `50k..3M/20/geometric`"
     )]
     Range {
         /// The text.
         text: String,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
-    /// Seeds that cannot be.
+    /// The seeds are impossible.
     #[error("seeds `{text}`: {why}; write `1..10`, or `1,2,5`")]
     Seeds {
         /// The text.
         text: String,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
 }
@@ -262,10 +262,10 @@ fn made(amount: f64, unit: Unit, is_whole: bool) -> Setting {
     Setting::of(value)
 }
 
-/// Parses seeds: `1..10` with both ends, `1,2,5`, or `7`.
+/// Parses seeds: `1..10`, which includes both ends, `1,2,5`, or `7`.
 ///
 /// # Errors
-/// Text that is not a list of seeds.
+/// A text that is not a list of seeds.
 pub fn seeds(text: &str) -> Result<Vec<u64>, ValuesError> {
     let bad = |why: &str| ValuesError::Seeds {
         text: text.to_owned(),

@@ -1,4 +1,4 @@
-//! Tests of sweeps on the twin: what their bytes depend on, and what is refused before anything runs.
+//! Tests sweeps on the twin: what affects the bytes of the results, and what is refused before anything runs.
 
 use std::fs;
 use std::path::Path;
@@ -86,7 +86,7 @@ fn a_store_of_a_sweep_that_was_killed_is_taken_up() {
         "{said}"
     );
     let (rows, seen) = made(&plan, &all(&plan), 2, Some(&stores[0]));
-    // The runs of tasks 1, 2 and 4; the last is one run short.
+    // 14 runs were missing: those of tasks 1, 2 and 4, of which the last is one run short.
     assert_eq!(seen.done().0, 14);
     let (fresh, _) = made(&plan, &all(&plan), 2, None);
     assert_eq!(rows, fresh);
@@ -288,7 +288,7 @@ fn the_table_reads_back_with_the_settings_as_numbers() {
             assert_eq!(&read[&column.name], value, "{}", column.name);
         }
     }
-    // The permit throttles the VM, less so the larger it is.
+    // The permit throttles the VM, and a larger permit throttles it less.
     let mean = |permit: f64| {
         let is_it = |row: &&serde_json::Value| {
             row["vm.fluid.permit"] == permit

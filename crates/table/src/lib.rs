@@ -1,4 +1,4 @@
-//! Writes rows as Parquet and CSV. A row is a JSON value for each column; a null or a value of another type is missing.
+//! Writes rows as Parquet and CSV. A row has a JSON value for each column. A null, or a value of the wrong type, is missing.
 //!
 //! # Properties (tests of the same names)
 //! - What is written reads back.
@@ -17,7 +17,7 @@ use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::types::{PrimitiveTypeBuilder, Type};
 use serde_json::Value;
 
-/// Rows that are written at once; they take some MiB of memory.
+/// Number of rows that are written at once. They take some MiB of memory.
 const ROWS_AT_ONCE: usize = 1 << 16;
 
 /// The type of a column's cells, any of which may be missing.
@@ -29,7 +29,7 @@ pub enum Kind {
     Time,
     /// Floating-point number.
     Figure,
-    /// Text; other values as their JSON.
+    /// Text. A value of another type is written as JSON.
     Text,
     /// List of whole numbers of 32 bits.
     Wholes,
@@ -82,13 +82,13 @@ impl Column {
     }
 }
 
-/// Cells of a column that are not written yet, with the definition level of each.
+/// Cells of a column that are not written yet. `levels` has the definition level of each.
 #[derive(Debug)]
 enum Cells {
     Whole(Vec<i64>),
     Figure(Vec<f64>),
     Text(Vec<ByteArray>),
-    /// With, for each level, whether it continues the list of the row before.
+    /// Also has, for each level, whether it continues the list of the previous level.
     Wholes(Vec<i32>, Vec<i16>),
 }
 
@@ -106,7 +106,7 @@ pub struct Parquet<W: Write + Send> {
 }
 
 impl<W: Write + Send> Parquet<W> {
-    /// Creates a file without rows. `name` is the name of its rows, and `about` is stored as metadata.
+    /// Creates a file without rows. `name` is the name of its rows; `about` is stored as metadata.
     ///
     /// # Errors
     /// If it cannot be written; here and below.
@@ -122,7 +122,7 @@ impl<W: Write + Send> Parquet<W> {
             .iter()
             .map(|(key, value)| KeyValue::new((*key).to_owned(), value.clone()));
         let about: Vec<KeyValue> = about.collect();
-        // Sets the format version and the writer's name explicitly, so that a new release of the library changes neither.
+        // Sets the writer's name explicitly, so that a new release of the library does not change it.
         let properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(Default::default()))
             .set_created_by(concat!("homenode ", env!("CARGO_PKG_VERSION")).to_owned())
@@ -134,7 +134,7 @@ impl<W: Write + Send> Parquet<W> {
         })
     }
 
-    /// Adds a row: a value for each column.
+    /// Adds a row, which has a value for each column.
     ///
     /// # Errors
     /// As [`Parquet::new`].
@@ -218,7 +218,7 @@ impl Waiting {
         }
     }
 
-    /// Writes the waiting cells as the next column of a group.
+    /// Writes the waiting cells, as the next column of a row group.
     fn write<W: Write + Send>(
         &mut self,
         group: &mut SerializedRowGroupWriter<'_, W>,
@@ -258,7 +258,7 @@ fn put<T>(cells: &mut Vec<T>, levels: &mut Vec<i16>, value: Option<T>) {
     cells.extend(value);
 }
 
-/// Returns a cell in the format of RFC 4180; empty for null.
+/// Returns a cell in the format of RFC 4180; a null is an empty cell.
 pub fn csv_cell(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
@@ -271,7 +271,7 @@ pub fn csv_cell(value: &Value) -> String {
     }
 }
 
-/// Returns the columns' names and the rows as CSV.
+/// Returns the column names and the rows as CSV.
 pub fn csv<'a, R>(columns: &[Column], rows: impl IntoIterator<Item = R>) -> String
 where
     R: IntoIterator<Item = &'a Value>,

@@ -1,5 +1,5 @@
-//! The cost of publishing a version (also while a reader checks for torn versions), of reading one, and of checking for a
-//! new one, compared with asking the kernel for the current CPU (vDSO getcpu).
+//! Measures the cost of publishing a version (also while a reader checks for torn versions), of reading one, and of checking for
+//! a new one. For comparison, measures asking the kernel for the current CPU (vDSO getcpu).
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};

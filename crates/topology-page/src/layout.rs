@@ -1,4 +1,4 @@
-//! The page's layout: the same as in `guest/include/homenode_topology.h`, which a test checks.
+//! The page's layout. A test checks that it is the same as in `guest/include/homenode_topology.h`.
 
 use std::mem::{offset_of, size_of};
 
@@ -14,12 +14,12 @@ pub const VCPUS_MAX: usize = 1024;
 pub const VNODES_MAX: usize = 64;
 /// Most nodes of the host.
 pub const NODES_MAX: usize = 64;
-/// The distance of a node to itself, and the smallest one, as in ACPI's SLIT.
+/// Distance of a node to itself, which is the smallest distance, as in ACPI's SLIT.
 pub const LOCAL_DISTANCE: u8 = 10;
-/// Instead of a node: unknown, no memory, or left to the reader.
+/// Stored instead of a node: the node is unknown, there is no memory, or the reader decides.
 pub(crate) const NONE: u8 = 0xff;
 
-/// The C structure of the page. Used only for its offsets: Rust must not have references to memory that others write.
+/// The page as a C structure. It is used only for offsets, because Rust must not have references to memory that others write.
 #[repr(C)]
 #[derive(Debug)]
 pub struct RawPage {
@@ -41,17 +41,17 @@ pub struct RawPage {
     pub reserved: [u64; 4],
     /// The host node on which each vCPU runs.
     pub vcpu_pnode: [u8; VCPUS_MAX],
-    /// The virtual node that each vCPU belongs to, if the writer of the page decides that.
+    /// The virtual node that each vCPU belongs to, if the page's writer decides that.
     pub vcpu_vnode: [u8; VCPUS_MAX],
-    /// The host node that has each virtual node's memory.
+    /// The host node that holds each virtual node's memory.
     pub vnode_pnode: [u8; VNODES_MAX],
-    /// Distances between host nodes: from, to.
+    /// Distances between host nodes, indexed by from, to.
     pub distance: [[u8; NODES_MAX]; NODES_MAX],
 }
 
-/// Number of words of the structure.
+/// Size of the structure in words.
 pub const WORDS: usize = size_of::<RawPage>() / size_of::<u64>();
-/// Index of the word that is both version and lock.
+/// Index of the word that serves as version and as lock.
 pub(crate) const SEQUENCE_WORD: usize = offset_of!(RawPage, sequence) / size_of::<u64>();
 
 const _: () = assert!(size_of::<RawPage>() == 6272 && size_of::<RawPage>() <= BYTES);

@@ -1,4 +1,4 @@
-//! Shared memory: a file, or anonymous memory that is passed on as a descriptor.
+//! Shared memory: a file, or anonymous memory whose descriptor is passed on.
 
 use std::fmt;
 use std::fs::File;

@@ -9,12 +9,12 @@ use homenode_units::NodeId;
 use crate::layout::{LAYOUT, MAGIC, NODES_MAX, NONE, RawPage, SEQUENCE_WORD, VCPUS_MAX, VNODES_MAX, WORDS};
 use crate::topology::{Facts, Topology, TopologyError, VirtualNode};
 
-/// How often a reader may find the page being written before it gives up: a writer needs less than a microsecond.
+/// How many times a reader finds the page being written before it gives up. A writer needs less than a microsecond.
 pub const READ_TRIES: usize = 1000;
 
 type Bytes = [u8; size_of::<RawPage>()];
 
-/// The writer of a page. It never reads the page: its own copy is authoritative.
+/// The writer of a page. It never reads the page, because its own copy is authoritative.
 #[derive(Debug)]
 pub struct Publisher<'a> {
     words: &'a [AtomicU64],
@@ -23,10 +23,10 @@ pub struct Publisher<'a> {
 }
 
 impl<'a> Publisher<'a> {
-    /// Creates a writer of these words, which should be the only one.
+    /// Creates a writer of these words. There should be no other writer.
     ///
-    /// `sequence` must be new for this page, such as the time since boot in nanoseconds: if a new writer began with an old
-    /// sequence, a reader of the old version would miss the change.
+    /// `sequence` must be new for this page, such as the time since boot in nanoseconds. If a new writer reused an old sequence,
+    /// a reader of the old version would miss the change.
     ///
     /// # Panics
     /// If there are fewer words than a page has.
@@ -44,7 +44,7 @@ impl<'a> Publisher<'a> {
         encode(topology, &mut self.bytes);
         let whole = self.sequence.wrapping_add(2);
         self.words[SEQUENCE_WORD].store(whole.wrapping_sub(1), Ordering::Relaxed);
-        // A reader that sees any word of this version also sees that it is being written.
+        // A reader that sees any word of this version must also see the odd sequence.
         fence(Ordering::Release);
         for (at, (word, bytes)) in self.words.iter().zip(self.bytes.chunks_exact(8)).enumerate() {
             if at != SEQUENCE_WORD {
@@ -102,19 +102,19 @@ fn encode(topology: &Topology, bytes: &mut Bytes) {
 /// Why a page cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// No whole version in [`READ_TRIES`] tries.
+    /// No complete version was read in [`READ_TRIES`] tries.
     #[error("the topology page is being written all the time, or its writer died while writing")]
     Torn,
-    /// It does not begin with [`MAGIC`].
+    /// The page does not begin with [`MAGIC`].
     #[error("not a topology page: it begins with {0:#018x}, not {MAGIC:#018x}")]
     Magic(u64),
-    /// It has another layout.
+    /// The page has another layout.
     #[error("a topology page of layout {0}; this program reads {LAYOUT}")]
     Layout(u32),
-    /// It has another size.
+    /// The page states another size.
     #[error("a topology page that states {0} bytes; its layout has {own}", own = size_of::<RawPage>())]
     Size(u32),
-    /// Something in it is out of bounds.
+    /// A value in the page is out of bounds.
     #[error("a topology page that cannot be: {0}")]
     Topology(#[from] TopologyError),
 }
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
     /// Creates a reader of these words.
     ///
     /// # Panics
-    /// If there are fewer than a page has.
+    /// If there are fewer words than a page has.
     pub fn new(words: &'a [AtomicU64]) -> Reader<'a> {
         assert!(words.len() >= WORDS, "a topology page has {WORDS} words");
         Reader {
@@ -137,13 +137,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns the page's version with a single load. A different value than before means that something changed.
+    /// Returns the page's version with a single load. If it differs from an earlier one, something has changed.
     #[inline]
     pub fn sequence(&self) -> u64 {
         self.words[SEQUENCE_WORD].load(Ordering::Acquire)
     }
 
-    /// Returns the page's content and its sequence.
+    /// Returns the page's sequence and its content.
     ///
     /// # Errors
     /// A [`ReadError`] that names the problem.
@@ -158,7 +158,7 @@ impl<'a> Reader<'a> {
             for (word, bytes) in self.words.iter().zip(bytes.chunks_exact_mut(8)) {
                 bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
             }
-            // Keeps all loads of words before the second load of the sequence.
+            // Keeps the loads of all words before the second load of the sequence.
             fence(Ordering::Acquire);
             if self.words[SEQUENCE_WORD].load(Ordering::Relaxed) == before {
                 return Ok((before, decode(&bytes)?));
@@ -187,7 +187,7 @@ fn decode(bytes: &Bytes) -> Result<Topology, ReadError> {
     let vcpus = u32::from_le_bytes(get(bytes, offset_of!(RawPage, vcpu_count))) as usize;
     let vnodes = usize::from(u16::from_le_bytes(get(bytes, offset_of!(RawPage, vnode_count))));
     let nodes = usize::from(u16::from_le_bytes(get(bytes, offset_of!(RawPage, pnode_count))));
-    // Before these counts are used.
+    // Checks these counts before they are used.
     for (count, most, error) in [
         (vcpus, VCPUS_MAX, TopologyError::Vcpus { count: vcpus }),
         (vnodes, VNODES_MAX, TopologyError::VirtualNodes { count: vnodes }),

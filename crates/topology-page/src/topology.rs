@@ -1,4 +1,4 @@
-//! The checked content of a page, and the virtual node that follows from it for a vCPU.
+//! The checked content of a page, and the virtual node that it implies for each vCPU.
 
 use homenode_units::NodeId;
 
@@ -8,36 +8,37 @@ use crate::layout::{LOCAL_DISTANCE, NODES_MAX, VCPUS_MAX, VNODES_MAX};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VirtualNode(pub u16);
 
-/// Facts about a guest's topology, not checked yet.
+/// Facts about a guest's topology, which are not checked yet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// The host node on which each vCPU runs; `None` if unknown.
     pub vcpu_pnode: Vec<Option<NodeId>>,
-    /// The host node that has the memory of each virtual node; `None` if it has no memory, or the node is unknown.
+    /// The host node that holds each virtual node's memory; `None` if the virtual node has no memory, or its host node is
+    /// unknown.
     pub vnode_pnode: Vec<Option<NodeId>>,
-    /// Distances between host nodes, as in ACPI's SLIT: from, to. A square matrix.
+    /// Distances between host nodes, indexed by from, to, as in ACPI's SLIT. A square matrix.
     pub distances: Vec<Vec<u8>>,
 }
 
-/// Why facts make no valid topology.
+/// Why facts are not a valid topology.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyError {
-    /// None, or more than fit.
+    /// There are no vCPUs, or more than fit.
     #[error("{count} vCPUs: a topology page holds 1 to {VCPUS_MAX}")]
     Vcpus {
-        /// Their number.
+        /// Number of vCPUs.
         count: usize,
     },
-    /// None, or more than fit.
+    /// There are no virtual nodes, or more than fit.
     #[error("{count} virtual nodes: a topology page holds 1 to {VNODES_MAX}")]
     VirtualNodes {
-        /// Their number.
+        /// Number of virtual nodes.
         count: usize,
     },
-    /// None, or more than fit.
+    /// There are no host nodes, or more than fit.
     #[error("{count} host nodes: a topology page holds 1 to {NODES_MAX}")]
     HostNodes {
-        /// Their number.
+        /// Number of host nodes.
         count: usize,
     },
     /// A vCPU is on a node that does not exist.
@@ -60,7 +61,7 @@ pub enum TopologyError {
         /// Number of virtual nodes.
         count: usize,
     },
-    /// Memory is on a node that does not exist.
+    /// A virtual node's memory is on a host node that does not exist.
     #[error("the memory of virtual node {vnode} is on host node {node}, of which there are {count}")]
     MemoryNode {
         /// The virtual node.
@@ -70,7 +71,7 @@ pub enum TopologyError {
         /// Number of host nodes.
         count: usize,
     },
-    /// Not a square matrix, or a distance that is invalid in a SLIT.
+    /// The distances are not a square matrix, or one is invalid in a SLIT.
     #[error(
         "the distance from host node {from} to {to} is {found:?}; it must be {LOCAL_DISTANCE} to itself and no less to others"
     )]
@@ -87,11 +88,11 @@ pub enum TopologyError {
     NoMemory,
 }
 
-/// Facts checked to be within the bounds of a page.
+/// Facts that were checked to be within the bounds of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
     facts: Facts,
-    /// The guest kernel's decision for each vCPU, on a page that it wrote.
+    /// For each vCPU, the node that the guest's kernel decided on, if the kernel wrote the page.
     vcpu_vnode: Vec<Option<VirtualNode>>,
 }
 
@@ -105,7 +106,7 @@ impl Topology {
         Topology::with_nodes(facts, undecided)
     }
 
-    /// Like [`Topology::new`], with the decisions of a guest's kernel.
+    /// Like [`Topology::new`], with the nodes that the guest's kernel decided on.
     pub(crate) fn with_nodes(
         facts: Facts,
         vcpu_vnode: Vec<Option<VirtualNode>>,
@@ -154,24 +155,24 @@ impl Topology {
         Ok(Topology { facts, vcpu_vnode })
     }
 
-    /// Returns the facts it was made from.
+    /// Returns the facts that the topology was made from.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// Returns the virtual node that the guest's kernel chose for a vCPU, on a page that it wrote.
+    /// Returns the virtual node that the guest's kernel chose for a vCPU, if the kernel wrote the page.
     pub fn decided(&self, vcpu: usize) -> Option<VirtualNode> {
         self.vcpu_vnode.get(vcpu).copied().flatten()
     }
 
-    /// Returns these for all vCPUs.
+    /// Returns the guest kernel's choices for all vCPUs.
     pub(crate) fn all_decided(&self) -> &[Option<VirtualNode>] {
         &self.vcpu_vnode
     }
 
-    /// Returns the virtual node that a vCPU belongs to: the guest kernel's decision if there is one, otherwise the node
-    /// whose memory is nearest to where the vCPU runs; among equals `present`, or else the first. If that is unknown,
-    /// returns `present`.
+    /// Returns the virtual node that a vCPU belongs to. This is the guest kernel's decision, if there is one. Otherwise it is the
+    /// node whose memory is nearest to where the vCPU runs; among equally near nodes `present`, or else the first. If the vCPU's
+    /// place is unknown, it is `present`.
     pub fn node(&self, vcpu: usize, present: VirtualNode) -> VirtualNode {
         if let Some(decided) = self.decided(vcpu) {
             return decided;

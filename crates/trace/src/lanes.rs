@@ -11,7 +11,7 @@ use crate::vm::VmLanes;
 use crate::writer::{More, Packets, Track};
 use crate::{Happened, Period};
 
-/// Values of a node, with their units.
+/// Names of the values of a node, with their units.
 const VALUES: [(&str, &str); 4] = [
     ("CPUs busy", "CPUs"),
     ("vCPUs waiting", "vCPUs"),
@@ -50,18 +50,15 @@ impl<W: Write> Lanes<W> {
     /// Begins a trace of a host with this name.
     ///
     /// # Errors
-    /// If it cannot be written; here and below.
+    /// If the trace cannot be written.
     pub fn new(to: W, name: &str, machine: &Machine) -> io::Result<Lanes<W>> {
         let mut to = Packets::new(to);
         let host = Host::new(&mut to, name, machine)?;
         Ok(Lanes { to, host, last: None })
     }
 
-    /// Begins another run, of this host or another: its tracks are added to the existing ones, and its clock may start
-    /// again.
-    ///
-    /// # Errors
-    /// As [`Lanes::new`].
+    /// Begins another run, of the same host or of another. Its tracks are added to the existing ones, and its clock may begin at
+    /// an earlier time.
     pub fn next_run(&mut self, name: &str, machine: &Machine) -> io::Result<()> {
         let next = Host::new(&mut self.to, name, machine)?;
         let before = std::mem::replace(&mut self.host, next);

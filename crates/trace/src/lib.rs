@@ -4,22 +4,22 @@
 //!
 //! | lane | content |
 //! |---|---|
-//! | VM / decisions | a mark for each decision about it, with policy, reason and outcome; other events |
-//! | VM / home, memory policy, CPU quota, memory limit | what is in force, for as long as it is |
+//! | VM / decisions | a mark for each decision about the VM, with policy, reason and outcome; other events |
+//! | VM / home, memory policy, CPU quota, memory limit | the value in force, for as long as it is in force |
 //! | VM / pages | moves of pages, from the decision to the next sample |
-//! | VM / vCPU | CPU and node on which it was last seen, while there are samples |
+//! | VM / vCPU | CPU and node on which the vCPU was last seen, as long as there are samples |
 //! | VM / CPUs used, LLC miss rate, local accesses | values |
 //! | node / CPUs busy, vCPUs waiting, memory traffic, memory free | values |
 //! | links / 0 → 1 | traffic |
-//! | agent | events about no running VM |
+//! | agent | events that are not about a running VM |
 //!
-//! An arrow goes from a decision to its effect: the home, policy, quota or limit that is then in force, the pages that
-//! moved, the vCPUs that are seen on other CPUs. A decision without a visible effect has no arrow.
+//! An arrow goes from a decision to its effect: to the home, policy, quota or limit that is then in force, to the pages that
+//! moved, or to the vCPUs that then ran on other CPUs. A decision without a visible effect has no arrow.
 //!
 //! # Bounds
 //!
-//! Memory grows with running VMs and vCPUs, not with time, since what is written is forgotten. A host is sampled: a vCPU
-//! that moved and came back between two samples appears not to have moved.
+//! Memory grows with running VMs and vCPUs, not with time, since packets that are written are not kept. Since the host is
+//! sampled, a vCPU that moved and came back between two samples seems not to have moved.
 
 mod lanes;
 pub mod proto;
@@ -37,13 +37,13 @@ use serde_json::Value;
 /// One period of a host.
 #[derive(Clone, Copy, Debug)]
 pub struct Period<'a> {
-    /// Its time, on a monotonic clock.
+    /// Time of the period, on a monotonic clock.
     pub at: Ns,
     /// The host's status.
     pub status: &'a Status,
     /// The host's sample, if there is one: only samples show where vCPUs are.
     pub sample: Option<&'a Sample>,
-    /// Its events, in order.
+    /// Events of the period, in order.
     pub happened: &'a [Happened],
 }
 
@@ -56,7 +56,7 @@ pub enum Happened {
     Other {
         /// Its kind: `appeared`, `found`, `changed-by-other` and so on.
         kind: String,
-        /// The VM, if it is about one.
+        /// The VM, if the event is about one.
         vm: Option<VmId>,
         /// A sentence for people.
         text: String,
@@ -64,7 +64,7 @@ pub enum Happened {
 }
 
 impl Happened {
-    /// Parses an event's JSON; `text` is its sentence for people.
+    /// Parses an event's JSON. `text` is the event's sentence for people.
     pub fn read(detail: &Value, text: &str) -> Happened {
         let decided = Decided::deserialize(detail).and_then(|decided| {
             let outcome = Outcome::deserialize(&detail["result"])?;

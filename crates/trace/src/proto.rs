@@ -1,9 +1,9 @@
-//! The part of Perfetto's trace format that is used: messages and field numbers as in its public
+//! The part of Perfetto's trace format that we use. Messages and field numbers are those of its public
 //! `protos/perfetto/trace/trace_packet.proto` and `track_event/*.proto`. Unused fields are left out, as protobuf permits.
 
 use prost::Message;
 
-/// A whole file. Since repeated fields can be concatenated, each packet is written as a file of its own.
+/// A whole file. In protobuf, repeated fields can be concatenated, so each packet is written as a file of its own.
 #[derive(Clone, PartialEq, Message)]
 pub struct Trace {
     /// All packets.
@@ -23,7 +23,7 @@ pub struct TracePacket {
     /// An event on a track.
     #[prost(message, optional, tag = "11")]
     pub track_event: Option<TrackEvent>,
-    /// [`CLEARED`] in the first packet: there is no earlier state.
+    /// Set to [`CLEARED`] in the first packet, which says that there is no earlier state.
     #[prost(uint32, optional, tag = "13")]
     pub sequence_flags: Option<u32>,
     /// The description of a track.
@@ -37,7 +37,7 @@ pub const CLEARED: u32 = 1;
 /// A track, or a group of tracks.
 #[derive(Clone, PartialEq, Message)]
 pub struct TrackDescriptor {
-    /// Its id, which events refer to.
+    /// Id of the track, to which events refer.
     #[prost(uint64, optional, tag = "1")]
     pub uuid: Option<u64>,
     /// Its displayed name.
@@ -46,7 +46,7 @@ pub struct TrackDescriptor {
     /// The track that contains it.
     #[prost(uint64, optional, tag = "5")]
     pub parent_uuid: Option<u64>,
-    /// Makes it a track of values.
+    /// If present, the track is one of values.
     #[prost(message, optional, tag = "8")]
     pub counter: Option<CounterDescriptor>,
     /// How its child tracks are ordered.

@@ -11,16 +11,16 @@ use homenode_units::{CpuId, CpuSet, Ns};
 use crate::Happened;
 use crate::writer::{Flow, More, Packets, Track};
 
-/// Periods to wait for a decision's effect: a setting is in force in the next sample, or never.
+/// Number of periods to wait for a decision's effect: a setting is in force in the next sample, or never.
 const PENDING_PERIODS: u8 = 2;
-/// Values of a VM, with their units.
+/// Names of the values of a VM, with their units.
 const VALUES: [(&str, &str); 3] = [
     ("CPUs used", "CPUs"),
     ("LLC miss rate", "share"),
     ("local accesses", "share"),
 ];
 
-/// What is in force on a VM; one track each.
+/// Levers with a value in force on a VM. Each has a track.
 const STATES: [(Lever, &str); 4] = [
     (Lever::Home, "home"),
     (Lever::MemoryPolicy, "memory policy"),
@@ -67,7 +67,7 @@ impl State {
     }
 }
 
-/// CPUs on which pinned vCPUs should be seen, and the arrow to draw then.
+/// The CPUs on which a pinned vCPU is expected, and the arrow to draw once it is seen there.
 #[derive(Debug)]
 struct Pinned {
     cpus: CpuSet,
@@ -87,7 +87,7 @@ pub(crate) struct VmLanes {
     /// Arrows from decisions whose effect is not visible yet.
     pending: BTreeMap<Lever, (Flow, u8)>,
     pinned: BTreeMap<u16, Pinned>,
-    /// Moves of the previous period, shown as lasting until this one.
+    /// Page moves of the previous period, which are shown as lasting until this period.
     moved: Vec<(Ns, String, Flow)>,
 }
 
@@ -123,7 +123,7 @@ impl VmLanes {
         })
     }
 
-    /// Writes an event of the VM. Must come before [`VmLanes::show`], so that arrows exist when their targets appear.
+    /// Writes an event of the VM. Must be called before [`VmLanes::show`], so that arrows begin before their targets appear.
     pub fn happened<W: Write>(&mut self, to: &mut Packets<W>, at: Ns, event: &Happened) -> io::Result<()> {
         match event {
             Happened::Other { kind, text, .. } => {
@@ -156,7 +156,7 @@ impl VmLanes {
         }
     }
 
-    /// Notes the expected effect of a decision; returns whether any would be visible.
+    /// Notes the expected effect of a decision. Returns true if an effect would be visible.
     fn expect(&mut self, at: Ns, decided: &Decided, outcome: &Outcome, flow: Flow) -> bool {
         let act = &decided.action.act;
         match (act, outcome) {
@@ -244,7 +244,7 @@ impl VmLanes {
             .collect();
         for (index, cpu) in &seen {
             if !self.vcpus.contains_key(index) {
-                // After all other tracks of the VM.
+                // Ranks after all other tracks of the VM.
                 let track = to.track(&format!("vCPU {index}"), Some(self.root), 100 + i32::from(*index))?;
                 self.vcpus.insert(*index, State { track, shown: None });
             }
@@ -272,7 +272,7 @@ impl VmLanes {
         Ok(())
     }
 
-    /// Writes the page moves of the previous period, which is over.
+    /// Writes the page moves of the previous period, which end now.
     fn end_moves<W: Write>(&mut self, to: &mut Packets<W>, at: Ns) -> io::Result<()> {
         let mut over = Vec::new();
         self.moved.retain(|moved| {
@@ -307,7 +307,7 @@ impl VmLanes {
     }
 }
 
-/// Decrements a number of periods; returns whether any are left.
+/// Decrements a number of periods. Returns true if any are left.
 fn still(periods: &mut u8) -> bool {
     *periods = periods.saturating_sub(1);
     *periods > 0

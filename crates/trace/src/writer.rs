@@ -1,4 +1,4 @@
-//! Writes packets one after the other, and keeps none.
+//! Writes packets one after the other, and keeps none of them.
 
 use std::io::{self, Write};
 
@@ -21,15 +21,15 @@ pub(crate) struct Flow(pub u64);
 /// Further data of an event.
 #[derive(Debug, Default)]
 pub(crate) struct More<'a> {
-    /// An arrow that begins there.
+    /// The arrow that begins at the event.
     pub begins: Option<Flow>,
-    /// Arrows that end there.
+    /// The arrows that end at the event.
     pub ends: Vec<Flow>,
     /// Named texts.
     pub notes: Vec<(&'a str, String)>,
 }
 
-/// All packets have the same writer.
+/// The writer's id, which all packets have.
 const SEQUENCE: u32 = 1;
 
 /// Writes packets.
@@ -153,7 +153,7 @@ impl<W: Write> Packets<W> {
         self.named(at, track, Type::Instant, name, more)
     }
 
-    /// Sets the value from now on.
+    /// Sets the value that is in force from now on.
     pub fn value(&mut self, at: Ns, track: Track, value: f64) -> io::Result<()> {
         let event = TrackEvent {
             double_counter_value: Some(value),

@@ -10,7 +10,7 @@ use homenode_twin::{Scenario, Twin};
 use homenode_units::Ns;
 use prost::Message;
 
-/// Runs a scenario under two sets of policies, each as a run of one trace.
+/// Traces a scenario under two sets of policies, as two runs in one trace.
 fn traced(name: &str, seconds: u64) -> Vec<u8> {
     let scenario = Scenario::builtin(name).unwrap();
     let machine = homenode_machine_files::preset(scenario.machine.as_deref().unwrap_or("r910")).unwrap();

@@ -1,4 +1,4 @@
-//! Measures the models. Accesses per second are the reciprocal of a result times the accesses of a pass.
+//! Measures the models. A result is the time of one pass: accesses per second are the accesses of a pass divided by it.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use homenode_machine::Replacement;

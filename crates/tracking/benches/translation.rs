@@ -1,5 +1,5 @@
-//! Measures TLBs, nested walks and PRL's log, in accesses per second. Targets: 150 million TLB hits, 40 million that miss
-//! all.
+//! Measures TLBs, nested walks and PRL's log, in accesses per second. Targets: 150 million if all hit the TLB, 40 million if none
+//! does.
 
 use std::hint::black_box;
 
@@ -17,7 +17,7 @@ fn guest() -> Guest {
     let mut guest = Guest::new(FRAMES, 1024, PageSize::Small, Flags::Kept);
     let space = guest.tables.space().expect("frames for tables");
     for page in 0..PAGES {
-        // Frames as scattered as in a real guest.
+        // Frames are scattered, as in a real guest.
         let frame = page.wrapping_mul(40_503) % (1 << 17);
         guest
             .tables

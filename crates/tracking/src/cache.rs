@@ -2,9 +2,9 @@
 //!
 //! # Model
 //!
-//! A hash of a line's number selects its set: physical pages are scattered over memory, and last-level caches hash addresses
-//! over their slices, so neighbours in a program's memory are not neighbours here. In its set a line takes an empty way, or
-//! that of the replacement policy's victim ([`Replacement`]). Every line remembers the stream that brought it in, so counts
+//! A hash of a line's number selects its set, because neighbours in a program's memory are not neighbours in a cache: physical
+//! pages are scattered over memory, and last-level caches hash addresses over their slices. In its set, a line takes an empty way
+//! or that of the replacement policy's victim ([`Replacement`]). Every line remembers the stream that brought it in, so counts
 //! and held lines are kept per stream.
 //!
 //! # Speed
@@ -23,16 +23,16 @@ use homenode_units::{Chance, mix};
 /// Size of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Number of sets, at least 1; it need not be a power of two.
+    /// Number of sets, at least 1. It need not be a power of two.
     pub sets: usize,
-    /// Ways of a set, 1 to 64.
+    /// Number of ways of a set, 1 to 64.
     pub ways: usize,
     /// How a set chooses the line to evict.
     pub replacement: Replacement,
 }
 
 impl Shape {
-    /// Returns the shape of about this many lines: the nearest whole number of sets, at least one.
+    /// Returns a shape for about this many lines: the nearest whole number of sets, at least one.
     pub fn of_lines(lines: usize, ways: usize, replacement: Replacement) -> Shape {
         let sets = ((lines + ways / 2) / ways).max(1);
         Shape {
@@ -42,7 +42,7 @@ impl Shape {
         }
     }
 
-    /// Returns the number of lines it holds.
+    /// Returns the number of lines that the cache holds.
     pub fn lines(&self) -> usize {
         self.sets * self.ways
     }
@@ -53,7 +53,7 @@ impl Shape {
 pub enum Outcome {
     /// The line was present.
     Hit,
-    /// It was absent and is present now. Holds the evicted line, if any.
+    /// The line was absent and is present now. Holds the line that was evicted for it, if any.
     Miss(Option<u64>),
 }
 
@@ -67,7 +67,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Returns misses over accesses; 0 without any.
+    /// Returns misses divided by accesses; 0 without accesses.
     pub fn miss_ratio(&self) -> f64 {
         if self.accesses == 0 {
             0.0
@@ -76,7 +76,7 @@ impl Counts {
         }
     }
 
-    /// Returns the difference to an earlier count.
+    /// Returns the counts since an earlier reading.
     pub fn since(&self, earlier: &Counts) -> Counts {
         Counts {
             accesses: self.accesses - earlier.accesses,
@@ -85,12 +85,12 @@ impl Counts {
     }
 }
 
-/// A set-associative cache that several streams share.
+/// A set-associative cache that streams share.
 #[derive(Clone, Debug)]
 pub struct Cache {
     shape: Shape,
     policy: Policy,
-    /// Line number and stream (lowest [`STREAM_BITS`] bits) of each way, set after set; [`EMPTY`] if there is none.
+    /// Line number and stream (lowest [`STREAM_BITS`] bits) of each way, set after set; [`EMPTY`] if the way is empty.
     entries: Vec<u64>,
     counts: Vec<Counts>,
     held: Vec<u64>,
@@ -105,7 +105,7 @@ impl Cache {
     /// Creates an empty cache for this many streams, at most 255. Line numbers must be below 2^56 - 1.
     ///
     /// # Panics
-    /// The shape has no set, no way or more than 64 ways, or there are more than 255 streams.
+    /// If the shape has no set, no way or more than 64 ways, or if there are more than 255 streams.
     pub fn new(shape: Shape, streams: usize, seed: u64) -> Cache {
         assert!(shape.sets > 0, "a cache has at least one set");
         assert!((1..=64).contains(&shape.ways), "a set has 1 to 64 ways");
@@ -130,7 +130,7 @@ impl Cache {
         self.counts[stream]
     }
 
-    /// Returns the number of lines that a stream brought in and that are still present.
+    /// Returns the number of lines in the cache that this stream brought in.
     pub fn held(&self, stream: usize) -> u64 {
         self.held[stream]
     }
@@ -140,7 +140,7 @@ impl Cache {
         ((u128::from(mix(line)) * self.shape.sets as u128) >> 64) as usize
     }
 
-    /// Records a stream's use of a line, which is in the cache afterwards.
+    /// Records that a stream uses a line, which is in the cache afterwards.
     #[inline]
     pub fn access(&mut self, stream: usize, line: u64) -> Outcome {
         self.counts[stream].accesses += 1;
@@ -155,7 +155,7 @@ impl Cache {
         Outcome::Miss(self.fill(stream, line, set))
     }
 
-    /// Brings a missing line into its set; returns the evicted one.
+    /// Brings a missing line into its set, and returns the evicted line, if any.
     #[inline]
     fn fill(&mut self, stream: usize, line: u64, set: usize) -> Option<u64> {
         let ways = self.shape.ways;
@@ -172,8 +172,8 @@ impl Cache {
         Some(gone >> STREAM_BITS)
     }
 
-    /// Records a stream's use of a line and removes the line if present; a missing line is not brought in. Returns whether
-    /// it was present.
+    /// Records that a stream uses a line, and removes the line if it is present; a missing line is not brought in. Returns true
+    /// if it was present.
     pub(crate) fn take(&mut self, stream: usize, line: u64) -> bool {
         self.counts[stream].accesses += 1;
         let there = self.invalidate(line);
@@ -181,7 +181,7 @@ impl Cache {
         there
     }
 
-    /// Brings in a line evicted from another cache, unless it is present. Not an access.
+    /// Brings in a line that another cache evicted, unless it is present. Does not count as an access.
     pub(crate) fn put(&mut self, stream: usize, line: u64) {
         let set = self.set_of(line);
         let ways = self.shape.ways;
@@ -191,7 +191,7 @@ impl Cache {
         }
     }
 
-    /// Drops a line; returns whether it was present.
+    /// Drops a line; returns true if it was present.
     pub fn invalidate(&mut self, line: u64) -> bool {
         let set = self.set_of(line);
         let ways = self.shape.ways;
@@ -232,14 +232,14 @@ mod tests {
 
     #[test]
     fn each_policy_evicts_whom_it_should() {
-        // Lines 0 to 3 fill the set, 0 is used again, 9 comes.
+        // Lines 0 to 3 fill the set, 0 is used again, then 9 arrives.
         let uses = [0, 1, 2, 3, 0, 9];
         assert_eq!(left(Replacement::Lru, 4, &uses), [0, 2, 3, 9]); // 1 is the oldest
-        // Top: 0 was used last, so the upper half; in it 3 was used after 2.
+        // 0 was used last, so the top of the tree points to the other half, 2 and 3. There 3 was used last, so 2 is evicted.
         assert_eq!(left(Replacement::PseudoLru, 4, &uses), [0, 1, 3, 9]);
-        // 3 set the last bit and cleared all others; 0 set its own; 1 is the first without.
+        // The use of 3 set the last clear bit and cleared all others; 0 then set its own. The first line without a bit is 1.
         assert_eq!(left(Replacement::NotRecentlyUsed, 4, &uses), [0, 2, 3, 9]);
-        // Ages 1, 1, 1, 1, then 0 is 0; aging by 2 makes 1 the first at 3.
+        // All four lines arrived at age 1, and the second use set 0 to age 0. After aging twice, 1 is the first line of age 3.
         assert_eq!(left(Replacement::QuadAge, 4, &uses), [0, 2, 3, 9]);
     }
 

@@ -1,8 +1,8 @@
-//! A fast model of a core's private caches: their misses are the LLC's accesses.
+//! A fast model of a core's private caches. Their misses are the accesses that the LLC sees.
 //!
-//! L2 selects sets by the low bits of the line number and replaces the least recently used line. In front of it is a
-//! direct-mapped L1, so that most accesses of programs cost one comparison; as in real caches, hits there do not count as
-//! uses in L2. L1 does not write lines back: L2 is notified at the first write.
+//! L2 selects sets by the low bits of the line number and replaces the least recently used line. A direct-mapped L1 is in front
+//! of it, so most of a program's accesses cost one comparison. As in real caches, L2 does not see a hit in L1 as a use. L1 does
+//! not write lines back; instead, it tells L2 of a line's first write.
 //!
 //! # Left out
 //!
@@ -15,7 +15,7 @@ pub use homenode_formats::pmu_region::Use;
 pub enum Passed {
     /// The line was present: the LLC sees nothing.
     Held,
-    /// It was absent and is present now: the LLC sees a read of the line, and possibly a write-back of the evicted one.
+    /// The line was absent and is present now. The LLC sees a read of it, and a write-back if the evicted line was written.
     Missed {
         /// The evicted line, if it had been written.
         written_back: Option<u64>,
@@ -25,15 +25,15 @@ pub enum Passed {
 /// The private caches of a core.
 #[derive(Clone, Debug)]
 pub struct Filter {
-    /// L1: line number and whether L2 knows that it was written (lowest bit); [`EMPTY`] if there is none.
+    /// L1: line number, and whether L2 knows that the line was written (lowest bit); [`EMPTY`] without a line.
     recent: Box<[u64; L1_LINES]>,
     sets: u64,
     ways: usize,
-    /// L2: line number and whether it was written (lowest bit), set after set, in order of use; [`EMPTY`] as above.
+    /// L2: line number, and whether the line was written (lowest bit); set after set, in order of use; [`EMPTY`] without a line.
     entries: Vec<u64>,
 }
 
-/// Lines of L1: 32 KiB of the usual size.
+/// Lines of L1: the usual 32 KiB.
 pub const L1_LINES: usize = 512;
 
 const EMPTY: u64 = u64::MAX;
@@ -55,12 +55,12 @@ impl Filter {
         }
     }
 
-    /// Records the core's use of a line, which is in both caches afterwards.
+    /// Records that the core uses a line, which is in both caches afterwards.
     #[inline]
     pub fn access(&mut self, line: u64, wanted: Use) -> Passed {
         let written = u64::from(wanted == Use::Write);
         let recent = &mut self.recent[line as usize % L1_LINES];
-        // The line is present, and was already written if it is written now.
+        // L1 has the line; if this is a write, L2 already knows of an earlier one.
         if *recent | 1 == line << 1 | 1 && *recent & 1 >= written {
             return Passed::Held;
         }
@@ -76,7 +76,7 @@ impl Filter {
         };
         let first = set as usize * self.ways;
         let entries = &mut self.entries[first..first + self.ways];
-        // Eight ways are the usual number; knowing it at compile time avoids branches on the line's position.
+        // Eight ways are usual. If the number is known at compile time, the code needs no branches on the line's position.
         let gone = match <&mut [u64; 8]>::try_from(&mut *entries) {
             Ok(entries) => to_front(entries, line, written),
             Err(_) => to_front(entries, line, written),
@@ -91,7 +91,7 @@ impl Filter {
     }
 }
 
-/// Moves a line to the front of its set; returns the evicted line, unless it was present.
+/// Moves a line to the front of its set. Returns the evicted entry, or `None` if the line was already in the set.
 #[inline(always)]
 fn to_front<E: AsMut<[u64]> + ?Sized>(entries: &mut E, line: u64, written: u64) -> Option<u64> {
     let entries = entries.as_mut();
@@ -130,7 +130,7 @@ mod tests {
             let mut lists = vec![Vec::<(u64, bool)>::new(); sets];
             let mut first = None;
             for (line, write) in uses {
-                // Lines that share their place in L1: only the last used is present.
+                // All these lines share one place in L1, so only the last used one is in L1.
                 let (line, was) = (line * L1_LINES as u64, first);
                 first = Some((line, write));
                 if was == Some((line, true)) || was == first {

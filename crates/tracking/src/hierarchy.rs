@@ -1,33 +1,33 @@
 //! Private second-level caches above a shared last-level cache.
 //!
-//! The LLC only sees misses of the private caches: a line in constant use in a private cache looks unused in the LLC. If the
-//! LLC is inclusive, evicting the line there removes it from the private caches too, and its next use misses.
+//! The LLC sees only the misses of private caches, so a line in constant use in a private cache looks unused in the LLC. If the
+//! LLC is inclusive, it removes a line that it evicts from the private caches too, and the line's next use misses.
 
 use crate::cache::{Cache, Counts, Outcome, Shape};
 
-/// How lines of the private caches and of the shared one relate.
+/// How the contents of private caches and of the shared cache are related.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inclusion {
     /// The LLC holds everything that private caches hold.
     Inclusive,
-    /// Each cache follows its own policy.
+    /// Each cache decides independently.
     NonInclusive,
-    /// The LLC holds lines evicted from private caches, and returns a line when it is used again.
+    /// The LLC holds only lines that private caches evicted, and gives up a line when a core uses it again.
     Victim,
 }
 
-/// The level that had the line.
+/// The level that had a requested line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// The core's own cache.
+    /// The core's private cache.
     Private,
-    /// The shared one.
+    /// The shared cache.
     Shared,
-    /// None: it comes from memory.
+    /// No cache; the line comes from memory.
     Memory,
 }
 
-/// Private caches above a shared one; a core is a stream.
+/// Private caches above a shared one. Each core is a stream of the caches.
 #[derive(Clone, Debug)]
 pub struct Hierarchy {
     private: Vec<Cache>,
@@ -49,7 +49,7 @@ impl Hierarchy {
         }
     }
 
-    /// Records a core's use of a line.
+    /// Records that a core uses a line.
     #[inline]
     pub fn access(&mut self, core: usize, line: u64) -> Level {
         let Outcome::Miss(gone) = self.private[core].access(0, line) else {
@@ -84,12 +84,12 @@ impl Hierarchy {
         self.private[core].counts(0)
     }
 
-    /// Returns a core's counts in the shared cache: its accesses are the private cache's misses.
+    /// Returns a core's counts in the shared cache. Its accesses there are the misses of its private cache.
     pub fn shared(&self, core: usize) -> Counts {
         self.shared.counts(core)
     }
 
-    /// Returns the lines removed from private caches because the shared one evicted them.
+    /// Returns the number of lines removed from private caches because the shared cache evicted them.
     pub fn back_invalidations(&self) -> u64 {
         self.back_invalidations
     }
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn an_inclusive_cache_takes_a_busy_line_away_and_another_does_not() {
-        // Core 0 uses line 1 only; core 1 streams four lines through the shared cache, which evicts line 1.
+        // Core 0 uses only line 1. Core 1 streams four lines through the shared cache, which therefore evicts line 1.
         for (inclusion, level) in [
             (Inclusion::Inclusive, Level::Memory),
             (Inclusion::NonInclusive, Level::Private),
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_victim_cache_adds_its_lines_to_the_private_ones() {
-        // A loop over six lines fits into 2 + 4; it does not fit into an LLC of 4 that also holds the private lines.
+        // A loop over six lines fits into 2 private and 4 shared lines, but not if the shared cache also holds the private lines.
         for (inclusion, level) in [
             (Inclusion::Victim, Level::Shared),
             (Inclusion::NonInclusive, Level::Memory),

@@ -1,7 +1,7 @@
-//! Access-level models of a machine's memory, against which the twin's epoch model is validated.
+//! Models a machine's memory access by access, to validate the twin's epoch model.
 //!
-//! The twin counts populations: lines held, misses per second. Here streams generated from a seed make every single access:
-//! four orders of magnitude slower, and without the twin's assumptions.
+//! The twin counts populations, such as lines held and misses per second. Here, streams generated from a seed make every single
+//! access. This is four orders of magnitude slower, but does not need the twin's assumptions.
 //!
 //! ```text
 //!   stream ──▶ paging     TLBs, nested walks, and the logs that a hypervisor has of them
@@ -14,13 +14,13 @@
 //!
 //! # Speed
 //!
-//! `cargo bench -p homenode-tracking`, one of two busy cores of a Xeon at 2.5 GHz: 12 to 15 million accesses a second to an
-//! 8 MiB cache of 16 ways under any policy, 3 million exact stack distances, 190 million accesses through SHARDS at 1
-//! percent. Translation (`tlb`, `paging`), best of 100 runs: per second, 210 to 235 million accesses that hit a first-level
-//! TLB (the target is 150), and 38 to 55 million that hit the second; logged walks reach 42 to 48 million for consecutive
-//! pages (target: 40; 30 to 36 on Zen's fully associative first level) and 14 to 18 million for random pages. These miss the
-//! walker's caches too: 860 instructions instead of 370, and three misses of the host's first-level cache instead of one. In
-//! slow phases of the machine all figures halve.
+//! Measured with `cargo bench -p homenode-tracking`, on one of two busy cores of a Xeon at 2.5 GHz, per second: 12 to 15 million
+//! accesses to an 8 MiB cache of 16 ways under any policy, 3 million exact stack distances, 190 million accesses through SHARDS
+//! at 1 percent. Translation (`tlb`, `paging`), best of 100 runs: per second, 210 to 235 million accesses that hit a first-level
+//! TLB (the target is 150), and 38 to 55 million that hit the second; logged walks reach 42 to 48 million for consecutive pages
+//! (target: 40; 30 to 36 on Zen's fully associative first level) and 14 to 18 million for random pages. Random pages also miss
+//! the walker's caches, which takes 860 instructions instead of 370, and three misses of the host's first-level cache instead of
+//! one. In slow phases of the machine, all figures halve.
 //!
 //! # Properties (tests of the same names)
 //!

@@ -1,19 +1,19 @@
-//! Decides at first use which node holds a page.
+//! Decides which node holds a page when it is first used.
 
 use crate::table::Table;
 
-/// Where to place a page at its first use.
+/// Where a page is placed at its first use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// On the node of its first user.
+    /// On the node of the page's first user.
     FirstTouch,
-    /// Round robin over the nodes.
+    /// Round-robin over the nodes.
     RoundRobin,
-    /// On this node.
+    /// On this node, whichever node uses it.
     On(usize),
 }
 
-/// The pages used so far.
+/// The pages that were used so far, with their nodes.
 #[derive(Clone, Debug)]
 pub struct Pages {
     placement: Placement,
@@ -23,7 +23,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Creates an empty set of pages, on this many nodes.
+    /// Creates an empty set of pages for this many nodes.
     pub fn new(placement: Placement, nodes: usize) -> Pages {
         Pages {
             placement,
@@ -33,7 +33,7 @@ impl Pages {
         }
     }
 
-    /// Returns the node of a page, placing it if this use from `node` is the first.
+    /// Returns the node of a page. If this is the page's first use, places it; the use comes from node `from`.
     #[inline]
     pub fn home(&mut self, page: u64, node: usize) -> usize {
         if let Some(home) = self.homes.get(page) {
@@ -50,7 +50,7 @@ impl Pages {
         home
     }
 
-    /// Returns the number of pages by node.
+    /// Returns the number of pages on each node.
     pub fn by_node(&self) -> &[u64] {
         &self.on
     }

@@ -1,13 +1,13 @@
-//! Lines in the order of their last use: finds how many were used since a given line, and which line is at a given depth.
+//! Lines in the order of their last use. Finds how many lines were used since a given one, and which line is at a given depth.
 //!
-//! A line has the slot of its last use; slots are numbered by time, and a Fenwick tree counts the occupied ones. Both
-//! queries take O(log n). When the slots run out, the occupied ones are compacted: O(1) per use over time.
+//! Each use takes the next slot, and a line occupies only the slot of its last use. A Fenwick tree counts occupied slots, so both
+//! queries take O(log n). When the slots run out, the occupied ones are compacted, which is O(1) per use on average.
 
 /// Lines in the order of their last use.
 #[derive(Clone, Debug)]
 pub(crate) struct Recency {
     lines: Vec<u64>,
-    /// Fenwick tree over occupied slots, counted from 1.
+    /// Fenwick tree over the occupied slots; indices begin at 1.
     tree: Vec<u32>,
     next: usize,
     live: usize,
@@ -27,12 +27,12 @@ impl Recency {
         }
     }
 
-    /// Number of lines.
+    /// Returns the number of lines.
     pub fn len(&self) -> usize {
         self.live
     }
 
-    /// Whether [`Recency::push`] has to be preceded by [`Recency::compact`].
+    /// Returns true if [`Recency::compact`] must be called before the next [`Recency::push`].
     pub fn full(&self) -> bool {
         self.next == self.lines.len()
     }
@@ -54,7 +54,7 @@ impl Recency {
         std::mem::replace(&mut self.lines[slot], VACANT)
     }
 
-    /// Returns the number of lines used later than the one in this slot.
+    /// Returns the number of lines whose last use is later than that of the line in this slot.
     pub fn newer(&self, slot: usize) -> usize {
         let mut at = slot + 1;
         let mut older = 0;
@@ -65,9 +65,9 @@ impl Recency {
         self.live - older as usize
     }
 
-    /// Returns the slot of the line with this many newer ones; there must be such a line.
+    /// Returns the slot of the line with this many newer lines. Such a line must exist.
     pub fn slot_at(&self, depth: usize) -> usize {
-        // The slot is the one whose line is the (live - depth)th oldest.
+        // Counted from the oldest line, this is the line at place live - depth.
         let mut rank = (self.live - depth) as u32;
         let mut at = 0;
         let mut step = self.lines.len();
@@ -81,7 +81,7 @@ impl Recency {
         at
     }
 
-    /// Compacts lines, oldest first, and reports each new slot. Grows if half of the slots are in use.
+    /// Compacts lines, oldest first, and reports each line's new slot. Doubles the slots if half of them are in use.
     pub fn compact(&mut self, mut moved: impl FnMut(u64, usize)) {
         let slots = self.lines.len();
         let mut to = 0;

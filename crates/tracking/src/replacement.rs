@@ -1,6 +1,6 @@
-//! Replacement policies: a set's record of its lines' use, and its choice of a victim.
+//! Replacement policies: each records the uses of a set's lines, and chooses the line to evict (the victim).
 //!
-//! Up to 128 bits of state per set. True LRU keeps the entries of a set in order of use instead.
+//! A set has up to 128 bits of state. True LRU has none: it keeps the entries of a set in order of use.
 
 use homenode_machine::Replacement;
 
@@ -10,13 +10,13 @@ use homenode_units::Chance;
 pub(crate) struct Policy {
     replacement: Replacement,
     ways: usize,
-    /// One bit for each way.
+    /// A mask with one bit for each way.
     all: u64,
-    /// Tree bits, use bits, or the two bits of ages, by set.
+    /// State of each set: bits of the tree, bits of use, or the two bits of ages.
     state: Vec<[u64; 2]>,
-    /// By way: the tree bits on its path, and their values when they point away from it.
+    /// For each way: the tree bits on its path, and their values if they point away from the way.
     paths: Vec<(u64, u64)>,
-    /// By node of the tree: the targets of bit values 0 and 1; a way when below `ways`, else `ways` + node.
+    /// For each node of the tree, where its bit leads if it is 0, and if 1: to a way if below `ways`, else to `ways` + node.
     children: Vec<[usize; 2]>,
 }
 
@@ -42,7 +42,7 @@ impl Policy {
         policy
     }
 
-    /// Builds the tree over the ways from `first` to `end`; halves differ by at most one way. Returns its top.
+    /// Builds the tree over the ways from `first` to `end`, whose halves differ by at most one way. Returns its top.
     fn grow_tree(&mut self, first: usize, end: usize) -> usize {
         if end - first == 1 {
             return first;
@@ -68,7 +68,7 @@ impl Policy {
             Replacement::PseudoLru => self.point_away(set, way),
             Replacement::NotRecentlyUsed => self.mark(set, way),
             Replacement::QuadAge => {
-                // 3 -> 1, 2 -> 1, 1 -> 0, 0 -> 0: the new low bit is the old high bit.
+                // Maps age 3 to 1, 2 to 1, 1 to 0 and 0 to 0: the new low bit is the old high bit.
                 let [low, high] = &mut self.state[set];
                 let bit = 1 << way;
                 *low = (*low & !bit) | (*high & bit);
@@ -78,7 +78,7 @@ impl Policy {
         }
     }
 
-    /// Records that a line came into a set: a use, except if lines have ages.
+    /// Records that a line came into a set. This counts as a use, unless lines have ages.
     #[inline]
     pub fn filled(&mut self, set: usize, way: usize, entries: &mut [u64]) {
         if self.replacement == Replacement::QuadAge {
@@ -90,7 +90,7 @@ impl Policy {
         }
     }
 
-    /// Returns the victim of a full set.
+    /// Returns the way to evict from a full set.
     #[inline]
     pub fn victim(&mut self, set: usize, chance: &mut Chance) -> usize {
         match self.replacement {
@@ -104,7 +104,7 @@ impl Policy {
                 }
                 at
             }
-            // With one way the only bit is always set.
+            // With one way, its bit is always set.
             Replacement::NotRecentlyUsed => {
                 (!self.state[set][0] & self.all).trailing_zeros() as usize % self.ways
             }

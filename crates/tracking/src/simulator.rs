@@ -2,20 +2,20 @@
 //!
 //! # Model
 //!
-//! - A thread keeps a bounded number of misses in flight: it has that many *lanes*, each of which computes, uses a line, and
-//!   after a miss waits for the line to arrive. Lanes share the thread's stream of lines. The time between two accesses of a
-//!   lane is exponentially distributed around the thread's own time times the number of lanes, so that without contention
-//!   and misses the thread makes one access per `ns_between`.
-//! - A miss goes to the controller of its page's node, and its data over each link of the route back. Controllers and links
-//!   serve line after line in order of arrival, each for a fixed time; a line takes their idle latency plus the wait.
-//! - A share of missed lines is written back when the new line has arrived: over the links to the controller,
-//!   asynchronously.
+//! - A thread keeps a bounded number of misses in flight. It has that many *lanes*, each of which computes, uses a line, and
+//!   after a miss waits for the line to arrive. Lanes share the thread's stream of lines. A lane computes for an exponentially
+//!   distributed time with mean `ns_between` times the number of lanes; hence without misses the thread makes one access per
+//!   `ns_between`.
+//! - A miss goes to the controller of its page's node, and the data returns over each link of the route. Controllers and links
+//!   serve lines in order of arrival, with a fixed service time. At each of them, a line takes the idle latency plus the time it
+//!   waits.
+//! - A share of missed lines is written back when the new line has arrived, asynchronously, over the links to the controller.
 //!
-//! Time is integer picoseconds, events at equal time are handled in order of creation.
+//! Time is in whole picoseconds. Events at the same time are handled in the order in which they were created.
 //!
 //! # Left out
 //!
-//! Requests on links (data only, as in the twin), DRAM banks and pages, directories.
+//! Requests on links (only data is modelled, as in the twin), DRAM banks and pages, directories.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -30,7 +30,7 @@ use homenode_units::Chance;
 pub struct Server {
     /// Latency of a line without queueing, nanoseconds.
     pub idle_ns: f64,
-    /// Service time of a line, nanoseconds: line size over bandwidth.
+    /// Time to serve a line, nanoseconds: line size divided by bandwidth.
     pub service_ns: f64,
 }
 
@@ -41,37 +41,37 @@ pub struct Paths {
     pub controllers: Vec<Server>,
     /// Directed links.
     pub links: Vec<Server>,
-    /// Links that data takes from a node to a node, by `from * nodes + to`.
+    /// Links that data takes from one node to another, at index `from * nodes + to`.
     pub routes: Vec<Vec<usize>>,
 }
 
 /// A thread.
 #[derive(Clone, Debug)]
 pub struct Thread {
-    /// Node of its CPU.
+    /// The node of the thread's CPU.
     pub node: usize,
-    /// Index of its cache; `None` if all its accesses miss.
+    /// Index of the thread's cache; `None` if all its accesses miss.
     pub cache: Option<usize>,
-    /// The lines it uses.
+    /// The stream of lines that the thread uses.
     pub stream: Stream,
     /// Nanoseconds of its own work between two accesses.
     pub ns_between: f64,
-    /// Maximum number of misses in flight, at least 1.
+    /// Most misses that the thread can have in flight, at least 1.
     pub in_flight: usize,
     /// Share of missed lines that are written back.
     pub write_share: f64,
 }
 
-/// Results of a thread.
+/// What a thread has done.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Done {
     /// Accesses.
     pub accesses: u64,
     /// Completed misses.
     pub misses: u64,
-    /// Sum of their latencies, nanoseconds.
+    /// Sum of the latencies of these misses, nanoseconds.
     pub latency_ns: f64,
-    /// Misses by node of the page.
+    /// Misses by the node of the page.
     pub by_node: Vec<u64>,
 }
 
@@ -117,7 +117,7 @@ impl Queue {
         }
     }
 
-    /// A line arrives; returns its departure time.
+    /// Serves a line that arrives now; returns the time at which it leaves.
     fn pass(&mut self, now_ps: u64) -> u64 {
         let start = now_ps.max(self.free_ps);
         self.free_ps = start + self.service_ps;
@@ -196,12 +196,12 @@ impl Simulator {
         &self.done[thread]
     }
 
-    /// Returns the pages.
+    /// Returns the pages that were used so far.
     pub fn pages(&self) -> &Pages {
         &self.pages
     }
 
-    /// Resets the results, but keeps the state: everything before was warm-up.
+    /// Resets the results, but keeps the state: accesses so far were warm-up.
     pub fn restart(&mut self) {
         for done in &mut self.done {
             let mut by_node = std::mem::take(&mut done.by_node);
@@ -234,7 +234,7 @@ impl Simulator {
         self.events.push(Reverse((ps, self.made, event)));
     }
 
-    /// A lane computes, then uses its next line.
+    /// Lets a lane compute, and then use its next line.
     fn compute(&mut self, lane: usize) {
         let thread = &self.threads[self.lanes[lane].thread];
         let mean = thread.ns_between * thread.in_flight.max(1) as f64;
@@ -275,7 +275,7 @@ impl Simulator {
         );
     }
 
-    /// A line has left the controller (hop 0) or a link.
+    /// Moves a lane's line on, after it has left the controller (hop 0) or a link.
     fn fetch(&mut self, lane: usize, hop: u32) {
         let Lane {
             thread: at,
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn one_miss_at_a_time_takes_work_plus_latency() {
-        // 20 ns of work and 100 ns of memory: 1e6 / 120 = 8333 misses in a millisecond.
+        // A miss takes 20 ns of work and 100 ns of memory, so a millisecond has 1e6 / 120 = 8333 misses.
         let simulator = run(1, 1, 20.0);
         let misses = simulator.done(0).misses as f64;
         assert!((misses - 8333.0).abs() < 100.0, "{misses}");
@@ -360,8 +360,8 @@ mod tests {
 
     #[test]
     fn in_a_full_system_littles_law_holds() {
-        // Four threads with ten misses in flight at a controller that serves a line in 5 ns: 200,000 lines, and each waits
-        // until all others are served: 40 * 5 ns = latency + work of a lane.
+        // Four threads keep ten misses in flight each, at a controller that serves a line in 5 ns. It serves 200,000 lines, and
+        // each line waits for all others: 40 * 5 ns = latency + work of a lane.
         let simulator = run(10, 4, 0.1);
         let misses: u64 = (0..4).map(|thread| simulator.done(thread).misses).sum();
         let latency = (0..4)

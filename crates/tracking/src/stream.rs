@@ -1,7 +1,7 @@
-//! Generates streams of accesses, which drive the models here, and can be derived from a workload profile.
+//! Generates streams of accesses, which drive the models of this crate. A stream can be derived from a workload profile.
 //!
-//! A [`Pattern`] describes a stream; a [`Stream`] draws it from a seed, in lines counted from its first. Streams with the
-//! same first line share memory; to separate them, assign regions that do not overlap.
+//! A [`Pattern`] describes a stream, and a [`Stream`] draws its accesses from a seed. Lines are counted from the stream's first
+//! line: streams with the same first line share memory, and streams whose regions do not overlap do not.
 
 use crate::recency::Recency;
 use homenode_units::Chance;
@@ -9,9 +9,9 @@ use homenode_units::Chance;
 /// Description of a stream of accesses.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pattern {
-    /// Line after line, none twice.
+    /// Line after line, none of them twice.
     Sequential,
-    /// Consecutive lines, repeated in rounds.
+    /// Consecutive lines, over and over.
     Cyclic {
         /// Lines per round.
         lines: u64,
@@ -25,26 +25,26 @@ pub enum Pattern {
     Zipf {
         /// Lines to draw from, at most 2^32.
         lines: u32,
-        /// 0 is uniform; 0.6 to 1.2 is usual.
+        /// 0 is uniform; 0.6 to 1.2 are usual.
         exponent: f64,
     },
-    /// Stack distances drawn from `m(c) = m_inf + (1 - m_inf) exp(-(c / c0)^k)`: in an LRU cache of `c` lines the stream
-    /// misses with probability `m(c)`, like a workload profile of the twin.
+    /// Stack distances drawn from `m(c) = m_inf + (1 - m_inf) exp(-(c / c0)^k)`: in an LRU cache of `c` lines the stream misses
+    /// with probability `m(c)`, like a workload profile of the twin.
     StackDistance {
-        /// Share of accesses to lines never used before.
+        /// Share of accesses that go to lines never used before.
         m_inf: f64,
-        /// Number of lines at which the rest has fallen to 1/e.
+        /// Number of lines, c0, at which the exponential term has fallen to 1/e.
         c0_lines: f64,
-        /// Steepness.
+        /// Steepness of the curve.
         k: f64,
-        /// Number of lines after which a line counts as never used before. Must exceed any cache that uses the stream.
+        /// Number of lines after which a line counts as never used before. Must exceed any cache's lines.
         lines_max: usize,
     },
-    /// Each access from one of several patterns, drawn by weight; each has its own memory.
+    /// Several patterns, each with memory of its own. Each access comes from one of them, drawn by weight.
     Mix(Vec<(f64, Pattern)>),
 }
 
-/// A pattern being drawn.
+/// The state of a pattern that is being drawn.
 #[derive(Clone, Debug)]
 pub struct Stream {
     first_line: u64,
@@ -61,7 +61,7 @@ enum Source {
     Mix(Vec<(f64, Source, u64)>),
 }
 
-/// Lines between the parts of a mix.
+/// Distance between the parts of a mix, in lines.
 const PART_LINES: u64 = 1 << 44;
 
 impl Stream {
@@ -74,7 +74,7 @@ impl Stream {
         }
     }
 
-    /// Returns the next line to be used.
+    /// Returns the next line of the stream.
     #[inline]
     pub fn next_line(&mut self) -> u64 {
         self.first_line + self.source.next(&mut self.chance)
@@ -140,10 +140,10 @@ impl Source {
     }
 }
 
-/// Walker's alias method: draws from any finite distribution in constant time.
+/// Draws from any finite distribution in constant time (Walker's alias method).
 #[derive(Clone, Debug)]
 struct Alias {
-    /// Probability of staying, as a share of 2^32, and the alternative.
+    /// For each column, the probability of staying in it as a share of 2^32, and the alternative otherwise.
     columns: Vec<(u32, u32)>,
 }
 
@@ -195,7 +195,7 @@ struct Stack {
 }
 
 impl Stack {
-    /// Creates a stack that is full from the start, so that depths are valid from the first access on.
+    /// Creates a stack that is full from the start, so depths are valid from the first access on.
     fn new(m_inf: f64, c0: f64, k: f64, lines_max: usize) -> Stack {
         let mut recency = Recency::new(lines_max);
         for line in 0..lines_max as u64 {
@@ -227,7 +227,7 @@ impl Stack {
         self.new_line - 1
     }
 
-    /// Returns the distance exceeded by a share `exceeding` of all accesses.
+    /// Returns the distance that a share `exceeding` of all accesses exceeds.
     fn depth(&self, exceeding: f64) -> f64 {
         if exceeding < self.m_inf {
             return f64::INFINITY;
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn zipf_draws_ranks_by_their_power() {
-        // 100 lines with exponent 1: line 1 has 1 / H(100) = 0.1928, line 2 half of it.
+        // With 100 lines and exponent 1, line 1 has probability 1 / H(100) = 0.1928, and line 2 half of it.
         let (mut stream, mut drawn) = (
             Stream::new(
                 &Pattern::Zipf {

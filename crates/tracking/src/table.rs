@@ -1,11 +1,11 @@
-//! A table from line to slot: open addressing, which costs one memory access where an ordered map costs many, and whose
-//! order never affects a result.
+//! A table from line to slot with open addressing: it costs one memory access where an ordered map costs many, and its order
+//! never affects a result.
 
 use homenode_units::mix;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
-    /// Line and slot; the line is [`FREE`] if the cell is empty.
+    /// Line and slot of each cell; the line is [`FREE`] if the cell is empty.
     cells: Vec<(u64, usize)>,
     used: usize,
 }
@@ -20,7 +20,7 @@ impl Table {
         }
     }
 
-    /// Returns the cell of a line, or the free one for it.
+    /// Returns the cell of a line, or a free cell for it.
     fn cell(&self, line: u64) -> usize {
         let mask = self.cells.len() - 1;
         let mut at = mix(line) as usize & mask;
@@ -59,7 +59,7 @@ impl Table {
             return;
         }
         self.used -= 1;
-        // Lines after the hole that belong before it move up.
+        // Lines after the hole that should be before it move into it.
         let mut at = (hole + 1) & mask;
         while self.cells[at].0 != FREE {
             let home = mix(self.cells[at].0) as usize & mask;

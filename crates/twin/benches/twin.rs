@@ -1,5 +1,5 @@
-//! Time that one simulated second takes. The reciprocal of a result is simulated seconds per second. And of the queues by which
-//! guests release pages: the target is 100 million entries per second.
+//! Measures how long one simulated second takes (the reciprocal of a result is simulated seconds per second), and the queues that
+//! guests use to release pages. The target for the queues is 100 million entries per second.
 
 mod cases;
 
@@ -28,7 +28,7 @@ fn benches(c: &mut Criterion) {
     group.finish();
 }
 
-/// A guest's queues of one page of memory: half of the entries release a page, half reallocate an earlier one.
+/// Measures a guest's queues for one page of memory: half of the entries release a page, half reallocate an earlier one.
 fn page_queue(c: &mut Criterion) {
     let mut group = c.benchmark_group("page queue");
     for entries in [32, 512] {

@@ -1,8 +1,8 @@
-//! Cost of an epoch, and how it grows: the table of docs/SPEED.md.
+//! Measures what an epoch costs and how the cost grows: the table of docs/SPEED.md.
 //!
 //! `cargo run --release -p homenode-twin --example cost`
 //!
-//! Measures CPU time of this process on one CPU, which neighbours on a shared machine disturb less than wall time.
+//! The measure is this process's CPU time on one CPU, which neighbours on a shared machine disturb less than wall time.
 
 #![allow(clippy::print_stdout)] // an example talks to a person
 
@@ -14,7 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 /// Simulated time measured, after an equal warm-up.
 const SECONDS: u64 = 20;
 
-/// A machine of `nodes` nodes with `cores` cores each, every two nodes joined.
+/// Returns a machine of `nodes` nodes with `cores` cores each, and a link between every two nodes.
 fn machine(nodes: u16, cores: u16) -> Machine {
     let pairs: Vec<String> = (0..nodes)
         .flat_map(|a| (a + 1..nodes).map(move |b| format!("[{a}, {b}]")))
@@ -39,7 +39,7 @@ fn machine(nodes: u16, cores: u16) -> Machine {
     homenode_machine_files::from_toml("cost.toml", &text).expect("a possible machine")
 }
 
-/// A program without barriers, with this many regions.
+/// Returns a program without barriers that has this many regions.
 fn program(regions: usize) -> Workload {
     let mut text = String::from(
         "name = \"program\"\nabout = \"cost\"\n[program]\nthreads = \"one-copy-per-vcpu\"\n\

@@ -1,13 +1,13 @@
-//! Speed of the bench's cases, in CPU time of this process, and a digest of each outcome: to run two builds in turn and
-//! compare them, in speed and byte for byte.
+//! Measures the speed of the bench's cases, in CPU time of this process, and prints a digest of each outcome. Run it with two
+//! builds in turn to compare their speed and to see whether their outcomes are equal byte for byte.
 //!
 //! `cargo run --release -p homenode-twin --example pace [PART OF A CASE'S NAME]`
 //!
-//! `cargo run --release -p homenode-twin --example pace outcomes` digests instead the built-in scenarios, under three seeds
-//! and every hypervisor that they can have, and the cases.
+//! `cargo run --release -p homenode-twin --example pace outcomes` prints only digests: of the cases, and of the built-in
+//! scenarios under three seeds and every hypervisor that each can have.
 //!
-//! `cargo run --release -p homenode-twin --example pace epochs` runs the cases with other epochs, and reports by how much
-//! the VMs' progress then differs from that with the finest.
+//! `cargo run --release -p homenode-twin --example pace epochs` runs the cases with other epoch lengths, and reports how far the
+//! VMs' progress then differs from their progress with the finest.
 
 #![allow(clippy::print_stdout)] // an example talks to a person
 
@@ -20,7 +20,7 @@ use homenode_twin::{Hypervisor, Scenario, Twin};
 use homenode_units::Ns;
 use rustix::time::{ClockId, clock_gettime};
 
-/// Simulated before measuring, and measured.
+/// Simulated time before the measurement starts, and simulated time measured.
 const WARM_UP: Ns = Ns::from_secs(10);
 const MEASURED_S: u64 = 20;
 
@@ -29,7 +29,7 @@ fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// FNV-1a of a report's JSON.
+/// Returns the FNV-1a hash of a report's JSON.
 fn digest(twin: &Twin) -> u64 {
     let text = serde_json::to_string(&twin.report()).expect("a report is JSON");
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -37,7 +37,7 @@ fn digest(twin: &Twin) -> u64 {
     })
 }
 
-/// Returns simulated seconds per second of CPU time, of a part of a run.
+/// Measures a part of a run: returns simulated seconds per second of CPU time, and a digest.
 fn pace(case: &Case, warm_up: Ns, until: Ns) -> (f64, u64) {
     let mut twin = case.twin();
     twin.run_to_end(warm_up);
@@ -93,7 +93,7 @@ fn outcomes() {
     }
 }
 
-/// Returns billions of instructions that each VM has run after some time, and simulated seconds per second of CPU.
+/// Returns the billions of instructions that each VM runs, and simulated seconds per second of CPU time.
 fn progress(case: &Case, epoch: Ns) -> (Vec<f64>, f64) {
     const LASTS: Ns = Ns::from_secs(30);
     let machine = preset(case.machine).expect("a preset");

@@ -1,4 +1,4 @@
-//! Writes the JSON schemas of scenario and workload files into `data/schema`: what `cargo xtask schema` runs.
+//! Writes the JSON schemas of scenario and workload files into `data/schema`; `cargo xtask schema` runs it.
 
 fn main() -> std::io::Result<()> {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/schema");

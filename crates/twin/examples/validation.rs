@@ -1,6 +1,6 @@
-//! Compares the epoch model with the access-level reference and writes the result.
+//! Compares the epoch model with the access-level reference model and writes the result.
 //!
-//! `cargo xtask validate`, or `cargo run -p homenode-twin --example validation [FILE]`; default `docs/VALIDATION.md`.
+//! `cargo xtask validate`, or `cargo run -p homenode-twin --example validation [FILE]`. FILE is `docs/VALIDATION.md` by default.
 
 #![allow(clippy::print_stdout)] // an example talks to a person
 
@@ -13,7 +13,7 @@ use homenode_machine_files::preset;
 use homenode_twin::models::CLASSES;
 use reference::{sharing, traffic};
 
-/// Accesses of the warm-up, and of the measurement, of a pair.
+/// Number of accesses in the warm-up of a pair, and again in its measurement.
 const ACCESSES: usize = 400_000;
 
 fn main() -> std::io::Result<()> {

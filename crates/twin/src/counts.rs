@@ -19,7 +19,7 @@ pub(crate) struct Counts {
     controllers: Vec<f64>,
     links: Vec<f64>,
     busy_ns: IxVec<CpuIx, u64>,
-    /// Load of the most loaded link times the seconds that it was measured over, summed.
+    /// Sum over time of the most loaded link's load, each load multiplied by the seconds that it was measured over.
     busiest: f64,
     busiest_seconds: f64,
     vms: Vec<VmCounts>,
@@ -46,7 +46,7 @@ struct VmCounts {
 }
 
 impl Counts {
-    /// Returns what a host has counted since its start; the host must be settled.
+    /// Returns what a host has counted since its start. The host must be settled.
     pub fn of(engine: &Engine) -> Counts {
         let now = engine.now;
         Counts {
@@ -65,7 +65,7 @@ impl Counts {
         }
     }
 
-    /// Returns what was counted since an earlier point; the default has counted nothing.
+    /// Returns what was counted since an earlier point. The default counts stand for the host's start.
     fn since(mut self, earlier: &Counts) -> Counts {
         self.at = Ns(self.at.0 - earlier.at.0);
         less(&mut self.controllers, &earlier.controllers);
@@ -90,7 +90,7 @@ impl Counts {
             now.io_bytes -= then.io_bytes;
             now.requests.less(&then.requests);
             now.throttled_ns -= then.throttled_ns;
-            // A VM that was started again has a new account.
+            // A VM that was stopped and started again has a new account.
             now.used_units = now.used_units.saturating_sub(then.used_units);
             now.punished_count = now.punished_count.saturating_sub(then.punished_count);
         }
@@ -143,7 +143,7 @@ fn less(counts: &mut [f64], earlier: &[f64]) {
     }
 }
 
-/// Imbalance over the nodes with memory.
+/// Returns the imbalance of the counts over the nodes that have memory.
 fn imbalance(machine: &Machine, counts: &[f64]) -> Option<f64> {
     let with_memory = machine.nodes.values().map(|node| node.memory_bytes.0 > 0);
     let counts: Vec<f64> = counts
@@ -154,7 +154,7 @@ fn imbalance(machine: &Machine, counts: &[f64]) -> Option<f64> {
     homenode_host::imbalance(&counts)
 }
 
-/// Reports what a host did since a mark; the host must be settled.
+/// Reports what a host did since a mark. The host must be settled.
 pub(crate) fn report(
     machine: &Machine,
     scenario: &str,
@@ -247,7 +247,7 @@ fn report_requests(times: &RequestTimes) -> Option<RequestReport> {
     })
 }
 
-/// `since` holds the mark and the present time.
+/// Reports on one VM; `since` holds the time of the mark and the present time.
 fn report_vm(machine: &Machine, vm: &Vm, counts: &VmCounts, since: (Ns, Ns)) -> VmReport {
     let by_node = machine.nodes.keys().zip(&counts.by_node);
     VmReport {

@@ -1,7 +1,7 @@
-//! Tables in documents that tests write.
+//! Tables that tests write into documents.
 
-/// Checks that a document of `docs` has this table between the comments `<!-- MARK: begin -->` and `<!-- MARK: end -->`;
-/// writes the table there instead if the environment variable named by `write` is set.
+/// Checks that a document in `docs` has this table between the comments `<!-- MARK: begin -->` and `<!-- MARK: end -->`. If the
+/// environment variable named in `write` is set, writes the table there instead.
 pub(crate) fn hold_table(document: &str, mark: &str, write: &str, table: &str) {
     let path = format!("{}/../../docs/{document}", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(&path).expect("the document");

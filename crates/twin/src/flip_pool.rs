@@ -2,19 +2,19 @@
 //! place.
 //!
 //! # Problem
-//! Page flipping hands a guest a page of the driver domain's node for each packet, and the guest frees it for any program to
-//! use: after hours of I/O a good part of a VM's memory is remote, unknown to its guest [Flip, section III]. A pool used only
-//! by the driver limits what can be remote, and keeps programs off it (section IV-A). A pool that is too small delays
-//! packets; one that is too large takes memory from programs.
+//! Page flipping hands a guest a page of the driver domain's node for each packet, and the guest frees it for any program to use.
+//! After hours of I/O a good part of a VM's memory is remote, without its guest's knowledge [Flip, section III]. A pool that only
+//! the driver uses limits how much can be remote, and keeps those pages away from programs (section IV-A). A pool that is too
+//! small delays packets; one that is too large takes memory from programs.
 //!
 //! # Terms
-//! *Used*: pages of the pool that are in flight: posted in the ring for packets to come, or holding data that the guest has
+//! *Used*: pages of the pool that are in flight. They are posted in the ring for packets to come, or hold data that the guest has
 //! not yet copied out. *Size*: pages in the pool.
 //!
 //! # Algorithm
 //! *Dynamic* (Algorithm 1): at each flip, if more than [`Config::grow_above_percent`] of the pool is used, add
-//! [`Config::step_percent`] of its size; if less than [`Config::shrink_below_percent`], remove as much. *Static*: the size is
-//! constant, the most that any program needed in a calibration.
+//! [`Config::step_percent`] of its size; if less than [`Config::shrink_below_percent`] is used, remove as much. *Static*: the
+//! size is constant: the largest that any program needed in a calibration.
 //!
 //! # Properties
 //! - `a_pool_that_is_used_as_it_should_is_left_alone`
@@ -24,12 +24,12 @@
 //! - `a_static_pool_stays_as_it_is`
 //!
 //! # Departures
-//! - Thresholds and step are configuration, 90, 20 and 10 percent unless set. Settings with which a step leads from beyond
-//!   one threshold to beyond the other are refused: such a pool would never come to rest.
+//! - Thresholds and step are configurable: 90, 20 and 10 percent unless set. Settings are refused if a step can lead from beyond
+//!   one threshold to beyond the other, because such a pool would never come to rest.
 //! - A step is a whole number of pages, at least one, and a pool never grows beyond its caller's limit ("must be lower than
 //!   the total memory of the VM").
-//! - The source does not tell which pages a shrinking pool releases. The implementation of a pool should release only pages
-//!   that are at home, since a program may get a released page: a pool of remote pages keeps them.
+//! - The source does not say which pages a shrinking pool releases. The implementation of a pool should release only pages on the
+//!   VM's home nodes, because a program may get a released page. A pool of remote pages then keeps them.
 
 use homenode_units::{Bytes, Pages};
 use serde::{Deserialize, Serialize};
@@ -38,9 +38,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sizing {
-    /// It stays as calibrated.
+    /// The size stays as calibrated.
     Static,
-    /// It grows and shrinks.
+    /// The size grows and shrinks.
     #[default]
     Dynamic,
 }
@@ -54,16 +54,16 @@ pub struct Config {
     /// Size at the start, below the memory of the VM.
     #[serde(with = "homenode_units::text")]
     pub initial: Bytes,
-    /// A pool with a larger used share grows: percent, at most 100.
+    /// A pool grows if its used share is larger than this: percent, at most 100.
     pub grow_above_percent: u32,
-    /// A pool with a smaller used share shrinks: percent.
+    /// A pool shrinks if its used share is smaller than this: percent.
     pub shrink_below_percent: u32,
-    /// Share of its size by which it grows or shrinks at a flip: percent, 1 to 50.
+    /// Share of its size by which a pool grows or shrinks at a flip: percent, 1 to 50.
     pub step_percent: u32,
 }
 
 impl Default for Config {
-    /// \[Flip\]: Algorithm 1, and 500 MB as in section V-A.
+    /// The values of \[Flip\]: Algorithm 1, and 500 MB as in section V-A.
     fn default() -> Config {
         Config {
             sizing: Sizing::Dynamic,
@@ -147,7 +147,7 @@ impl Config {
         }
     }
 
-    /// Returns the size after this many flips that all found `used` pages in use.
+    /// Returns the size after `flips` flips, each of which found `used` pages in use.
     pub fn after_flips(&self, size: Pages, used: Pages, most: Pages, flips: u64) -> Pages {
         let mut size = size;
         for _ in 0..flips {
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(after(1000, 900), Pages(1000));
         assert_eq!(after(1000, 200), Pages(1000));
         assert_eq!(after(1000, 199), Pages(900));
-        // 1000, 900, 810, 729, 657: 140 used are 19 percent of the last but one and 21 of the last.
+        // 1000, 900, 810, 729, 657: 140 used pages are 19 percent of 729 and 21 percent of 657.
         assert_eq!(config.after_flips(Pages(1000), Pages(140), MOST, 50), Pages(657));
         assert_eq!(config.after_flips(Pages(1000), Pages(140), MOST, 2), Pages(810));
     }
@@ -244,7 +244,7 @@ mod tests {
         fn a_steady_use_is_settled_between_the_thresholds(config in configs(), size in 1u64..1 << 20, used in 1u64..1 << 18) {
             let settled = config.after_flips(Pages(size), Pages(used), Pages(1 << 40), 100_000);
             prop_assert_eq!(config.after_flip(settled, Pages(used), Pages(1 << 40)), settled);
-            // If a page is more than a step, the thresholds may be between two sizes.
+            // In a small pool a step is rounded up to one page, and no size may put the use between the thresholds.
             if used > 1000 {
                 let percent = 100.0 * used as f64 / settled.0 as f64;
                 prop_assert!(percent <= f64::from(config.grow_above_percent), "{} of {:?}", used, settled);

@@ -1,4 +1,4 @@
-//! The twin as a [`Host`]: takes samples and carries out plans.
+//! The twin as a [`Host`]: it takes samples and carries out plans.
 
 use homenode_host::observation::{Tracker, TrackerChoice};
 use homenode_host::{
@@ -15,7 +15,7 @@ use crate::hypervisor::page_uses::{self, Used};
 use crate::index::{ThreadIx, VmIx, first};
 use crate::twin::{Looked, Twin};
 
-/// Why the agent notifies no guest of the twin.
+/// Why the agent cannot notify a guest of the twin.
 pub(crate) const NO_TOPOLOGY_DEVICE: &str =
     "on the twin the hypervisor itself tells a guest with vnuma = \"live\"";
 
@@ -41,11 +41,11 @@ impl Host for Twin {
         Ok(sample)
     }
 
-    /// Commits a plan. Moving pages takes simulated time, as the system call does on a live host: the clock is later
+    /// Commits a plan. Moving pages takes simulated time, as the system call takes time on a live host, so the clock is later
     /// afterwards.
     fn commit(&mut self, plan: &Plan) -> Result<Receipt, Refusal> {
         plan.check(&self.machine, &self.see(&self.engine.settled()))?;
-        // Settles first: time before the plan passed without it.
+        // Settles first, because the time before the plan passed without it.
         self.engine.settle_all();
         let outcomes = plan
             .decisions
@@ -78,7 +78,7 @@ impl Twin {
             .map(|(at, _)| at)
     }
 
-    /// Returns the use of a VM's pages seen since the last look.
+    /// Returns how a VM's pages were used since the last look.
     fn page_uses(&mut self, vm: &Vm, at: VmIx) -> Option<Vec<PageUse>> {
         let sampling = vm.host.sampling.as_ref()?;
         let looked = &mut self.looked[at];
@@ -166,7 +166,7 @@ impl Twin {
                 }),
                 ..KernelSettings::default()
             },
-            // Scenario order is id order.
+            // Scenario order is the order of ids.
             vms: engine
                 .vms
                 .iter()

@@ -1,5 +1,5 @@
-//! Typed positions that cannot be swapped: of VMs, of a VM's threads, of CPUs and of the scheduler's tasks. A thread of a VM
-//! is a vCPU, and each vCPU is a task; so is each daemon of the host.
+//! Typed positions that cannot be confused: of VMs, of a VM's threads, of CPUs and of the scheduler's tasks. A thread of a VM is
+//! a vCPU. Each vCPU is a task, and so is each daemon of the host.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,9 +9,9 @@ use homenode_units::{Id, IdSet};
 
 /// A position in lists of one kind.
 pub(crate) trait Ix: Copy {
-    /// Returns the position with this number, from 0.
+    /// Returns the position with this number, counted from 0.
     fn new(at: usize) -> Self;
-    /// Returns its number.
+    /// Returns the position's number.
     fn at(self) -> usize;
 }
 
@@ -42,17 +42,17 @@ macro_rules! positions {
 }
 
 positions! {
-    /// A VM, by its place in the scenario.
+    /// A VM, by its position in the scenario.
     VmIx;
     /// A thread of a VM's program, and the vCPU that it runs on.
     ThreadIx;
-    /// A CPU of the host, by its place in the machine.
+    /// A CPU of the host, by its position in the machine.
     CpuIx;
     /// A task of the host's scheduler.
     TaskIx;
 }
 
-/// CPUs of the host, by place.
+/// CPUs of the host, by position.
 pub(crate) type CpuIxSet = IdSet<CpuIx>;
 
 impl Id for CpuIx {
@@ -81,7 +81,7 @@ pub(crate) fn first<I: Ix>(count: usize) -> impl ExactSizeIterator<Item = I> + C
     (0..count).map(I::new)
 }
 
-/// A list with positions of one kind.
+/// A list that is indexed by positions of one kind.
 pub(crate) struct IxVec<I, T> {
     list: Vec<T>,
     of: PhantomData<fn(I)>,
@@ -193,7 +193,7 @@ impl<'a, I, T> IntoIterator for &'a mut IxVec<I, T> {
     }
 }
 
-// By hand: deriving would also put bounds on `I`, although only the values are stored.
+// Implemented by hand, because a derive would also put bounds on `I`, although only the values are stored.
 impl<I, T: Clone> Clone for IxVec<I, T> {
     fn clone(&self) -> Self {
         IxVec::from(self.list.clone())

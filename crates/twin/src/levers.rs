@@ -1,4 +1,4 @@
-//! Levers on the VMs of the twin: those of a real host.
+//! The twin's levers on its VMs: those that a real host has.
 
 use homenode_host::{Act, Action, Failure, FrameMove, Lever, Limit, Outcome};
 use homenode_units::{CpuSet, NodeSet, Ns, Pages};
@@ -11,7 +11,7 @@ use crate::hypervisor::watching::Watching;
 use crate::index::{CpuIxSet, ThreadIx, VmIx, marked};
 use crate::twin::{Before, Ends, Twin};
 
-/// Limits that are in force, and the ends of their leases.
+/// Returns the limits that are in force, and the ends of their leases.
 fn in_force(limits: &Limits) -> impl Iterator<Item = (Lever, Ns)> + use<> {
     let quota = limits.quota.map(|lease| (Lever::CpuQuota, lease.until));
     let memory = limits.memory.map(|lease| (Lever::Memory, lease.until));
@@ -19,8 +19,8 @@ fn in_force(limits: &Limits) -> impl Iterator<Item = (Lever, Ns)> + use<> {
 }
 
 impl Twin {
-    /// Returns what ends next by itself, and its VM. Limits and watches end with their leases; at equal times limits end
-    /// first, then windows, and the first VM's first.
+    /// Returns what ends next by itself, when, and for which VM. Limits and watches end with their leases. At equal times limits
+    /// end before windows, and earlier VMs before later ones.
     pub(crate) fn next_end(&self) -> Option<(Ns, Ends, VmIx)> {
         let vms = self.engine.vms.placed();
         let limits = vms.flat_map(|(at, vm)| {
@@ -84,7 +84,7 @@ impl Twin {
                     cause: "the twin has no resctrl; hold VMs by CPU quota".into(),
                 });
             }
-            // No VM of the twin has virtual nodes that a plan could name: the hypervisor itself notifies live guests.
+            // A plan cannot name a virtual node in the twin: the hypervisor itself notifies live guests.
             Act::MoveVirtualNode { .. } | Act::PublishTopology { .. } => {
                 return Err(Failure::NoTopologyDevice {
                     why: NO_TOPOLOGY_DEVICE.into(),
@@ -148,12 +148,12 @@ impl Twin {
             Lever::Memory => self.engine.give_back_memory(at),
             Lever::Watching => self.watches[at] = None,
             Lever::Home => self.leave_home(at),
-            // The twin has no resctrl, and plans that lift anything else are refused.
+            // The twin has no resctrl, and plans that lift any other lever are refused.
             _ => {}
         }
     }
 
-    /// Notes a VM's state before the agent's first pin or home, as a journal does.
+    /// Notes a VM's state before the agent's first pin or home, as the journal of a real host does.
     fn note_before(&mut self, at: VmIx) {
         let vm = &self.engine.vms[at];
         let tasks = vm.tasks();
@@ -164,7 +164,7 @@ impl Twin {
         });
     }
 
-    /// Restores where the VM ran and allocated before the agent's first pin or home.
+    /// Restores the CPUs and nodes that the VM used before the agent's first pin or home.
     fn leave_home(&mut self, at: VmIx) {
         let Some(before) = self.before[at].take() else {
             return;

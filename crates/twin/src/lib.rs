@@ -9,8 +9,8 @@
 //!
 //! # Kind of model
 //!
-//! Epochs and populations, not single accesses: a simulated second of a 32-CPU host costs less than ten milliseconds. The
-//! module texts state each part's equations, their sources and what they leave out.
+//! The model consists of epochs and populations, not single accesses. A simulated second of a 32-CPU host costs less than ten
+//! milliseconds. The documentation of each module states its equations, their sources and what they leave out.
 //!
 //! # Properties (tests of the same names)
 //!

@@ -8,12 +8,12 @@ use crate::TwinError;
 use crate::hardware::core::CoreCost;
 use crate::hardware::{Fabric, Topology};
 
-/// A thread that misses: its load on controllers and links.
+/// A thread that misses its caches: its load on controllers and links.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
     /// Position of its CPU's node among the machine's nodes.
     pub node: usize,
-    /// Share of its misses by node.
+    /// Share of its misses that goes to each node.
     pub weights: Vec<f64>,
     /// Nanoseconds of its own work between two misses.
     pub ns_between: f64,
@@ -23,7 +23,7 @@ pub struct Load {
     pub write_share: f64,
 }
 
-/// Service that a thread gets from controllers and links.
+/// The service that a thread gets from controllers and links.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Served {
     /// Misses per nanosecond.
@@ -35,7 +35,7 @@ pub struct Served {
 /// Returns the service that threads running side by side get in the steady state.
 ///
 /// # Errors
-/// A machine without timing figures.
+/// If the machine has no timing figures.
 pub fn serve(machine: &Machine, loads: &[Load]) -> Result<Vec<Served>, TwinError> {
     let (topology, hardware) = Topology::new(machine)?;
     let line_bytes = f64::from(machine.llcs.first().map_or(64, |llc| llc.line_bytes));
@@ -51,7 +51,7 @@ pub fn serve(machine: &Machine, loads: &[Load]) -> Result<Vec<Served>, TwinError
             waits: 1.0 / load.in_flight,
         })
         .collect();
-    // The solver starts at the last solution, as it does epoch after epoch.
+    // The solver starts from the last solution, as it does in every epoch.
     for _ in 0..20 {
         fabric.clear();
         for (load, cost) in loads.iter().zip(&costs) {

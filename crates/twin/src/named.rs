@@ -1,4 +1,4 @@
-//! Machines and scenarios as users name them: built-in ones by name, else a file, which ends with `.toml`.
+//! Machines and scenarios as users name them: built-in ones by name, others by a file that ends with `.toml`.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use crate::scenario::{Scenario, TwinError};
 use crate::setup::Setup;
 use crate::workload::{Workload, WorkloadError};
 
-/// The machine of scenarios that name none.
+/// The machine of scenarios that do not name one.
 pub const MACHINE: &str = "r910";
 
-/// Why a named machine or scenario is not available.
+/// The reason why a named machine or scenario is not available.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the messages say it
 pub enum NameError {
@@ -30,12 +30,12 @@ pub enum NameError {
     Scenario(#[from] TwinError),
 }
 
-/// Whether a name is that of a file.
+/// Whether a name is the name of a file.
 pub fn is_file(name: &str) -> bool {
     name.ends_with(".toml") || name.contains('/')
 }
 
-/// Whether a file describes a workload, by its first table.
+/// Whether a file describes a workload, judging by its first table.
 pub fn is_workload(text: &str) -> bool {
     text.lines()
         .find_map(|line| line.trim().strip_prefix('['))
@@ -45,21 +45,22 @@ pub fn is_workload(text: &str) -> bool {
 /// Reads the workload in a file.
 ///
 /// # Errors
-/// A bad file, with the place in it.
+/// If the file is bad, with the place in it.
 pub fn workload(path: &str) -> Result<Workload, WorkloadError> {
     Workload::from_toml(path, &read_text_file(path)?)
 }
 
-/// Reads the workload file that a scenario at `path` names, next to that scenario; `None` if the name is not a file's.
+/// Reads the workload file that a scenario at `path` names, relative to that scenario. Returns `None` if `named` is not a file
+/// name.
 pub fn workload_beside(path: &str, named: &str) -> Option<Result<Workload, WorkloadError>> {
     let path = Path::new(path).with_file_name(named).display().to_string();
     is_file(named).then(|| workload(&path))
 }
 
-/// Returns a scenario by name or from a file; for a workload's file, a scenario of one VM that runs it.
+/// Returns a scenario by name or from a file. For a workload file, returns a scenario with one VM that runs the workload.
 ///
 /// # Errors
-/// A bad file, with the place in it; an unknown name, with the nearest.
+/// If a file is bad, with the place in it. If a name is unknown, with the nearest known name.
 pub fn scenario(what: &str) -> Result<Scenario, NameError> {
     if is_file(what) {
         let text = read_text_file(what)?;
@@ -72,10 +73,10 @@ pub fn scenario(what: &str) -> Result<Scenario, NameError> {
     Scenario::builtin(what).ok_or_else(|| unknown(what))
 }
 
-/// Returns path and text of a scenario by name or in a file.
+/// Returns the path and the text of a scenario, given its name or file.
 ///
 /// # Errors
-/// A file that cannot be read; an unknown name, with the nearest.
+/// If a file cannot be read. If a name is unknown, with the nearest known name.
 pub fn scenario_text(what: &str) -> Result<(String, String), NameError> {
     if is_file(what) {
         return Ok((what.to_owned(), read_text_file(what)?));
@@ -91,11 +92,11 @@ fn unknown(what: &str) -> NameError {
     }
 }
 
-/// Returns what a name or a file describes: a scenario, or a machine with VMs that suit it. Without a name it is the usual
+/// Returns what a name or a file describes: a scenario, or a machine with VMs that suit it. Without a name, returns the usual
 /// scenario on [`MACHINE`].
 ///
 /// # Errors
-/// An unknown machine, with the nearest name; a bad file.
+/// If a machine is unknown, with the nearest known name. If a file is bad.
 pub fn setup(what: Option<&str>, seed: Option<u64>) -> Result<Setup, NameError> {
     let (machine, scenario) = match what {
         None | Some(MACHINE) => (machine(MACHINE)?, Scenario::tavo_mixed()),
@@ -113,7 +114,7 @@ pub fn setup(what: Option<&str>, seed: Option<u64>) -> Result<Setup, NameError> 
     Ok(Setup::new(machine, scenario, seed))
 }
 
-/// Whether it is a file that does not describe a machine, or the name of a built-in scenario.
+/// Whether this is a file that does not describe a machine, or the name of a built-in scenario.
 fn is_scenario(what: &str) -> Result<bool, NameError> {
     if is_file(what) {
         return Ok(!is_machine(&read_text_file(what)?));
@@ -134,7 +135,7 @@ fn is_machine(text: &str) -> bool {
 /// Returns the requested machine, else the scenario's own: a preset, or a file next to the scenario's.
 ///
 /// # Errors
-/// An unknown or bad machine.
+/// If the machine is unknown or bad.
 pub fn machine_for(scenario: &Scenario, path: &str, asked: Option<&str>) -> Result<Machine, NameError> {
     match (asked, scenario.machine.as_deref()) {
         (Some(asked), _) => machine(asked),
@@ -147,10 +148,10 @@ pub fn machine_for(scenario: &Scenario, path: &str, asked: Option<&str>) -> Resu
     }
 }
 
-/// Returns the preset of a name, or the machine in a file.
+/// Returns the preset with this name, or the machine that a file describes.
 ///
 /// # Errors
-/// An unknown machine, with the nearest name; a bad file.
+/// If the machine is unknown, with the nearest known name. If a file is bad.
 pub fn machine(what: &str) -> Result<Machine, NameError> {
     Ok(if is_file(what) {
         homenode_machine_files::from_toml_file(what)?

@@ -1,10 +1,10 @@
-//! Notation of numbers with a unit and of lists in files, for the schemas of those files.
+//! How files write numbers with a unit and lists, for the schemas of those files.
 
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-/// Numbers with a unit and lists, which files write as text.
+/// Numbers with a unit, and lists, which files write as text.
 macro_rules! written {
     ($(#[$doc:meta])* $name:ident, $pattern:literal, $example:literal) => {
         $(#[$doc])*

@@ -1,23 +1,24 @@
-//! Finds the pages that a guest has released for good, from its queue of page operations [Policies, section 4.2.4].
+//! Finds the pages that a guest has released and not allocated again, from its queue of page operations
+//! [Policies, section 4.2.4].
 //!
 //! # Problem
-//! First-touch in a hypervisor needs to know which pages a guest no longer uses: their entries are made invalid, so that the
-//! next touch places them again. A call per page is too expensive, so the guest queues its operations and sends a full queue.
-//! By then it may have allocated a page again; invalidating that page would lose its contents.
+//! A hypervisor's first-touch needs to know which pages a guest no longer uses. It invalidates the entries of these pages, so
+//! that the next touch places them again. A call per page is too expensive, so the guest queues its operations and sends a full
+//! queue. By then it may have allocated a page again; invalidating that page would lose its contents.
 //!
 //! # Terms
-//! *Entry*: an operation (allocation or release) and a guest frame, in one word that the guest writes. *Partition*: one of
-//! four queues, chosen by the two low bits of the frame, each with its own lock in the guest: all operations on a page are in
-//! one queue.
+//! *Entry*: an operation (allocation or release) and a guest frame, in one word that the guest writes. *Partition*: one of four
+//! queues, chosen by the two low bits of the frame, each with its own lock in the guest. So all operations on a page are in one
+//! queue.
 //!
 //! # Algorithm
-//! From the newest entry to the oldest: the first one for a page counts, older ones are superseded. If it is a release, the
-//! page is invalid from now on. If it is an allocation the page stays.
+//! Reads from the newest entry to the oldest. The first entry found for a page counts; older ones are superseded. If it is a
+//! release, the page is invalid from now on. If it is an allocation, the page stays.
 //!
 //! # Hostile guests
-//! Entries are untrusted input. A frame that the VM does not have or that belongs to another partition is dropped and
-//! counted; a queue that is longer than agreed is refused as a whole. Nothing is allocated, and pages seen are found by a
-//! hash whose key the guest does not know: no choice of frames makes a call long.
+//! Entries are untrusted input. An entry is dropped and counted if the VM does not have its frame or the frame belongs to another
+//! partition. A queue that is longer than agreed is refused as a whole. Nothing is allocated. Pages that were seen are found
+//! through a hash whose key the guest does not know, so no choice of frames makes a call long.
 //!
 //! # Properties (tests of the same name)
 //! - `the_newest_operation_on_a_page_counts_as_a_naive_reading_says`
@@ -36,16 +37,16 @@ pub const FRAMES_MAX: u64 = 1 << FRAME_BITS;
 const FRAME_BITS: u32 = 40;
 const RELEASE: u64 = 1 << 63;
 
-/// A guest's operation on a page.
+/// A guest's operation on a page of its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Allocated it.
+    /// The guest allocated the page.
     Allocation,
-    /// Put it onto its list of free pages.
+    /// The guest put the page onto its list of free pages.
     Release,
 }
 
-/// An operation on a page, as the guest writes it: the operation in the highest bit, the frame in the others.
+/// An operation on a page, as the guest writes it: the operation in the highest bit, the frame in the other bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Entry(pub u64);
@@ -77,48 +78,48 @@ pub fn partition(frame: u64) -> usize {
     frame as usize % PARTITIONS
 }
 
-/// The counts of a queue's entries by result; their sum is the length of the queue.
+/// Numbers of a queue's entries by result. Their sum is the length of the queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Releases that are the newest for their page: these pages are invalid now.
     pub invalidated: u32,
     /// Allocations that are the newest for their page: these pages stay.
     pub reallocated: u32,
-    /// Entries followed by a later operation on their page.
+    /// Entries that a newer operation on their page follows.
     pub superseded: u32,
-    /// Dropped: the VM has no such frame.
+    /// Entries dropped because the VM has no such frame.
     pub outside: u32,
-    /// Dropped: the frame belongs to another partition, whose lock did not cover this queue.
+    /// Entries dropped because the frame belongs to another partition, whose lock does not cover this queue.
     pub misplaced: u32,
 }
 
-/// A queue is longer than agreed; it was not processed.
+/// A queue is longer than agreed, and was not processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a queue of {entries} page operations was sent, {most} are the most; nothing of it was done")]
 pub struct TooLong {
-    /// Its length.
+    /// The queue's length.
     pub entries: usize,
     /// The agreed length.
     pub most: usize,
 }
 
-/// Working memory of reconciling, kept by the caller from queue to queue.
+/// Working memory of [`reconcile`], which the caller keeps from queue to queue.
 #[derive(Clone, Debug)]
 pub struct Scratch {
-    /// Pages seen: the generation of the call above, the frame below. Open addressing.
+    /// The pages seen: the number of the call in the high bits, the frame in the low bits. Open addressing.
     slots: Vec<u64>,
     shift: u32,
     generation: u64,
-    /// Odd, and unknown to guests.
+    /// Odd, and unknown to guests. Multiplies frames to hash them.
     key: u64,
     entries_max: usize,
 }
 
 impl Scratch {
-    /// Returns memory for queues of at most this many entries (at least one is allowed); the key must be unknown to guests.
+    /// Returns memory for queues of at most this many entries (at least one is allowed). The key must be unknown to guests.
     pub fn new(entries_max: usize, key: u64) -> Scratch {
         let entries_max = entries_max.max(1);
-        // Twice as many slots as pages: the next free one is near.
+        // With twice as many slots as pages, the next free slot is near.
         let slots = (2 * entries_max).next_power_of_two();
         Scratch {
             slots: vec![0; slots],
@@ -137,7 +138,7 @@ impl Scratch {
         }
     }
 
-    /// Whether a page is seen for the first time in this call.
+    /// Returns true if a page is seen for the first time in this call.
     #[inline]
     fn is_new(&mut self, frame: u64) -> bool {
         let stamp = self.generation << FRAME_BITS | frame;
@@ -157,11 +158,11 @@ impl Scratch {
     }
 }
 
-/// Reads a partition's queue from a guest with this many frames, oldest entry first, and invalidates every page that is free
-/// now.
+/// Reads a partition's queue, whose oldest entry is first, from a guest with this many frames. Invalidates every page that is
+/// free now.
 ///
 /// # Errors
-/// [`TooLong`], with nothing done.
+/// [`TooLong`]; nothing is done in this case.
 pub fn reconcile(
     queue: &[Entry],
     of: usize,
@@ -204,7 +205,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Entries of a guest that mostly behaves: few frames, so that pages recur.
+    /// Entries of a guest that mostly behaves: few frames, so pages recur.
     fn queue() -> impl Strategy<Value = Vec<Entry>> {
         let frame = prop_oneof![
             8 => (0u64..40).prop_map(|n| n * 4 + 2),
@@ -233,7 +234,7 @@ mod tests {
         ) {
             let mut scratch = Scratch::new(200, key);
             for queue in queues {
-                // Oldest first: the last operation on each page.
+                // Reads the oldest entry first and keeps the last operation on each page.
                 let mut last = BTreeMap::new();
                 for entry in queue.iter().filter(|entry| entry.frame() < frames && entry.frame() % 4 == 2) {
                     last.insert(entry.frame(), entry.op());

@@ -1,4 +1,4 @@
-//! JSON schemas of the files that people write, made from the types that read them.
+//! JSON schemas of the files that people write, generated from the types that read them.
 
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;

@@ -12,7 +12,7 @@ use crate::twin::{EPOCH_DEFAULT, Twin};
 pub struct Setup {
     /// The machine.
     pub machine: Machine,
-    /// Its VMs.
+    /// The scenario that runs on the machine.
     pub scenario: Scenario,
     /// Seed of all random draws.
     pub seed: u64,
@@ -34,7 +34,7 @@ impl Setup {
     /// Starts the simulated host at time 0.
     ///
     /// # Errors
-    /// A scenario that the machine cannot run.
+    /// If the machine cannot run the scenario.
     pub fn start(&self) -> Result<Twin, TwinError> {
         Twin::with_epoch(self.machine.clone(), &self.scenario, self.seed, self.epoch)
     }

@@ -1,7 +1,7 @@
 //! What an agent sees of a disturbed twin ([`crate::scenario::Disturbance`]): counters with noise, or none.
 //!
-//! Each increment of a counter since the last look is reported as itself times `1 + d * z`, `d` the stated noise and `z`
-//! normal, within three deviations. Misses stay at most references.
+//! Each increment of a counter since the last look is multiplied by `1 + d * z` before it is reported. `d` is the stated noise;
+//! `z` is normal and within three standard deviations. Misses never exceed references.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use homenode_machine::Machine;
 use crate::scenario::Disturbance;
 use homenode_units::{Chance, VmId};
 
-/// Deviations at which noise is cut off.
+/// Number of standard deviations at which noise is cut off.
 const DEVIATIONS_MAX: f64 = 3.0;
 
 /// What an agent sees of a twin, and the counters reported to it so far.
@@ -34,7 +34,7 @@ struct Counter {
 }
 
 impl Counter {
-    /// Returns the value to report now; a counter that restarted is reported from 0 again.
+    /// Returns the value to report now. A counter that restarted is again reported from 0.
     fn tell(&mut self, real: u64, factor: f64) -> u64 {
         if real < self.real {
             *self = Counter::default();
@@ -61,7 +61,7 @@ impl Told {
         (1.0 + self.disturbance.noise * deviations).max(0.0)
     }
 
-    /// Turns a sample into what an agent sees.
+    /// Turns a sample into the sample that an agent sees.
     pub fn distort(&mut self, sample: &mut Sample) {
         for vm in &mut sample.vms {
             if self.disturbance.no_llc_counters {

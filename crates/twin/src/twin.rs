@@ -24,17 +24,17 @@ pub struct Twin {
     pub(crate) engine: Engine,
     /// The operator's settings for each VM, from the scenario.
     pub(crate) settings: IxVec<VmIx, VmSettings>,
-    /// Counts up to the mark, which reports leave out.
+    /// Counts up to the mark, which reports subtract.
     pub(crate) mark: Counts,
-    /// What each VM's sampling had counted at the last look, and the chance of looks: kept apart from the engine's, so that
-    /// looking changes nothing.
+    /// What each VM's sampling had counted at the last look, and the random stream of looks. The stream is separate from the
+    /// engine's, so that looking changes nothing.
     pub(crate) looked: IxVec<VmIx, Looked>,
     pub(crate) look_chance: Chance,
     /// State of each VM before the agent pinned it or gave it a home.
     pub(crate) before: IxVec<VmIx, Option<Before>>,
-    /// Watches on the memory of VMs; apart from the engine, as they change nothing in it.
+    /// Watches on the memory of VMs. They are not part of the engine, because they change nothing in it.
     pub(crate) watches: IxVec<VmIx, Option<Watching>>,
-    /// End of the warm-up, while that is still to come.
+    /// End of the warm-up, if it has not passed yet.
     pub(crate) warm_up: Option<Ns>,
 }
 
@@ -43,14 +43,14 @@ pub struct Twin {
 pub(crate) struct Before {
     /// Allowed CPUs of each vCPU.
     pub(crate) allowed: IxVec<ThreadIx, CpuIxSet>,
-    /// Nodes of its memory.
+    /// Home nodes of the VM's memory.
     pub(crate) home: Option<Vec<usize>>,
 }
 
-/// A look at what was sampled of a VM.
+/// The counts of a VM's sampling at the last look.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Looked {
-    /// The sampling of the VM that it belongs to.
+    /// Number of the sampling that the counts belong to.
     pub(crate) number: u32,
     pub(crate) expected: Vec<f64>,
 }
@@ -70,12 +70,12 @@ impl Twin {
     /// Creates a host at time 0, before its first VM arrives.
     ///
     /// # Errors
-    /// A machine without timing figures, or a scenario that the machine cannot run (see [`TwinError`]).
+    /// If the machine has no timing figures or cannot run the scenario (see [`TwinError`]).
     pub fn new(machine: Machine, scenario: &Scenario, seed: u64) -> Result<Twin, TwinError> {
         Twin::with_epoch(machine, scenario, seed, EPOCH_DEFAULT)
     }
 
-    /// Creates a host with another epoch of the contention solver, at least 1 microsecond.
+    /// Creates a host with another epoch of the contention solver, of at least 1 microsecond.
     ///
     /// # Errors
     /// As [`Twin::new`].
@@ -96,10 +96,10 @@ impl Twin {
                 anti_affinity: vm.anti_affinity.clone(),
                 affinity: vm.affinity.clone(),
                 cpus_allowed: vm.cpus.clone(),
-                // A permit is enforced by the host or by the agent, never by both.
+                // Either the host or the agent enforces a permit, never both.
                 permit: vm.permit.filter(|_| scenario.enforcer == Enforcer::None),
                 memory_floor: vm.memory_floor,
-                // The host decides where pages are at first; the agent moves them.
+                // The host decides where pages are at first. The agent moves them later.
                 memory_policy: Some(vm.memory_policy).filter(|policy| policy.migration != Migration::None),
                 ..VmSettings::default()
             })
@@ -120,7 +120,7 @@ impl Twin {
         })
     }
 
-    /// Has latencies solved in every epoch whether anything changed or not: slower, and a reference for the accuracy that
+    /// Has latencies solved in every epoch, even if nothing has changed. This is slower; it is a reference for the accuracy that
     /// skipping costs.
     #[must_use]
     pub fn solving_every_epoch(mut self) -> Twin {
@@ -133,12 +133,12 @@ impl Twin {
         self.engine.now
     }
 
-    /// Whether every VM's program has ended, and no event is to start another. VMs without a program do not count.
+    /// Whether every VM's program has ended and no event will start another. VMs without a program do not count.
     pub fn finished(&self) -> bool {
         !self.engine.script.starts_something() && !self.engine.vms.iter().any(Vm::busy)
     }
 
-    /// Simulates until every program has ended, or until this time; returns whether every program ended.
+    /// Simulates until every program has ended, or until this time. Returns true if every program has ended.
     pub fn run_to_end(&mut self, until: Ns) -> bool {
         const STEP: Ns = Ns::from_millis(100);
         while !self.finished() && self.engine.now < until {
@@ -147,7 +147,7 @@ impl Twin {
         self.finished()
     }
 
-    /// Simulates up to a point in time. Figures count from the end of the scenario's warm-up on.
+    /// Simulates up to a point in time. Figures count from the end of the scenario's warm-up.
     pub(crate) fn advance(&mut self, until: Ns) {
         if let Some(warm) = self.warm_up.take_if(|warm| *warm <= until) {
             self.engine.run_until(warm);
@@ -181,7 +181,7 @@ impl Twin {
         self.engine.vms.iter().find(|vm| vm.name == name).map(|vm| vm.id)
     }
 
-    /// Reports the run since the last [`Twin::mark`], which the end of a scenario's warm-up sets, or since its start.
+    /// Reports on the run since the last [`Twin::mark`], or since its start. The end of a scenario's warm-up sets a mark.
     pub fn report(&self) -> TwinReport {
         counts::report(
             &self.machine,
@@ -192,7 +192,7 @@ impl Twin {
         )
     }
 
-    /// Has reports count from now on: everything before was warm-up. Changes nothing that is simulated.
+    /// Makes reports count from now on, as if everything before were warm-up. Changes nothing that is simulated.
     pub fn mark(&mut self) {
         self.mark = Counts::of(&self.engine.settled());
     }

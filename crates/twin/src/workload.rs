@@ -1,19 +1,19 @@
 //! Workloads: the load that a program puts on a machine, as data.
 //!
-//! A profile describes one *solo* run: instructions, the core's own cycles per instruction, accesses to the LLC, the
-//! miss-ratio curve, how many misses the program keeps in flight, what it writes, and which thread touches which
-//! memory. What happens when programs share a machine is never in a profile: that is what the twin predicts.
+//! A profile describes one *solo* run: instructions, the core's own cycles per instruction, accesses to the LLC, the miss-ratio
+//! curve, how many misses the program keeps in flight, what it writes, and which thread touches which memory. A profile never
+//! says what happens when programs share a machine, because the twin predicts that.
 //!
 //! # Terms
 //!
 //! - Miss ratio at a capacity of `c` bytes: `m(c) = m_inf + (1 - m_inf) * exp(-(c / c0)^k)`, or a table
 //!   ([`MissRatioCurve`]).
 //! - `cpi_core`: cycles per instruction with every LLC access free.
-//! - `misses_in_flight`: outstanding misses to memory on average while there is one, hardware prefetch included.
-//! - `hits_in_flight`: the same for LLC hits; larger, since an out-of-order core hides most of a hit.
-//! - `stream_share`: share of missed lines that follow on another in memory. A stream's lines are not used again
-//!   soon, so it is at most the share of misses that no cache would save, `m_inf / m(c)`; and a prefetcher keeps one
-//!   more line of a stream in flight, so it is at most `misses_in_flight - 1`. The default is the smaller of both.
+//! - `misses_in_flight`: mean number of outstanding misses to memory while there is at least one, hardware prefetch included.
+//! - `hits_in_flight`: the same for LLC hits. It is larger, because an out-of-order core hides most of a hit.
+//! - `stream_share`: share of missed lines that follow on another in memory. A stream's lines are not used again soon, so the
+//!   share is at most that of the misses that no cache would save, `m_inf / m(c)`. A prefetcher keeps one more line of a stream
+//!   in flight, so the share is also at most `misses_in_flight - 1`. The default is the smaller of both.
 //!
 //! # Left out
 //!
@@ -33,19 +33,19 @@ mod fit;
 pub use curve::MissRatioCurve;
 pub use fit::FittedCurve;
 
-/// A program, or the absence of one.
+/// A program, or none for an idle workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
-    /// Name by which scenarios call it.
+    /// Name by which scenarios refer to the workload.
     pub name: String,
-    /// What it is, for readers.
+    /// Description of the workload, for readers.
     pub about: String,
-    /// Claims of `data/published/claims.toml` to whose listed inputs some figure here was calibrated; their results under
-    /// this profile are no predictions. Solo behaviour needs no entry.
+    /// Claims of `data/published/claims.toml` to whose listed inputs some figure here was calibrated. Results of these claims
+    /// under this profile are not predictions. Solo behaviour needs no entry.
     #[serde(default)]
     pub calibrated_to: Vec<String>,
-    /// Its threads' program; an idle workload has none.
+    /// The program that the threads run; absent for an idle workload.
     #[serde(default)]
     pub program: Option<Program>,
 }
@@ -54,7 +54,7 @@ pub struct Workload {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Program {
-    /// How many threads it has.
+    /// Number of threads.
     pub threads: Threads,
     /// Instructions of one thread from start to end, in thousand millions.
     pub instructions_g_per_thread: f64,
@@ -62,15 +62,15 @@ pub struct Program {
     pub cpi_core: f64,
     /// Accesses to the LLC (L2 misses, prefetches included) per thousand instructions.
     pub llc_accesses_per_kilo_instruction: f64,
-    /// Share of them that miss, by capacity.
+    /// Share of these accesses that miss, by capacity.
     pub miss_ratio: MissRatioCurve,
-    /// Memory accesses in flight on average.
+    /// Mean number of memory accesses in flight.
     pub misses_in_flight: f64,
-    /// LLC hits in flight on average.
+    /// Mean number of LLC hits in flight.
     pub hits_in_flight: f64,
-    /// Share of missed lines that follow on another missed line in memory, as those of streams do, in [0, 1]; the others are
-    /// scattered, and cost a memory controller more. If absent, as not measured, it is the largest that the rest of the
-    /// profile allows ([`Program::streamed`]).
+    /// Share of missed lines that follow on another missed line in memory, as those of streams do, in [0, 1]. The other lines are
+    /// scattered, and cost a memory controller more. If absent because it was not measured, it is the largest share that the rest
+    /// of the profile allows ([`Program::streamed`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_share: Option<f64>,
     /// Share of missed lines that are written back later, in [0, 1].
@@ -78,20 +78,20 @@ pub struct Program {
     /// How threads wait for each other; absent if they never do.
     #[serde(default)]
     pub barrier: Option<Barrier>,
-    /// How threads rest between pieces of work; absent if they always have some, and if they meet at barriers.
+    /// How threads rest between pieces of work; absent if they always have work, and if they meet at barriers.
     #[serde(default)]
     pub rest: Option<Rest>,
     /// Behaviour of a thread that waits at a barrier.
     #[serde(default)]
     pub waiting: Waiting,
-    /// How many times a thread wakes another that sleeps, barriers apart, per million instructions: each costs an interrupt
-    /// to another CPU.
+    /// How many times a thread wakes another thread that sleeps, other than at barriers, per million instructions. Each wake-up
+    /// costs an interrupt to another CPU.
     #[serde(default)]
     pub wakeups_per_m_instructions: f64,
-    /// Pages that a thread returns to its kernel and takes again per million instructions.
+    /// Pages that a thread returns to its kernel and allocates again, per million instructions.
     #[serde(default)]
     pub page_releases_per_m_instructions: f64,
-    /// Memory that its runtime library hands out while it runs; absent if threads allocate what they use once.
+    /// Memory that the program's runtime library hands out while the program runs; absent if threads allocate what they use once.
     #[serde(default)]
     pub runtime: Option<RuntimeProfile>,
     /// Address translation; absent if the TLB always holds what the program uses.
@@ -102,7 +102,7 @@ pub struct Program {
     pub io: Vec<IoProfile>,
     /// Memory, by the threads that touch it.
     pub regions: Vec<RegionProfile>,
-    /// Stretches of the run that differ from the whole; empty if none is known.
+    /// Stretches of the run that differ from the run as a whole; empty if none is known.
     #[serde(default)]
     pub phases: Vec<PhaseProfile>,
 }
@@ -111,15 +111,15 @@ pub struct Program {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Threads {
-    /// One per vCPU, sharing the program's work as its profile says.
+    /// One thread per vCPU; they share the program's work as its profile says.
     OnePerVcpu,
     /// One copy of a single-threaded program on each vCPU.
     OneCopyPerVcpu,
-    /// One thread in all; other vCPUs idle.
+    /// One thread in total; the other vCPUs idle.
     Single,
 }
 
-/// Threads that wait for the slowest at regular intervals.
+/// Threads that wait for the slowest of them at regular intervals.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Barrier {
@@ -129,27 +129,27 @@ pub struct Barrier {
     pub imbalance: f64,
 }
 
-/// Threads that have nothing to do now and then, as those of a server between two requests. A rest takes equally long
-/// however fast the work before it was done.
+/// Threads that have no work now and then, as those of a server between two requests. The duration of a rest does not depend on
+/// how fast the work before it was done.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rest {
     /// Instructions of one thread between two rests, in millions.
     pub interval_m_instructions: f64,
-    /// How long a rest is on average; each is drawn from an exponential distribution.
+    /// Mean duration of a rest. Each rest is drawn from an exponential distribution.
     #[serde(with = "homenode_units::text")]
     #[schemars(with = "notation::Time")]
     pub mean: Ns,
 }
 
-/// Behaviour of a thread that waits for others.
+/// Behaviour of a thread that waits for other threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Waiting {
-    /// It gives up its vCPU, which must then be interrupted to release it.
+    /// The thread gives up its vCPU, which must then be interrupted to release it.
     #[default]
     Sleep,
-    /// It keeps its vCPU busy.
+    /// The thread keeps its vCPU busy.
     Spin,
 }
 
@@ -157,9 +157,9 @@ pub enum Waiting {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RuntimeProfile {
-    /// Bytes that a thread allocates, and frees, per thousand instructions.
+    /// Bytes that a thread allocates per thousand instructions; it frees as many.
     pub allocated_bytes_per_kilo_instruction: f64,
-    /// Source of the freed memory that a thread gets from a library that knows no nodes.
+    /// Source of the freed memory that a thread gets from a library that does not know nodes.
     pub reuse: Reuse,
 }
 
@@ -167,9 +167,9 @@ pub struct RuntimeProfile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reuse {
-    /// Its own: each thread is a process, or has a cache that holds all that it frees.
+    /// Memory that the thread itself freed: each thread is a process, or has a cache that holds all that it frees.
     Thread,
-    /// Any thread's: the program has one heap.
+    /// Memory that any thread freed: the program has one heap.
     Program,
 }
 
@@ -179,7 +179,7 @@ pub enum Reuse {
 pub struct Translation {
     /// Loads and stores per thousand instructions.
     pub accesses_per_kilo_instruction: f64,
-    /// Share of them that miss the TLB, by its reach: entries times page size.
+    /// Share of these accesses that miss the TLB, by its reach: entries times page size.
     pub miss_ratio: MissRatioCurve,
 }
 
@@ -187,7 +187,7 @@ pub struct Translation {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IoProfile {
-    /// Which kind.
+    /// Kind of the device.
     pub device: DeviceKind,
     /// Bytes that a thread moves per thousand instructions.
     pub bytes_per_kilo_instruction: f64,
@@ -208,7 +208,7 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// Returns its usual name.
+    /// Returns the kind's usual name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             DeviceKind::Disk => "disk",
@@ -216,7 +216,7 @@ impl DeviceKind {
         }
     }
 
-    /// Returns the first digits of its PCI class.
+    /// Returns the first digits of the kind's PCI class.
     pub(crate) fn class(self) -> &'static str {
         match self {
             DeviceKind::Disk => "01",
@@ -229,13 +229,13 @@ impl DeviceKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RegionProfile {
-    /// Which threads touch it.
+    /// Which threads touch the region.
     pub kind: RegionKind,
-    /// Its size: per thread for a private region, in all for the others.
+    /// Size of the region: per thread for a private region, in total for the others.
     #[serde(with = "homenode_units::text")]
     #[schemars(with = "notation::Size")]
     pub size: Bytes,
-    /// Share of a thread's accesses that go here; over all regions they add up to 1.
+    /// Share of a thread's accesses that go to this region. Over all regions the shares add up to 1.
     pub access_share: f64,
     /// Heat classes; absent if all pages are alike.
     #[serde(default)]
@@ -246,7 +246,7 @@ pub struct RegionProfile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RegionKind {
-    /// Each thread has its own.
+    /// Each thread has a region of its own.
     Private,
     /// Touched and used by all threads.
     Shared,
@@ -254,7 +254,7 @@ pub enum RegionKind {
     InitialisedByOne,
 }
 
-/// Pages of a region that are used alike.
+/// Pages of a region that are used in the same way.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HeatClass {
@@ -268,7 +268,7 @@ pub struct HeatClass {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PhaseProfile {
-    /// Share of the run's instructions; over all phases they add up to 1.
+    /// Share of the run's instructions. Over all phases the shares add up to 1.
     pub share: f64,
     /// Multiplies `llc_accesses_per_kilo_instruction` during the phase.
     pub llc_access_factor: f64,
@@ -283,7 +283,7 @@ fn unchanged() -> f64 {
     1.0
 }
 
-/// What is wrong with a workload that parses.
+/// An error in a workload that parses.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum WorkloadError {
     /// The file does not parse.
@@ -292,31 +292,31 @@ pub enum WorkloadError {
     /// A figure is impossible.
     #[error("workload {workload}: {key} is {value}; {expected}")]
     Figure {
-        /// Which workload.
+        /// The workload's name.
         workload: String,
-        /// Which figure: its key in the file, entries of lists from 0.
+        /// The figure's key in the file; entries of lists count from 0.
         key: String,
-        /// Its value.
+        /// The figure's value.
         value: f64,
-        /// Values that would be possible.
+        /// The values that would be possible.
         expected: &'static str,
     },
     /// Shares of a whole do not add up to 1.
     #[error("workload {workload}: every `{share}` of {key} together is {sum}; it must be 1")]
     Sum {
-        /// Which workload.
+        /// The workload's name.
         workload: String,
-        /// The list: its key in the file.
+        /// The list's key in the file.
         key: String,
-        /// The key in each of its entries.
+        /// The key of the share in each of the list's entries.
         share: &'static str,
-        /// Their sum.
+        /// The sum of the shares.
         sum: f64,
     },
 }
 
 impl WorkloadError {
-    /// Returns the key of the file that it concerns, unless the complaint itself states the place.
+    /// Returns the key in the file that the error concerns, unless the error itself states the place.
     pub(crate) fn key(&self) -> Option<&str> {
         match self {
             WorkloadError::File(_) => None,
@@ -325,14 +325,14 @@ impl WorkloadError {
     }
 }
 
-/// Largest size of a region, so that the sum over all vCPUs is a number of bytes.
+/// Largest size of a region. It keeps the sum over all vCPUs within the range of a number of bytes.
 const REGION_MAX: Bytes = Bytes::from_gib(1024);
 
 impl Workload {
     /// Reads a workload file and checks its figures.
     ///
     /// # Errors
-    /// Everything that does not parse or cannot be, with its place.
+    /// If a part does not parse or is impossible, with its place.
     pub fn from_toml(path: &str, text: &str) -> Result<Workload, WorkloadError> {
         let workload: Workload = read_toml(path, text)?;
         let placed = |error: WorkloadError| match error.key() {
@@ -343,10 +343,10 @@ impl Workload {
         Ok(workload)
     }
 
-    /// Checks that its figures are possible.
+    /// Checks that the workload's figures are possible.
     ///
     /// # Errors
-    /// [`WorkloadError`], naming the first that is not.
+    /// [`WorkloadError`] that names the first impossible figure.
     pub fn check(&self) -> Result<(), WorkloadError> {
         let Some(program) = &self.program else {
             return Ok(());
@@ -369,7 +369,7 @@ impl Workload {
     }
 }
 
-/// What is wrong with a program: a figure that is impossible, or shares that do not add up.
+/// An error in a program: a figure that is impossible, or shares that do not add up.
 enum Wrong {
     Figure(String, f64, &'static str),
     Sum(String, &'static str, f64),
@@ -498,8 +498,8 @@ impl Program {
         Ok(())
     }
 
-    /// Returns the share of missed lines that belong to streams when `miss_ratio` of its LLC accesses miss: as the profile
-    /// states it, else the largest that the rest of the profile allows (see the module).
+    /// Returns the share of missed lines that belong to streams if `miss_ratio` of the program's LLC accesses miss. It is the
+    /// profile's share, or if absent the largest that the rest of the profile allows (see the module).
     pub fn streamed(&self, miss_ratio: f64) -> f64 {
         self.stream_share.unwrap_or_else(|| {
             let floor = self.miss_ratio.floor();
@@ -527,7 +527,7 @@ impl Program {
     }
 }
 
-/// Checks that the shares that the entries of a list state are between 0 and 1 and add up to 1.
+/// Checks that the shares in the entries of a list are between 0 and 1 and add up to 1.
 fn adds_up(list: &str, share: &'static str, shares: impl Iterator<Item = f64>) -> Result<(), Wrong> {
     let mut sum = 0.0;
     for (at, value) in shares.enumerate() {
@@ -540,10 +540,10 @@ fn adds_up(list: &str, share: &'static str, shares: impl Iterator<Item = f64>) -
     Ok(())
 }
 
-/// Names, paths and texts of the workloads that come with the twin, by name (`build.rs` lists them).
+/// Names, paths and texts of the workloads that come with the twin, sorted by name (`build.rs` lists them).
 const BUILTIN: &[(&str, &str, &str)] = &include!(concat!(env!("OUT_DIR"), "/workloads.rs"));
 
-/// Names of the workloads that come with the twin.
+/// Returns the names of the workloads that come with the twin.
 pub fn names() -> impl Iterator<Item = &'static str> {
     BUILTIN.iter().map(|(name, ..)| *name)
 }

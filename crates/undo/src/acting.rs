@@ -17,9 +17,9 @@ use crate::state_dir::StateError;
 pub const CARRIED_LEASE: Ns = Ns::from_secs(10);
 /// How long to wait before retrying a limit that could not be lifted.
 pub const RETRY: Ns = Ns::from_secs(1);
-/// Why a dry run sets nothing.
+/// Reason reported for every action that a dry run does not carry out.
 pub const DRY_RUN: &str = "this agent runs with --dry-run and touches nothing";
-/// Upper bound of one wait without a heartbeat: the guard takes a silent agent for hung.
+/// Longest wait without a heartbeat: the guard assumes that a silent agent hangs.
 const BEAT_AT_LEAST: Ns = Ns::from_secs(5);
 /// How long a new agent waits for a guard that is undoing.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ pub enum TakeOverError {
     /// The journal cannot be used.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// Another agent acts, or the state directory cannot be used.
+    /// Another agent holds the right to act, or the state directory cannot be used.
     #[error(transparent)]
     State(#[from] StateError),
 }
@@ -40,13 +40,13 @@ pub enum TakeOverError {
 pub struct Locks {
     lock: Lock,
     acting: ActingLock,
-    /// Why the journal does not list everything that an earlier agent changed, if it does not.
+    /// Why the journal is incomplete, if it does not list everything that an earlier agent changed.
     lost: Option<String>,
 }
 
 impl Locks {
-    /// Whether both lock files are still where another agent would look for them. They are not once the state directory was
-    /// removed or moved: another agent may then act, and finds no journal.
+    /// Whether both lock files are still where another agent would look for them. If the state directory was removed or moved,
+    /// they are not: another agent may then act without finding this agent's journal.
     pub fn are_there(&self) -> bool {
         self.lock.is_there() && self.acting.is_there()
     }
@@ -56,12 +56,12 @@ impl Locks {
         self.lock.set_guarded(is_guarded);
     }
 
-    /// Records that everything the journal listed is undone, so the next agent does not need it.
+    /// Records that everything in the journal is undone: the next agent does not need the journal.
     pub fn set_undone(&mut self) {
         self.set_journal(JournalWas::Over);
     }
 
-    /// Why the journal does not list everything that an earlier agent changed, if it does not.
+    /// Why the journal is incomplete, if it does not list everything that an earlier agent changed.
     pub fn lost_journal(&self) -> Option<&str> {
         self.lost.as_deref()
     }
@@ -72,8 +72,8 @@ impl Locks {
     }
 }
 
-/// Takes the right to act on this host, and the journal in this state directory. Ends the stopped or hung guard of a dead
-/// agent. What the operator should know about it is in the journal's warnings.
+/// Takes the right to act on this host, and opens the journal in this state directory. Kills the stopped or hung guard of a dead
+/// agent. The journal's warnings tell the operator what happened.
 ///
 /// # Errors
 /// When another agent has the right to act, or the directory cannot be used.
@@ -90,7 +90,7 @@ pub fn take_over_within(
     state_dir: &Path,
     waits: Waits,
 ) -> Result<(Journal, Locks), TakeOverError> {
-    // The state directory's lock first: the guard of a dead agent releases the host once it sees a successor.
+    // The state directory's lock is taken first: a dead agent's guard releases the host once it sees a successor.
     let mut lock = Lock::take(state_dir, waits)?;
     let mut acting = ActingLock::take(root, state_dir, waits)?;
     let mut journal = Journal::open(state_dir)?;
@@ -100,7 +100,7 @@ pub fn take_over_within(
     let lost = (was_lost || is_missing).then(|| journal::lost_at(state_dir));
     let ended = lock.take_ended().into_iter().chain(acting.take_ended());
     journal.warnings.extend(ended.chain(lost.clone()));
-    // Repeated until everything was undone once: the new process may end before its operator reads the warning.
+    // The loss is reported again until everything was undone once: this process may end before the operator reads the warning.
     let now = match lost {
         Some(_) => JournalWas::Lost,
         None => JournalWas::Kept,
@@ -115,11 +115,11 @@ pub fn take_over_within(
 pub struct Undone {
     /// VMs that are restored.
     pub vms: Vec<VmId>,
-    /// Why other VMs are not restored, or why that is unknown.
+    /// Why the other VMs are not restored, or why their state is unknown.
     pub failures: Vec<String>,
 }
 
-/// Whether this agent may act on its host: its locks, and whether a guard would undo what it does.
+/// An agent's right to act on its host: its locks, and whether its guard would undo its changes.
 #[derive(Debug)]
 pub struct RightToAct {
     /// Absent in a dry run.
@@ -128,8 +128,8 @@ pub struct RightToAct {
 }
 
 impl RightToAct {
-    /// The right of an agent with these locks; a dry run has none. It counts as guarded until [`RightToAct::set_guarded`]
-    /// says otherwise: the conformance suite acts without a guard.
+    /// Creates the right of an agent that holds these locks; a dry run has none. The agent counts as guarded until
+    /// [`RightToAct::set_guarded`] says otherwise, because the conformance suite acts without a guard.
     pub fn new(locks: Option<Locks>) -> RightToAct {
         RightToAct {
             locks,
@@ -137,7 +137,7 @@ impl RightToAct {
         }
     }
 
-    /// Records whether a guard would undo the changes if this process ended. Without a guard the agent only restores.
+    /// Records whether a guard would undo the changes if this process ended. An agent without a guard may only restore.
     pub fn set_guarded(&mut self, is_guarded: bool) {
         if let Some(locks) = &mut self.locks {
             locks.set_guarded(is_guarded);
@@ -145,25 +145,25 @@ impl RightToAct {
         }
     }
 
-    /// Whether the lock files are still where another agent would look for them. They are not once the state directory was
-    /// removed or moved: another agent may then act, and finds no journal.
+    /// Whether the lock files are still where another agent would look for them. If the state directory was removed or moved,
+    /// they are not: another agent may then act without finding this agent's journal.
     pub fn owns_its_state(&self) -> bool {
         self.locks.as_ref().is_none_or(Locks::are_there)
     }
 
-    /// Why the journal does not list everything that an earlier agent changed, if it does not.
+    /// Why the journal is incomplete, if it does not list everything that an earlier agent changed.
     pub fn lost_journal(&self) -> Option<&str> {
         self.locks.as_ref()?.lost_journal()
     }
 
-    /// Notes the result of undoing everything: once nothing is left, the next agent does not need the journal.
+    /// Records the result of undoing everything. If nothing is left, the next agent does not need the journal.
     pub fn note_undone(&mut self, undone: &Undone) {
         if let Some(locks) = self.locks.as_mut().filter(|_| undone.failures.is_empty()) {
             locks.set_undone();
         }
     }
 
-    /// Why the agent must not do this to a VM, if it must not.
+    /// Why the agent must not carry out this act on a VM, if it must not.
     pub fn kept_from(&self, vm: Option<&VmSample>, act: &Act) -> Option<&'static str> {
         let is_ignored = vm.is_some_and(|vm| vm.settings.management == Management::Ignored);
         if is_ignored {
@@ -177,13 +177,13 @@ impl RightToAct {
 
 /// A host whose limits have leases.
 pub trait Leases {
-    /// When the next lease that can be ended expires.
+    /// When the next lease expires; `None` if no lease is running.
     fn next_lease_end(&self) -> Option<Ns>;
     /// Lifts the limits whose leases have expired.
     fn end_leases(&mut self);
 }
 
-/// Waits for a period, or until the wake signal is set; meanwhile it ends leases and beats for the guard. Returns how long it
+/// Waits for a period or until the wake signal is set. Meanwhile ends expired leases and sends heartbeats. Returns the time
 /// waited.
 pub fn wait(host: &mut impl Leases, (wake_signal, heartbeat): (&WakeSignal, &Heartbeat), period: Ns) -> Ns {
     let begun = now();

@@ -1,17 +1,17 @@
-//! The guard: a small process that outlives the agent and restores what the agent changed if the agent dies or hangs.
+//! The guard: a small process that outlives the agent, and restores what the agent changed if the agent dies or hangs.
 //!
 //! ```text
 //!   agent ── starts ──▶ guard (own session, SIGINT/SIGTERM/SIGHUP ignored; shares the right to act on this host)
-//!     │                   │ waits for beats on the pipe from the agent
+//!     │                   │ waits for heartbeats from the agent on a pipe
 //!     ├─ goodbye ────────▶│ exits at once
 //!     │◀────────── answer ─┤
-//!     ├─ no beat ────────▶│ kills the agent: if it woke up later it would act on stale knowledge
+//!     ├─ no beat ────────▶│ kills the agent, which would act on stale knowledge if it woke up later
 //!     └─ pipe closes ────▶│ waits `grace`: ── a new agent takes the lock ──▶ exits, that agent continues
-//!                         └─ none came ────▶ undoes the journal, retrying until nothing is in force, exits
+//!                         └─ no new agent ─▶ undoes the journal, retrying until nothing is in force, exits
 //! ```
 //!
-//! The guard is the agent's own binary under a hidden subcommand, so there is nothing more to install. Its standard input is
-//! the read end of the pipe. The guard restarts no agent; the agent checks that its guard is alive ([`Guard::is_there`]).
+//! The guard is the agent's own binary under a hidden subcommand, so no second binary has to be installed. Its standard input is
+//! the read end of the pipe. The guard never restarts the agent. The agent checks that its guard is alive ([`Guard::is_there`]).
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -39,13 +39,13 @@ use crate::state_dir::{StateDir, StateError};
 
 const GOODBYE: u8 = b'q';
 const READY: u8 = b'r';
-/// How long a guard may take to start or to end on a busy host: less than the agent may be silent.
+/// How long a guard may take to start or to end on a busy host; shorter than the silence that the guard allows the agent.
 const START_MAX: Duration = Duration::from_secs(15);
-/// How long a guard that was stopped waits for a beat from an agent that was stopped with it.
+/// How long a guard that was stopped together with its agent waits for the agent's next heartbeat.
 const THAW: Duration = Duration::from_secs(7);
 /// How often the guard checks whether a new agent has taken over.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long a dying agent may take to release everything.
+/// How long a dying agent may take to close its files and release its locks.
 const DYING_MAX: Duration = Duration::from_secs(5);
 /// First and longest time between two attempts to undo: libvirt may be restarting too, or be away for long.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
@@ -53,20 +53,20 @@ const RETRY_MAX: Duration = Duration::from_secs(10);
 const LEFT_TO_ANOTHER: &str = "the state directory was moved or removed, and another agent acts: what is to be undone is left to that \
                                agent, which knows it by the VMs' marks";
 
-/// Why there is no guard.
+/// Why an agent has no guard.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GuardError {
-    /// It could not be started.
+    /// The process could not be started.
     #[error(
         "cannot start the guard process {exe}: {cause}; without it nothing would restore VMs if the agent died"
     )]
     Start {
         /// The binary.
         exe: String,
-        /// What the system said.
+        /// The system's error message.
         cause: String,
     },
-    /// It started and did not report that it is ready.
+    /// The process started but did not report that it is ready.
     #[error("the guard process {exe} ended, or took over {} s, before it was ready", START_MAX.as_secs())]
     NotReady {
         /// The binary.
@@ -74,15 +74,15 @@ pub enum GuardError {
     },
 }
 
-/// The agent's end of the guard. Dropped without [`Guard::goodbye`] it looks as if the agent had died: the guard restores.
+/// The agent's handle on its guard. Dropping it without [`Guard::goodbye`] looks like the agent's death, so the guard restores.
 #[derive(Debug)]
 pub struct Guard {
     heartbeat: Heartbeat,
     child: Child,
 }
 
-/// Starts a guard: `exe` with `args`, which must lead to [`run`] with standard input as its pipe. Returns once the guard has
-/// left the agent's session, so that no signal to the agent's group reaches it.
+/// Starts a guard process: `exe` with `args`, which must lead to [`run`] with standard input as its pipe. Returns once the guard
+/// has left the agent's session, so that no signal to the agent's process group reaches it.
 ///
 /// # Errors
 /// When the guard cannot be started, or ends before it is ready.
@@ -99,7 +99,7 @@ pub fn spawn(exe: &Path, args: &[OsString], heartbeat: &Heartbeat) -> Result<Gua
         .args(args)
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::piped())
-        // The guard is no service and must not notify the service manager.
+        // The guard is not a service and must not notify the service manager.
         .env_remove("NOTIFY_SOCKET")
         .env_remove("WATCHDOG_USEC")
         .spawn()
@@ -115,7 +115,7 @@ pub fn spawn(exe: &Path, args: &[OsString], heartbeat: &Heartbeat) -> Result<Gua
         wait_for_guard(&mut child);
         return Err(GuardError::NotReady { exe: name() });
     };
-    // The agent must not block on a hung guard.
+    // Non-blocking, so that a hung guard cannot block the agent.
     let answers = OwnedFd::from(answers);
     for end in [&ours, &answers] {
         rustix::io::ioctl_fionbio(end, true).map_err(|e| start(e.into()))?;
@@ -134,8 +134,8 @@ pub fn spawn(exe: &Path, args: &[OsString], heartbeat: &Heartbeat) -> Result<Gua
     })
 }
 
-/// Starts a guard in its own systemd unit, or as an ordinary child if it can have none. The second value says why it has no
-/// unit of its own. `root` is where the host's own files are.
+/// Starts a guard in its own systemd unit, or as an ordinary child process if no unit can be made. The second value says why
+/// there is no unit. The host's own files are below `root`.
 ///
 /// # Errors
 /// As [`spawn`].
@@ -156,17 +156,17 @@ pub fn spawn_apart(
 }
 
 impl Guard {
-    /// Whether the guard is alive and listens. If not, changes made from now on would stay if the agent died: start another
-    /// guard.
+    /// Whether the guard is alive and answers heartbeats. If not, the agent must start another guard: if the agent died, its
+    /// changes would stay.
     pub fn is_there(&mut self) -> bool {
         let line = self.heartbeat.line();
-        // Counted from the agent's last heartbeat: if the agent was busy for long, that is not its guard's fault.
+        // Measured from the agent's last heartbeat: a guard is not to blame if the agent was too busy to send one.
         let is_heard =
             |line: &Line| !line.is_broken && line.said.saturating_duration_since(line.heard) < SILENCE_MAX;
         line.as_ref().is_some_and(is_heard) && matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Ends the guard: the agent stops in an orderly way, and has restored or deliberately left what it changed.
+    /// Ends the guard when the agent stops in an orderly way, after it restored or deliberately left its changes.
     pub fn goodbye(mut self) {
         let line = self.heartbeat.line().take();
         let said = line.map(|line| rustix::io::write(&line.beats, &[GOODBYE]));
@@ -183,7 +183,7 @@ impl Guard {
     }
 }
 
-/// Waits for a guard to end, for a limited time: a stopped guard is killed.
+/// Waits for a guard to end, and kills it after [`START_MAX`]: a stopped guard never ends by itself.
 fn wait_for_guard(child: &mut Child) {
     let mut waited = Duration::ZERO;
     while waited < START_MAX && matches!(child.try_wait(), Ok(None)) {
@@ -200,9 +200,9 @@ impl Drop for Guard {
     }
 }
 
-/// Waits for the agent's end. A dying process closes its files one by one: its end of the pipe may be closed while it still
-/// holds the lock, and it must not be mistaken for a successor. Its children get another parent only after all of its files
-/// are closed.
+/// Waits until the agent has ended. A dying process closes its files one by one: it may have closed its end of the pipe and still
+/// hold the lock, and must not be mistaken for a successor. The kernel gives its children another parent only after closing all
+/// of its files.
 fn wait_for_end_of(agent: Option<Pid>) {
     let mut waited = Duration::ZERO;
     while rustix::process::getppid() == agent && waited < DYING_MAX {
@@ -231,13 +231,13 @@ pub struct Patience {
     pub grace: Duration,
 }
 
-/// Runs the guard until it ends; see the module. `pipe` is the read end, `state` the agent's state directory, `root` where
-/// the host's own files are. One byte goes to `ready` (standard output, where the agent waits for it) once the guard is on
-/// its own. `undo` restores what is in force and strikes it out in the journal. `say` reports once to the operator what
-/// could not be undone.
+/// Runs the guard until it ends, as the module describes. `pipe` is the read end of the pipe, `state` the agent's state
+/// directory; the host's own files are below `root`. The guard writes one byte to `ready` (standard output, where the agent waits
+/// for it) once it has left the agent's session. `undo` restores what is in force and strikes it out in the journal. `say`
+/// reports to the operator, once each, the changes that could not be undone.
 ///
 /// # Errors
-/// When the guard cannot share the right to act on this host; then it does not become ready.
+/// When the guard cannot share the right to act on this host; it then never reports that it is ready.
 pub fn run(
     pipe: impl AsFd,
     ready: &mut dyn Write,
@@ -247,10 +247,10 @@ pub fn run(
     mut say: impl FnMut(&str),
 ) -> Result<Ending, StateError> {
     leave_session();
-    // Held open: if the directory is moved away, its journal is still at hand.
+    // Held open: the journal stays within reach even if the directory is moved away.
     let dir = StateDir::open(state)?;
     let agent = rustix::process::getppid();
-    // The agent's lock may outlast it for a while: it is not its own successor.
+    // A dying agent may hold its lock for a while after the pipe closed: the guard must not mistake it for a successor.
     let own = agent.and_then(|agent| task::process(Path::new("/"), agent.as_raw_nonzero().get()).ok()?);
     let who = Holder::own_guard(state, own);
     let acting = Some(ActingLock::share(root, &who)?);
@@ -282,11 +282,11 @@ pub fn run(
 
 /// Leaves the agent's session, so that no signal to the agent's group reaches this process.
 fn leave_session() {
-    // Fails only for the leader of a process group, which is not in the agent's group.
+    // Fails only for the leader of a process group, and a group leader is not in the agent's group.
     let _ = rustix::process::setsid();
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // Only signals that cannot be caught are refused; these can be caught.
+        // Registering fails only for signals that cannot be caught; these can.
         let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));
     }
 }
@@ -299,24 +299,24 @@ struct Undoing<'a> {
     state: &'a Path,
     /// The guard.
     who: Holder,
-    /// Its agent.
+    /// The guard's agent.
     own: Option<Process>,
     acting: Option<ActingLock>,
     done: BTreeSet<VmId>,
     said: BTreeSet<String>,
-    /// What to expect of the journal after this guard.
+    /// What the next agent should expect of the journal.
     journal: JournalWas,
 }
 
 impl Undoing<'_> {
-    /// Waits for a new agent, and undoes once `grace` is over, until nothing is in force.
+    /// Waits for a new agent. Once `grace` is over, undoes until nothing is in force.
     fn until_done(
         mut self,
         grace: Duration,
         undo: &mut impl FnMut(&mut Journal) -> Undone,
         say: &mut impl FnMut(&str),
     ) -> Ending {
-        // No agent can take over from a directory that is not where an agent would look for it.
+        // If the directory is not where an agent would look for it, no agent can take over from it.
         let grace = if self.dir.is_in_place() {
             grace
         } else {
@@ -327,7 +327,7 @@ impl Undoing<'_> {
             let owner = Lock::owner_in(&self.dir).ok().flatten();
             match owner.filter(|owner| Some(owner.process) != self.own) {
                 Some(owner) if owner.is_guarded => return Ending::TakenOver,
-                // It will soon have a guard, or it undoes; if it ends before that, this guard goes on.
+                // The owner will soon have a guard, or it is undoing. If it ends before that, this guard continues.
                 Some(_) => self.acting = None,
                 None if self.is_replaced() => {
                     say(LEFT_TO_ANOTHER);
@@ -345,7 +345,7 @@ impl Undoing<'_> {
                     }
                 }
             }
-            // Short: a guard that has not run for long is taken to hang.
+            // Short pauses, because a guard that has not run for long is assumed to hang.
             let pause = LOOK_EVERY.min(next.saturating_sub(waited));
             let pause = pause.max(Duration::from_millis(1));
             std::thread::sleep(pause);
@@ -353,7 +353,7 @@ impl Undoing<'_> {
         }
     }
 
-    /// Whether an agent acts from another directory of the same name, despite this guard's right to act.
+    /// Whether another agent acts from a new directory at the same path, although this guard shares the right to act.
     fn is_replaced(&self) -> bool {
         let is_another = |owner: Owner| owner.is_guarded && Some(owner.process) != self.own;
         !self.dir.is_in_place()
@@ -363,9 +363,9 @@ impl Undoing<'_> {
 
     /// Undoes what is in force. Returns whether nothing is left.
     fn undo(&mut self, undo: &mut impl FnMut(&mut Journal) -> Undone, say: &mut impl FnMut(&str)) -> bool {
-        // Held while undoing: an agent that starts now waits. If another process holds it, the guard undoes all the same.
+        // Held while undoing, so that a new agent waits. If another process holds it, the guard undoes nevertheless.
         let mut lock = Lock::try_take_in(&self.dir, &self.who).ok().flatten();
-        // If the journal's files cannot be written, that is only a warning and undoing goes on.
+        // If the journal's files cannot be written, the journal only has a warning, and undoing continues.
         let opened = self.dir.again().map_err(Into::into).and_then(Journal::open_in);
         let failures = match opened {
             Ok(mut journal) => {
@@ -397,12 +397,12 @@ impl Undoing<'_> {
     }
 }
 
-/// Last sign of an agent.
+/// The last sign of life from an agent.
 enum LastWord {
     Goodbye,
     /// The agent's end of the pipe is closed.
     Closed,
-    /// The agent's end is open, but no beat comes.
+    /// The agent's end is open, but no heartbeat arrives.
     Silence,
 }
 
@@ -410,7 +410,7 @@ enum LastWord {
 fn last_word(pipe: &impl AsFd, answers: &mut dyn Write, silence_max: Duration) -> LastWord {
     let mut bytes = [0u8; 64];
     loop {
-        // Both may have been stopped, and the guard may be the first to wake up.
+        // The agent and the guard may both have been stopped, and the guard may be the first to wake up.
         if !is_readable(pipe, silence_max) && !is_readable(pipe, THAW.min(silence_max)) {
             return LastWord::Silence;
         }
@@ -425,7 +425,7 @@ fn last_word(pipe: &impl AsFd, answers: &mut dyn Write, silence_max: Duration) -
     }
 }
 
-/// Waits up to `most` until there is something to read, or the end of file. Returns whether there is.
+/// Waits up to `most` until the pipe has data or is at its end. Returns whether it is.
 fn is_readable(pipe: &impl AsFd, most: Duration) -> bool {
     let limit = Timespec::try_from(most).ok();
     loop {

@@ -5,14 +5,14 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The byte of a heartbeat, and of its answer.
+/// The byte that is a heartbeat, and the guard's answer to it.
 pub(crate) const BEAT: u8 = b'.';
 /// Least time between two beats of an agent.
 const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// How long an agent may be silent: twice as long as a libvirt call may take.
 pub const SILENCE_MAX: Duration = Duration::from_secs(20);
 
-/// The agent's heartbeat, to its guard and to other listeners. Anything that takes long must beat in between.
+/// The agent's heartbeat, to its guard and to other listeners. Code that takes long must call [`Heartbeat::beat`] meanwhile.
 #[derive(Clone, Default)]
 pub struct Heartbeat {
     line: Arc<Mutex<Option<Line>>>,
@@ -27,16 +27,16 @@ impl fmt::Debug for Heartbeat {
     }
 }
 
-/// The pipes between an agent and its guard. Neither end ever blocks.
+/// The agent's ends of the pipes to and from its guard. Neither ever blocks.
 #[derive(Debug)]
 pub(crate) struct Line {
     pub beats: OwnedFd,
     pub answers: OwnedFd,
-    /// When the agent beat last.
+    /// When the agent last sent a heartbeat.
     pub said: Instant,
-    /// When the guard answered last.
+    /// When the guard last answered.
     pub heard: Instant,
-    /// Whether the guard no longer reads.
+    /// Whether the guard has stopped reading.
     pub is_broken: bool,
 }
 
@@ -55,7 +55,7 @@ impl Line {
 }
 
 impl Heartbeat {
-    /// A heartbeat that calls `others` with each heartbeat; they must not block.
+    /// Creates a heartbeat that calls `others` at each beat; `others` must not block.
     pub fn heard_by(others: impl Fn() + Send + Sync + 'static) -> Heartbeat {
         Heartbeat {
             line: Arc::default(),
@@ -63,7 +63,7 @@ impl Heartbeat {
         }
     }
 
-    /// Beats: the agent is alive. Costs nothing if the last beat was less than a second ago.
+    /// Sends a heartbeat; the guard gets at most one per second.
     pub fn beat(&self) {
         if let Some(others) = &self.others {
             others();

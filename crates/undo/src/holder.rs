@@ -1,8 +1,8 @@
-//! Records which process holds a lock of the agent's, and checks that with the kernel before a silent guard is killed.
+//! Records which process holds one of the agent's locks, and checks the record with the kernel before a silent guard is killed.
 //!
-//! A guard holds the right to act on the host until everything is undone. If it is stopped (SIGSTOP, a debugger, a frozen
-//! cgroup) or hangs, it holds that right forever, and once its agent is dead no process undoes anything. Then the process
-//! that wants the lock kills that guard, and undoes by the journal.
+//! A guard holds the right to act on the host until everything is undone. A guard that is stopped (SIGSTOP, a debugger, a frozen
+//! cgroup) or hangs holds that right forever; if its agent is dead too, no process undoes anything. The process that wants the
+//! lock then kills that guard, and undoes what the journal lists.
 //!
 //! ```text
 //!   record in a file of our own: a guard, of an agent, for this state directory
@@ -10,8 +10,8 @@
 //!     ─▶ stopped for STOPPED_MAX, or not run for as long as a guard may be silent ─▶ SIGKILL ─▶ wait for its end
 //! ```
 //!
-//! A guard that undoes runs every few seconds: the longest it waits for is a libvirt call. The kernel counts how often and
-//! how long its first thread ran, even if the disk is full or read-only; a guard whose count grows is left to its work.
+//! A guard that is undoing runs every few seconds, since its longest wait is one libvirt call. The kernel counts how many times
+//! and how long its first thread ran, even if the disk is full or read-only. A guard whose counts grow is left to its work.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -28,15 +28,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::state_dir::StateDir;
 
-/// Room for paths and a few numbers.
+/// Enough for paths and a few numbers.
 const HOLDER_BYTES_MAX: u64 = 16 << 10;
-/// Prefix of a guard's record, before its process number.
+/// File name prefix of a guard's record; its process number follows.
 const RECORD: &str = "guard.";
 /// The argument that makes the program a guard.
 const GUARD: &str = "guard";
 /// How long a guard of a dead agent may be stopped.
 const STOPPED_MAX: Duration = Duration::from_secs(1);
-/// A guard that has not run for this long is waited for beyond the usual patience: it goes on, or its silence ends it.
+/// A new agent keeps waiting for a guard that has not run for this long: the guard resumes, or is killed for its silence.
 const QUIET: Duration = Duration::from_secs(2);
 /// How long a process may take to end after SIGKILL.
 const DYING_MAX: Duration = Duration::from_secs(5);
@@ -49,12 +49,12 @@ pub(crate) struct FileId {
 }
 
 impl FileId {
-    /// The file at a path; follows links.
+    /// Returns the identity of the file at a path; follows links.
     pub fn at(path: &Path) -> Option<FileId> {
         fs::metadata(path).ok().map(|file| FileId::from(&file))
     }
 
-    /// An open file.
+    /// Returns the identity of an open file.
     pub fn of(file: &File) -> Option<FileId> {
         file.metadata().ok().map(|file| FileId::from(&file))
     }
@@ -69,7 +69,7 @@ impl From<&fs::Metadata> for FileId {
     }
 }
 
-/// What a process holds a lock as.
+/// In which role a process holds a lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Role {
@@ -85,7 +85,7 @@ pub(crate) enum Role {
     },
 }
 
-/// What to expect of the journal of a lock's holder.
+/// What the next agent should expect of the lock holder's journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum JournalWas {
@@ -94,18 +94,18 @@ pub(crate) enum JournalWas {
     Over,
     /// The journal is there, and lists what is in force.
     Kept,
-    /// The journal was gone when a guard wanted to undo by it.
+    /// The journal was gone when a guard needed it to undo.
     Lost,
 }
 
-/// The process that took a lock last.
+/// The process that last took a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Holder {
     pub pid: i32,
     pub start_ticks: u64,
-    /// Its state directory.
+    /// The process's state directory.
     pub state: PathBuf,
-    /// Whether it has a guard, which undoes if the holder ends.
+    /// Whether the process has a guard, which undoes its changes if it ends.
     #[serde(default)]
     pub is_guarded: bool,
     #[serde(default)]
@@ -138,7 +138,7 @@ impl Holder {
         }
     }
 
-    /// Reads a lock's file.
+    /// Reads the holder from a lock's file.
     pub fn read(file: &mut File) -> Option<Holder> {
         let mut text = String::new();
         file.rewind().ok()?;
@@ -146,12 +146,12 @@ impl Holder {
         serde_json::from_str(&text).ok()
     }
 
-    /// Writes the holder to the lock's file. Overwrites first and truncates then: no reader finds an empty file, even if the
-    /// disk is full.
+    /// Writes the holder to the lock's file. Overwrites before truncating, so that no reader finds an empty file even if the disk
+    /// is full.
     pub fn write(&self, file: &mut File) {
         let text = self.text();
         let before = file.metadata().map_or(0, |file| file.len()).min(HOLDER_BYTES_MAX);
-        // JSON allows blanks after a document.
+        // Blanks are allowed after a JSON document.
         let padded = format!("{text:<width$}", width = before as usize);
         let _ = file
             .rewind()
@@ -170,7 +170,7 @@ impl Holder {
         }
     }
 
-    /// Describes the holder for people, and what to do about it.
+    /// Describes the holder to the operator, with advice on what to do.
     pub fn described(&self) -> String {
         let (pid, state) = (self.pid, self.state.display());
         let is_stopped = Signs::of(pid).is_some_and(|signs| signs.is_stopped);
@@ -202,7 +202,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Writes the record of a guard. On a full disk there is no record, and the guard works all the same.
+    /// Writes the record of a guard. If the disk is full, the guard works without a record.
     pub fn begin(dir: StateDir, guard: &Holder) -> Record {
         let name = format!("{RECORD}{}", guard.pid);
         let _ = dir.replace(&name, guard.text().as_bytes());
@@ -225,7 +225,7 @@ pub(crate) fn guards(dir: &StateDir) -> Vec<Holder> {
         .collect()
 }
 
-/// Removes all records. Only for the process that holds the lock exclusively: no guard shares it then.
+/// Removes all records. Only the process that holds the lock exclusively may call this, since no guard shares the lock then.
 pub(crate) fn forget_guards(dir: &StateDir) {
     for name in dir.names(RECORD) {
         let _ = dir.remove(&name);
@@ -235,7 +235,7 @@ pub(crate) fn forget_guards(dir: &StateDir) {
 /// What the kernel shows of a process's first thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Signs {
-    /// By SIGSTOP, or by a debugger.
+    /// Whether SIGSTOP or a debugger stopped the process.
     is_stopped: bool,
     /// Voluntary and involuntary context switches and running time: they grow whenever the thread runs.
     counts: Vec<String>,
@@ -286,11 +286,11 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Looks at these holders. Returns whether it is worth waiting beyond the usual patience.
+    /// Checks these holders. Returns whether it is worth waiting beyond the usual patience.
     pub fn look(&mut self, holders: impl IntoIterator<Item = Holder>) -> bool {
         let mut is_quiet = false;
         for holder in holders {
-            // The descriptor first: what is read after that is about the process the descriptor refers to.
+            // The pidfd is opened first: a signal sent through it cannot reach another process that gets the same number.
             let Some(guard) = silent_suspect(&holder, self.lock, self.state) else {
                 continue;
             };
@@ -355,7 +355,7 @@ fn silent_suspect(holder: &Holder, lock: &File, state: &Path) -> Option<OwnedFd>
     if is_own || holder.state != std::path::absolute(state).ok()? || task::is_alive(root, *agent) {
         return None;
     }
-    // From here on the number cannot mean another process.
+    // Opened before the checks: if they still find the recorded process, the pidfd refers to it.
     let pidfd = pidfd_open(Pid::from_raw(holder.pid)?, PidfdFlags::empty()).ok()?;
     let proc = PathBuf::from(format!("/proc/{}", holder.pid));
     let words = fs::read(proc.join("cmdline")).ok()?;
@@ -382,7 +382,8 @@ fn holds(proc: &Path, lock: &File) -> bool {
     open.flatten().any(is_locked)
 }
 
-/// Processes that hold a lock on this file according to the kernel: for people, if no record names the holder.
+/// Returns which processes hold a lock on this file according to the kernel, as text for the operator if no record names the
+/// holder.
 pub(crate) fn kernel_says(lock: &File) -> String {
     let inode = FileId::of(lock).map_or(0, |id| id.inode);
     let locks = fs::read_to_string("/proc/locks").unwrap_or_default();

@@ -1,5 +1,4 @@
-//! What every real host has in addition to the contract of `homenode-host`, on any hypervisor: an orderly end, whatever
-//! happens.
+//! What every real host provides in addition to the contract of `homenode-host`, on any hypervisor: an orderly end in all cases.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -26,28 +25,28 @@ pub enum Acting {
     DryRun,
 }
 
-/// How to watch and act on a host.
+/// Options for watching and acting on a host.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// What the host is.
     pub machine: Machine,
-    /// CPUs that the operator keeps for the host: no thread of a VM is pinned there.
+    /// CPUs that the operator reserves for the host: no thread of a VM is pinned to them.
     pub reserved_cpus: CpuSet,
     /// Root of `/proc`, `/sys` and `/run`: `/`, except in tests.
     pub root: PathBuf,
     /// Directory of the journal and the lock.
     pub state_dir: PathBuf,
-    /// Socket where guests' QEMUs find their topology pages.
+    /// Socket from which the VMs' QEMU processes get their topology pages.
     pub topology_socket: PathBuf,
     /// Whether plans are carried out.
     pub acting: Acting,
-    /// Ends waits and moves early: there is something to do, or a signal came.
+    /// Ends waits and page moves early when there is something to do or a signal arrived.
     pub wake_signal: WakeSignal,
     /// Tells the guard that the agent is alive.
     pub heartbeat: Heartbeat,
-    /// VMs that may be migrated to the same host. Only for Xen; elsewhere pages move without it.
+    /// VMs that may be migrated within the same host. Used only on Xen; other hosts move pages without it.
     pub local_migration: LocalMigration,
-    /// Whether to read from Xen's trace how long vCPUs wait, on a host that has one.
+    /// Whether to read the vCPUs' waiting times from Xen's trace, on a host that has one.
     pub trace_waiting: bool,
 }
 
@@ -74,11 +73,11 @@ impl Options {
 pub struct CarriedOver {
     /// The VM.
     pub vm: VmId,
-    /// Its home.
+    /// The VM's home.
     pub home: Option<NodeSet>,
-    /// CPUs that the earlier agent last gave each vCPU.
+    /// CPUs to which the earlier agent last pinned each vCPU.
     pub pins: BTreeMap<u16, CpuSet>,
-    /// Where its pages were moving when that agent ended.
+    /// The nodes to which the VM's pages were moving when that agent ended.
     pub moving: Option<NodeSet>,
 }
 
@@ -97,11 +96,11 @@ pub trait RealHost: Host {
     /// Homes, pins and unfinished moves that an earlier agent left on VMs that still run.
     fn carried_over(&self) -> Vec<CarriedOver>;
 
-    /// Restores every touched VM, as the guard would. The result lists what cannot be restored; that stays journalled.
+    /// Restores every touched VM, as the guard would. Lists what could not be restored, which stays in the journal.
     fn restore(&mut self) -> Undone;
 
-    /// Lifts every limit of the agent's: limits never outlast it, whatever else it leaves in force. Returns what could not
-    /// be lifted; that stays journalled.
+    /// Lifts all of the agent's limits: limits never outlast the agent, whatever else it leaves in force. Returns what could not
+    /// be lifted, which stays in the journal.
     fn lift_limits(&mut self) -> Vec<String>;
 }
 
@@ -110,7 +109,7 @@ pub trait Commit: Host {
     /// The last sample.
     fn last(&self) -> &Sample;
 
-    /// Refuses a plan whose VMs another program changed since the last sample.
+    /// Refuses a plan if another program changed one of its VMs since the last sample.
     ///
     /// # Errors
     /// [`Refusal::Stale`].
@@ -132,7 +131,7 @@ pub trait Commit: Host {
     fn heartbeat(&self) -> &Heartbeat;
 }
 
-/// Commits a plan: checks it, refuses it if its VMs changed since the sample, acts, and looks again.
+/// Commits a plan: checks it, refuses it if its VMs changed since the sample, carries it out, and samples its VMs again.
 ///
 /// # Errors
 /// Why nothing of the plan was carried out.

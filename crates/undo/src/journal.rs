@@ -1,20 +1,20 @@
-//! The journal: what the agent changed and how it was before, on disk before anything is changed.
+//! The journal: what the agent changed and what it was before, on disk before anything is changed.
 //!
-//! One line per key, `{vm, lever, entry}` behind a checksum, written and synced before the agent acts. The last line of a
-//! key wins: `entry` is what is in force there and how it was, `null` once nothing is. The journal knows no lever; each
-//! brings the type of its entry ([`Written`]). Each line is numbered and is in two files, so a flipped bit or a lost line in
-//! one file costs nothing. A crash leaves a torn last line, which is dropped silently; any other line with a bad checksum is
-//! kept in `journal.damaged` and reported.
+//! One line per key, `{vm, lever, entry}` behind a checksum, written and synced before the agent acts. The last line of a key
+//! counts: its `entry` says what is in force under the key and what it was before, and is `null` if nothing is in force. The
+//! journal knows no levers: each lever defines the type of its entry ([`Written`]). Each line is numbered and is in two files, so
+//! a flipped bit or a lost line in one file does no harm. A crash leaves a torn last line, which is dropped silently. Any other
+//! line with a bad checksum is kept in `journal.damaged` and reported.
 //!
-//! Reading needs neither room nor the right to write: the guard undoes what is listed on a full disk. Only a change must be
-//! on disk before it is made. What is no longer in force is struck out when there is room: undoing it twice does no harm,
-//! since only what still reads as the agent's is undone. The files are rewritten once they are several times as long as what
-//! is in force; a spare file is removed to make room for that.
+//! Reading needs neither free space nor permission to write, so the guard can undo the listed changes on a full disk. Only a
+//! change must be on disk before it is made. What is no longer in force is struck out when there is room. Undoing it twice does
+//! no harm, since a setting is undone only if it still has the agent's value. The files are rewritten once they are several times
+//! as long as what is in force; a spare file is removed to make room for the rewrite.
 //!
-//! The key `run` of a VM says which process it is and how it was when it was first touched; without it, lines of a VM mean
-//! nothing. A restored VM keeps this line until it ends, and so does a VM whose home was lifted: restoring leaves pins in
-//! libvirt's XML that no operator asked for, and only this line tells them from an operator's. If nothing is pinned any more
-//! and another program changed the VM, the line is written again before the VM is touched again.
+//! The key `run` of a VM identifies its process and says what the VM was like when it was first touched. Other lines of a VM mean
+//! nothing without it. A VM that was restored, or whose home was lifted, keeps this line until it ends: restoring leaves pins in
+//! libvirt's XML, and only this line tells them from an operator's. If nothing is pinned any more and another program changed the
+//! VM, the line is written again before the VM is touched again.
 
 mod line;
 
@@ -37,10 +37,10 @@ use line::{Line, Replay, replay};
 
 const COPIES: [&str; 2] = ["journal", "journal.copy"];
 const DAMAGED: &str = "journal.damaged";
-/// Room for a rewrite on a full disk.
+/// File that reserves room for a rewrite on a full disk.
 const SPARE: &str = "journal.spare";
 const SPARE_BYTES: usize = 16 << 10;
-/// Files may grow to this, or to several times the length of what is in force.
+/// The files are rewritten once they reach this length, or four times the length of what is in force if that is more.
 const REWRITE_BYTES: u64 = 256 << 10;
 /// Enough for 10,000 VMs of 256 vCPUs.
 const LIMIT_BYTES: u64 = 256 << 20;
@@ -50,7 +50,7 @@ const LIMIT_BYTES: u64 = 256 << 20;
 #[error("{0}; without a journal the agent changes nothing")]
 pub struct JournalError(#[from] pub StateError);
 
-/// What the journal has under this key is no state that a lever reads.
+/// The journal's entry under this key cannot be read by any lever.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "what the journal has under {0} cannot be read: another version of homenode wrote it, or it is damaged"
@@ -62,17 +62,17 @@ pub struct Unreadable(pub String);
 pub struct Run {
     /// The VM.
     pub vm: VmId,
-    /// Its name, for people.
+    /// The VM's name, for people.
     pub name: String,
     /// libvirt's number of this run.
     pub runtime_id: u32,
-    /// Its QEMU process.
+    /// The VM's QEMU process.
     pub pid: i32,
     /// When that process started, in clock ticks since boot.
     pub start_ticks: u64,
 }
 
-/// The same run, whatever its name is by now.
+/// Compares everything but the name, which may change during a run.
 impl PartialEq for Run {
     fn eq(&self, other: &Run) -> bool {
         let id = |run: &Run| (run.vm, run.runtime_id, run.pid, run.start_ticks);
@@ -84,13 +84,13 @@ impl PartialEq for Run {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Helper {
-    /// The emulator, with all threads that have no other role.
+    /// The emulator: all threads that have no other role.
     Emulator,
     /// The I/O thread of this number.
     IoThread(u32),
 }
 
-/// A thread that runs a vCPU: its number may be reused, its number and start time together may not.
+/// A thread that runs a vCPU. Its number may be reused, but not its number together with its start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VcpuThread {
     /// Kernel's thread id.
@@ -99,12 +99,12 @@ pub struct VcpuThread {
     pub start_ticks: u64,
 }
 
-/// How a VM was before the agent touched it.
+/// The state of a VM before the agent touched it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Before {
     /// CPUs of each vCPU.
     pub vcpus: BTreeMap<u16, CpuSet>,
-    /// vCPUs that the operator had pinned by hand.
+    /// vCPUs that the operator had pinned.
     pub operator_pins: Vec<u16>,
     /// CPUs of the emulator.
     pub emulator: CpuSet,
@@ -114,24 +114,24 @@ pub struct Before {
     pub operator_helpers: Vec<Helper>,
     /// Memory nodes, if libvirt can change them while the VM runs.
     pub nodes: Option<NodeSet>,
-    /// Threads of vCPUs that only QEMU's monitor knows: restoring must not have to ask it.
+    /// Threads of vCPUs, if only QEMU's monitor knows them: restoring must not have to ask it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub threads: BTreeMap<u16, VcpuThread>,
 }
 
-/// What the journal holds for one lever of a VM, from before it is pulled until nothing of the agent's is in force there.
+/// A lever's journal entry for a VM, from before the lever is used until none of its changes is in force.
 pub trait Written: Serialize + DeserializeOwned {
-    /// Name of the lever in the file.
+    /// The lever's key in the file.
     const KEY: &'static str;
 }
 
-/// Key of where a VM's pages were moving: the next agent goes on from there, and nothing is undone.
+/// Key of the nodes to which a VM's pages were moving: the next agent resumes the move, and nothing is undone.
 pub const MOVING: &str = "pages";
 
-/// Key of what is no longer in force, remembered in case a VM comes back with it.
+/// Key of settings that are no longer in force, kept in case a VM comes back with them.
 pub const PAST: &str = "past";
 
-/// Whether the entry under a key is undone after the agent.
+/// Whether the entry under this key is undone after the agent's end.
 pub fn is_undone(key: &str) -> bool {
     key != MOVING && key != PAST
 }
@@ -139,7 +139,7 @@ pub fn is_undone(key: &str) -> bool {
 /// The key of [`Start`].
 const RUN: &str = "run";
 
-/// Which run of a VM was touched, and how it was before.
+/// Which run of a VM was touched, and its state before.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Start {
     run: Run,
@@ -149,11 +149,11 @@ struct Start {
 /// What is in force for one VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The run it belongs to.
+    /// The run that this entry belongs to.
     pub run: Run,
-    /// How it was before.
+    /// The VM's state before.
     pub before: Before,
-    /// By lever.
+    /// The entries by lever.
     levers: BTreeMap<String, Value>,
 }
 
@@ -166,11 +166,11 @@ pub struct Journal {
     entries: BTreeMap<VmId, Entry>,
     /// The number of the next line.
     next: u64,
-    /// Lines to write before any other: facts that could not be written yet.
+    /// Lines to write before any others, because they could not be written when they were due.
     owed: Vec<Line>,
     /// File size in bytes at which both files are rewritten.
     rewrite_at: u64,
-    /// Whether the files had everything that was written to them; if not, VMs' own marks may know more.
+    /// Whether the files existed, complete and undamaged; if not, the marks on the VMs may know more.
     is_whole: bool,
     /// Whether the files existed.
     was_there: bool,
@@ -179,8 +179,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal in this state directory, and creates what is missing. If the files cannot be written, their
-    /// contents are loaded all the same, with a warning.
+    /// Opens the journal in this state directory, and creates what is missing. If the files cannot be written, still loads their
+    /// contents, with a warning.
     ///
     /// # Errors
     /// When the directory cannot be used, or a file is too large.
@@ -241,7 +241,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Whether its files existed and had everything that was written to them.
+    /// Whether the journal's files existed, complete and undamaged.
     pub fn is_whole(&self) -> bool {
         self.is_whole
     }
@@ -267,25 +267,25 @@ impl Journal {
         self.entries.get(&vm)
     }
 
-    /// Writes down how a VM is before it is touched. Nothing is in force any more for another run of it.
+    /// Writes down the state of a VM before it is touched. What was in force on another run of the VM no longer is.
     ///
     /// # Errors
-    /// When it could not be written, here and in the methods below; then the agent must not act.
+    /// If it could not be written, here and in the methods below; the agent must then not act.
     pub fn begin(&mut self, run: Run, before: Before) -> Result<(), JournalError> {
         self.write(self.start(run, before))
     }
 
-    /// Lines that make this run of a VM the touched one.
+    /// Returns the lines that make this run the touched run of its VM.
     fn start(&self, run: Run, before: Before) -> Vec<Line> {
         let former = self.entry(run.vm).filter(|entry| entry.run != run);
-        // The former levers first: a crash in between leaves an ended run with nothing known to be in force.
+        // The former levers are cleared first: after a crash in between, the journal has an ended run with nothing in force.
         let mut lines: Vec<Line> = former.map(|entry| entry.none(|_| true)).unwrap_or_default();
         lines.push(Line::new(run.vm, RUN, &Start { run, before }));
         lines
     }
 
-    /// Adds what another witness says is in force on a run of a VM. An entry already here takes precedence. It is in force
-    /// whether it can be written down or not, and has to be undone.
+    /// Adds what another witness reports to be in force on a run of a VM. Existing entries take precedence. What is added has to
+    /// be undone, so it counts as in force even if it cannot be written down.
     pub fn take_in(&mut self, seen: &Entry) {
         let vm = seen.run.vm;
         let known = self.entry(vm).filter(|known| known.run == seen.run);
@@ -304,10 +304,10 @@ impl Journal {
         self.note(start.into_iter().chain(new).collect());
     }
 
-    /// Writes down what will be in force on a lever of a VM.
+    /// Writes down what a lever of a VM is about to put in force.
     ///
     /// # Errors
-    /// When it could not be written; then the agent must not act.
+    /// If it could not be written; the agent must then not act.
     pub fn set<T: Written>(&mut self, vm: VmId, entry: &T) -> Result<(), JournalError> {
         self.write(vec![Line::new(vm, T::KEY, entry)])
     }
@@ -368,7 +368,7 @@ impl Journal {
             line.apply(&mut self.entries);
         }
         if length >= self.rewrite_at && self.rewrite().is_err() {
-            // Retried once the file has doubled.
+            // Tried again once the file has doubled in length.
             self.rewrite_at = length * 2;
         }
         Ok(())
@@ -393,14 +393,14 @@ impl Journal {
         #[cfg(any(test, feature = "testing"))]
         let written = written.and_then(|()| fault::of_file(Point::Written));
         if let Err(e) = written {
-            // Half a line would spoil the next one.
+            // A partial line would corrupt the next one.
             let _ = file.set_len(length);
             return Err(failed(e));
         }
         Ok(length + text.len() as u64)
     }
 
-    /// Replaces the files by new ones with only what is in force. Removes the spare file to make room.
+    /// Replaces both files with new ones that list only what is in force. Removes the spare file to make room.
     fn rewrite(&mut self) -> Result<(), JournalError> {
         let mut lines = vec![Line::reset()];
         lines.extend(self.entries.values().flat_map(|entry| entry.lines(|_| true)));
@@ -410,7 +410,7 @@ impl Journal {
             .map(|(n, line)| line.numbered(n).encode())
             .collect();
         self.dir.remove(SPARE)?;
-        // Even if this fails, no number is used twice, and nothing is appended to a file that may have been replaced.
+        // Even if the rewrite fails, no number is used twice, and no line is appended to a file that may have been replaced.
         self.next += count;
         self.copies[0] = None;
         // One after the other, so that one whole copy of each line always exists.
@@ -419,13 +419,13 @@ impl Journal {
         self.copies[1] = self.dir.replace(COPIES[1], text.as_bytes()).ok();
         let length = text.len() as u64;
         self.rewrite_at = REWRITE_BYTES.max(4 * length);
-        // Without the spare file a full disk is only noticed a little earlier.
+        // Without the spare file, rewriting fails a little earlier on a full disk.
         let _ = self.dir.replace(SPARE, &vec![b' '; 2 * text.len() + SPARE_BYTES]);
         Ok(())
     }
 }
 
-/// Reads both files. Returns their lines, whether any exist, and errors of one file that the other makes up for.
+/// Reads both files. Returns their lines, whether any file exists, and the errors of a file that the other one makes up for.
 fn read(dir: &StateDir) -> Result<(Replay, bool, Vec<String>), JournalError> {
     let [first, second] = COPIES.map(|name| dir.read(name, LIMIT_BYTES));
     match (first, second) {
@@ -446,7 +446,7 @@ fn read(dir: &StateDir) -> Result<(Replay, bool, Vec<String>), JournalError> {
 }
 
 impl Run {
-    /// Its QEMU process.
+    /// The run's QEMU process.
     pub fn process(&self) -> Process {
         Process {
             pid: self.pid,
@@ -456,12 +456,12 @@ impl Run {
 }
 
 impl Entry {
-    /// Its QEMU process.
+    /// The QEMU process of the entry's run.
     pub fn process(&self) -> Process {
         self.run.process()
     }
 
-    /// Keys with something to undo, whether a lever can read it or not.
+    /// Keys that have something to undo, even if no lever can read the entry.
     pub fn to_undo(&self) -> impl Iterator<Item = &str> {
         self.keys().filter(|key| is_undone(key))
     }
@@ -471,7 +471,7 @@ impl Entry {
         self.to_undo().next().is_some()
     }
 
-    /// What is in force on a lever; `None` if it cannot be read as that type, while [`Entry::keys`] still lists it.
+    /// Returns what is in force on a lever; `None` if it cannot be read as that type, though [`Entry::keys`] still lists it.
     pub fn get<T: Written>(&self) -> Option<T> {
         T::deserialize(self.levers.get(T::KEY)?).ok()
     }
@@ -481,19 +481,19 @@ impl Entry {
         self.levers.keys().map(String::as_str)
     }
 
-    /// This entry without the keys that are not meant.
+    /// Keeps only the keys for which `is_meant` returns true.
     #[must_use]
     pub fn only(mut self, is_meant: impl Fn(&str) -> bool) -> Entry {
         self.levers.retain(|key, _| is_meant(key));
         self
     }
 
-    /// The meant keys as lines of a file, without numbers.
+    /// Returns the selected keys as lines of a file, without numbers.
     pub fn written(&self, is_meant: impl Fn(&str) -> bool) -> String {
         self.lines(is_meant).iter().map(Line::encode).collect()
     }
 
-    /// Parses such lines. A single bad line discards all of them: what is half known is not undone.
+    /// Parses the lines of [`Entry::written`]. One bad line discards all of them: a VM that is half known must not be undone.
     pub fn from_written(text: &str) -> Option<Entry> {
         let mut entries = BTreeMap::new();
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -508,7 +508,7 @@ impl Entry {
         keys.iter().any(|key| self.levers.contains_key(*key))
     }
 
-    /// Lines that state the run and the meant levers.
+    /// Lines that state the run and the selected levers.
     fn lines(&self, is_meant: impl Fn(&str) -> bool) -> Vec<Line> {
         let (vm, run, before) = (self.run.vm, self.run.clone(), self.before.clone());
         let levers = self.levers.iter().filter(|(lever, _)| is_meant(lever));
@@ -518,14 +518,14 @@ impl Entry {
             .collect()
     }
 
-    /// Lines that strike out the meant levers.
+    /// Lines that strike out the selected levers.
     fn none(&self, is_meant: impl Fn(&str) -> bool) -> Vec<Line> {
         let keys = self.levers.keys().filter(|key| is_meant(key));
         keys.map(|key| Line::none(self.run.vm, key)).collect()
     }
 }
 
-/// Whether there is a journal, or one that cannot be looked at.
+/// Whether a journal exists, or may exist but cannot be read.
 pub(crate) fn is_there(state: &Path) -> bool {
     let found = StateDir::open_existing(state).map(|dir| dir.map(|dir| read(&dir)));
     !matches!(found, Ok(None | Some(Ok((_, false, _)))))
@@ -547,7 +547,7 @@ pub fn peek(state: &Path) -> BTreeMap<VmId, Entry> {
     try_peek(state).unwrap_or_default()
 }
 
-/// As [`peek`]; `None` if it exists and cannot be read.
+/// Like [`peek`]; `None` if the journal exists but cannot be read.
 pub(crate) fn try_peek(state: &Path) -> Option<BTreeMap<VmId, Entry>> {
     let Some(dir) = StateDir::open_existing(state).ok()? else {
         return Some(BTreeMap::new());

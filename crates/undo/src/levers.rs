@@ -1,4 +1,4 @@
-//! What the levers of every host have in common: leases, the backoff after refusals, and the order of their calls.
+//! What the levers of every host have in common: leases, the backoff after refusals, and the order in which they are called.
 //!
 //! ```text
 //!               journal, set            lease over, or Lift
@@ -7,8 +7,8 @@
 //!                              └────────────────────────────▶ theirs, not touched
 //! ```
 //!
-//! A lever of one VM is a [`LeverState`], in a file of its host's crate. The agent that first sees the VM makes it from the
-//! journal, and so does the guard that undoes: what an agent has in force is exactly what must be undone after it.
+//! A lever of one VM is a [`LeverState`], defined in the host's crate. Its state is read from the journal, both by the agent that
+//! first sees the VM and by the guard that undoes: what an agent has in force is exactly what must be undone after it.
 
 use homenode_host::{Act, Lever, Limit, Outcome, VmSample};
 use homenode_kernel::now;
@@ -16,20 +16,20 @@ use homenode_units::Ns;
 
 use crate::acting::{CARRIED_LEASE, RETRY};
 
-/// A kind of host, by the types that its levers work on.
+/// A kind of host, defined by the types that its levers work on.
 pub trait HostKind: Sized + 'static {
     /// What a lever needs from its host.
     type Context;
     /// A VM.
     type Vm;
-    /// A VM whose agent has ended.
+    /// A VM whose agent has ended, for undoing.
     type After<'a>;
     /// Why a lever could not be set or lifted.
     type Error: Clone;
-    /// Why a lever could not be undone after the agent.
+    /// Why a lever could not be undone after the agent's end.
     type UndoError;
 
-    /// Where the levers of a VM are kept.
+    /// Returns the levers of a VM.
     fn levers<'a>(context: &'a mut Self::Context, vm: &'a mut Self::Vm) -> &'a mut Levers<Self>;
 }
 
@@ -41,7 +41,7 @@ pub trait LeverState<K: HostKind> {
     /// The name of this act in errors.
     fn what(&self, act: &Act) -> &'static str;
 
-    /// Whether that is in force already, so that only its lease must be renewed.
+    /// Whether the act is in force already, so that only its lease must be renewed.
     ///
     /// # Errors
     /// If what is in force cannot be read.
@@ -49,35 +49,35 @@ pub trait LeverState<K: HostKind> {
         Ok(false)
     }
 
-    /// Journals it, does it, and reads it back.
+    /// Journals the act, carries it out, and reads the result back.
     ///
     /// # Errors
-    /// Why it is not in force.
+    /// Why the act is not in force.
     fn set(&mut self, context: &mut K::Context, vm: &mut K::Vm, act: &Act) -> Result<Outcome, K::Error>;
 
-    /// Restores the operator's setting, if something of the agent's is in force.
+    /// Restores the operator's setting if the agent's is in force.
     ///
     /// # Errors
-    /// Why it is not restored; that stays journalled.
+    /// Why it is not restored; the entry stays in the journal.
     fn lift(&mut self, _context: &mut K::Context, _vm: &mut K::Vm) -> Result<(), K::Error> {
         Ok(())
     }
 
-    /// Ends what must not outlast the agent and has no lease.
+    /// Ends settings that have no lease but must not outlast the agent.
     ///
     /// # Errors
-    /// Why it does not end; that stays journalled.
+    /// Why a setting does not end; its entry stays in the journal.
     fn leave(&mut self, _context: &mut K::Context, _vm: &mut K::Vm) -> Result<(), K::Error> {
         Ok(())
     }
 
-    /// Whether the kernel may refuse the same act each time, such as a pin outside a cpuset: it is then retried with
+    /// Whether the kernel may refuse the same act every time, such as a pin outside a cpuset. Such an act is retried with
     /// backoff.
     fn may_be_refused_for_good(&self) -> bool {
         false
     }
 
-    /// Takes account of what others did since the last look.
+    /// Updates the state to what other programs changed since the last look.
     fn reconcile(&mut self, _context: &mut K::Context, _vm: &mut K::Vm, _is_first: bool) {}
 
     /// Adds what is in force to a sample.
@@ -88,7 +88,7 @@ pub trait LeverState<K: HostKind> {
         None
     }
 
-    /// Journal keys with something to undo; empty if there is nothing.
+    /// Journal keys that have something to undo.
     fn journalled(&self) -> Vec<&'static str> {
         Vec::new()
     }
@@ -96,35 +96,35 @@ pub trait LeverState<K: HostKind> {
     /// Undoes what a dead agent journalled. Also `Ok` if that run of the VM has ended.
     ///
     /// # Errors
-    /// What could not be undone; that stays journalled.
+    /// What could not be undone; its entry stays in the journal.
     fn undo(&self, _after: &mut K::After<'_>) -> Result<(), K::UndoError> {
         Ok(())
     }
 }
 
-/// A lever of a VM, and until when its lease lasts.
+/// A lever of a VM, and when its lease expires.
 struct Leased<K: HostKind> {
     state: Box<dyn LeverState<K>>,
     until: Option<Ns>,
     refused: Option<Refused<K::Error>>,
 }
 
-/// Recent failures in a row of the same act.
+/// Consecutive failures of the same act.
 struct Refused<E> {
     act: Act,
     error: E,
     count: u32,
-    /// Until when it is not retried.
+    /// When the act may be tried again.
     until: Ns,
 }
 
-/// How often the same act may fail on a VM before it is retried less often.
+/// How many times the same act may fail on a VM before it is retried less often.
 const TRIES: u32 = 3;
 /// Shortest and longest pause of that backoff.
 const PAUSES: (Ns, Ns) = (Ns::from_secs(10), Ns::from_secs(600));
 
 impl<E> Refused<E> {
-    /// Counts one more failure of the same act, or the first of another.
+    /// Counts one more failure of the same act, or the first failure of another.
     fn again(before: Option<Refused<E>>, act: &Act, error: E, at: Ns) -> Refused<E> {
         let before = before.filter(|refused| refused.act == *act);
         let count = before.map_or(0, |refused| refused.count) + 1;
@@ -157,7 +157,7 @@ impl<K: HostKind> Leased<K> {
         let done = self.state.set(context, vm, act);
         self.until = until;
         if done.is_err() {
-            // On any failure: either the VM is restored now, or the lease's end tries again.
+            // Whatever failed: either lifting restores the VM now, or it is tried again when the lease expires.
             let _ = self.lift(context, vm);
         }
         done
@@ -189,7 +189,7 @@ impl<K: HostKind> Leased<K> {
 
 /// The levers of a VM, in the order in which they are undone.
 pub struct Levers<K: HostKind> {
-    /// One that is at work is taken out meanwhile.
+    /// A lever is taken out while it is in use.
     all: Vec<Option<Leased<K>>>,
 }
 
@@ -201,7 +201,7 @@ impl<K: HostKind> std::fmt::Debug for Levers<K> {
 }
 
 impl<K: HostKind> Levers<K> {
-    /// These levers. What an earlier agent left on them ends with a lease, except in a dry run (`acts` is false).
+    /// Creates the levers of a VM. What an earlier agent left on them gets a lease, except in a dry run (`acts` is false).
     pub fn new(states: Vec<Box<dyn LeverState<K>>>, acts: bool) -> Levers<K> {
         let carried = acts.then(|| now() + CARRIED_LEASE);
         let leased = |state: Box<dyn LeverState<K>>| {
@@ -237,7 +237,7 @@ impl<K: HostKind> Levers<K> {
         self.in_place().filter_map(|leased| leased.until).min()
     }
 
-    /// Runs a closure on each lever of a VM, which is taken out meanwhile.
+    /// Runs a closure on each lever of a VM; each is taken out while the closure runs.
     fn for_each(
         context: &mut K::Context,
         vm: &mut K::Vm,
@@ -262,7 +262,7 @@ impl<K: HostKind> Levers<K> {
         Some(done)
     }
 
-    /// Carries out an act on the VM; `None` if the host has no such lever.
+    /// Carries out an act on the VM; `None` if the host has no lever for it.
     pub fn act(context: &mut K::Context, vm: &mut K::Vm, act: &Act) -> Option<Result<Outcome, K::Error>> {
         let is_it = |leased: &Leased<K>| leased.state.lever() == act.lever();
         let mut all = K::levers(context, vm).all.iter();
@@ -272,7 +272,7 @@ impl<K: HostKind> Levers<K> {
         })
     }
 
-    /// Takes account of what others did since the last look.
+    /// Updates each lever to what other programs changed since the last look.
     pub fn reconcile(context: &mut K::Context, vm: &mut K::Vm, is_first: bool) {
         Self::for_each(context, vm, |leased, context, vm| {
             leased.state.reconcile(context, vm, is_first);
@@ -286,12 +286,12 @@ impl<K: HostKind> Levers<K> {
         });
     }
 
-    /// Ends what must not outlast the agent. Returns what could not be ended; that stays journalled.
+    /// Ends what must not outlast the agent. Returns what could not be ended, which stays in the journal.
     pub fn lift_limits(context: &mut K::Context, vm: &mut K::Vm) -> Vec<K::Error> {
         Self::lift_some(context, vm, |leased| leased.until.is_some())
     }
 
-    /// Restores everything that is in force. Returns what could not be restored; that stays journalled.
+    /// Restores everything that is in force. Returns what could not be restored, which stays in the journal.
     pub fn restore(context: &mut K::Context, vm: &mut K::Vm) -> Vec<K::Error> {
         Self::lift_some(context, vm, |_| true)
     }
@@ -311,7 +311,7 @@ impl<K: HostKind> Levers<K> {
         failures
     }
 
-    /// Lifts what is held by leases that have expired at `at`. Returns what could not be lifted; it is tried again.
+    /// Lifts the settings whose leases have expired at `at`. Returns what could not be lifted, which will be tried again.
     pub fn end_leases(context: &mut K::Context, vm: &mut K::Vm, at: Ns) -> Vec<K::Error> {
         let mut failures = Vec::new();
         Self::for_each(context, vm, |leased, context, vm| {

@@ -1,14 +1,15 @@
-//! The part of Homenode that must never fail: every change on a host is journalled before it is made, and undone by the
-//! agent itself, by its guard if it dies or hangs, or by the next agent.
+//! The part of Homenode that must never fail. Every change on a host is journalled before it is made. It is undone by the agent
+//! itself, by its guard if the agent dies or hangs, or by the next agent.
 //!
-//! This crate knows no hypervisor and no policy. `README.md` in its directory has the states and what each promise rests on.
+//! This crate knows no hypervisor and no policy. `README.md` in its directory shows the states and says what each promise rests
+//! on.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`host`] | what every real host has in addition to the contract; [`commit`] commits a plan on any of them |
+//! | [`host`] | what every real host provides in addition to the contract; [`commit`] commits a plan on any of them |
 //! | [`acting`] | takes the right to act on a host; ends leases while the agent waits |
 //! | [`levers`] | what the levers of every host have in common: leases, backoff |
-//! | [`journal`] | what was changed and how it was before, on disk before anything is changed |
+//! | [`journal`] | what was changed and what it was before, on disk before anything is changed |
 //! | [`guard`] | the process that undoes if the agent dies or hangs |
 //! | [`heartbeat`] | heartbeat between agent and guard |
 //! | [`lock`], `holder` | which agent may act on the host, and which process holds that right now |

@@ -1,13 +1,13 @@
-//! Locks: one agent for a state directory, and one on a host, wherever its state directory is.
+//! Locks: one agent per state directory, and one agent per host, wherever its state directory is.
 //!
 //! ```text
 //!   agent.lock    in the state directory: held by its agent, or by the process that undoes for it
-//!   acting.lock   in the host's own place: exclusive while an agent begins, then shared with its guard, so that no other
-//!                 agent begins before everything of this one is undone
+//!   acting.lock   in a fixed place on the host: exclusive while an agent begins, then shared with its guard, so that no other
+//!                 agent begins before everything that this one changed is undone
 //! ```
 //!
-//! Both are where other users cannot lock them. They say which agent may act, not whether it is alive: the guard's beat does
-//! that.
+//! Both files are where other users cannot lock them. They say which agent may act, but not whether it is alive: its heartbeat to
+//! the guard says that.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
@@ -30,7 +30,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How long to wait for a lock that another process holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Waits {
-    /// While its holder is active: a guard may be about to finish.
+    /// Patience while the holder is active: a guard may be about to finish.
     pub patience: Duration,
     /// How long the guard of a dead agent may be silent before it is killed.
     pub silence: Duration,
@@ -45,7 +45,7 @@ impl From<Duration> for Waits {
     }
 }
 
-/// The lock that one agent (or the guard that undoes for it) holds while it owns a journal.
+/// The lock on a journal, held by the agent that owns it or by the guard that undoes for that agent.
 #[derive(Debug)]
 pub struct Lock {
     file: File,
@@ -81,7 +81,7 @@ impl Lock {
         Ok(Some(Lock::of(file, path, Holder::own(state))))
     }
 
-    /// As [`Lock::try_take`], for the guard of an agent, in the directory that the guard holds open.
+    /// Like [`Lock::try_take`], for an agent's guard, in the directory that the guard holds open.
     pub(crate) fn try_take_in(dir: &StateDir, guard: &Holder) -> Result<Option<Lock>, StateError> {
         let path = dir.path_of(AGENT);
         let file = dir.open_to_write(AGENT)?;
@@ -102,7 +102,7 @@ impl Lock {
         }
     }
 
-    /// Records whether its holder has a guard: the guard of an agent that ended stays until then.
+    /// Records whether the holder has a guard. A dead agent's guard stays until its successor is guarded.
     pub fn set_guarded(&mut self, is_guarded: bool) {
         self.holder.is_guarded = is_guarded;
         self.holder.write(&mut self.file);
@@ -113,7 +113,7 @@ impl Lock {
         self.holder.process()
     }
 
-    /// Records what to expect of the holder's journal from now on.
+    /// Records what the next agent should expect of the holder's journal.
     pub(crate) fn set_journal(&mut self, journal: JournalWas) {
         self.holder.journal = journal;
         self.holder.write(&mut self.file);
@@ -124,7 +124,7 @@ impl Lock {
         self.former
     }
 
-    /// Takes the list of guards that were killed to take the lock, as sentences for the operator; each once.
+    /// Takes the list of guards that were killed to take the lock: a sentence for the operator about each, returned once.
     pub fn take_ended(&mut self) -> Vec<String> {
         std::mem::take(&mut self.ended)
     }
@@ -134,10 +134,11 @@ impl Lock {
         is_there(&self.file, &self.path)
     }
 
-    /// Takes the lock, waiting up to `waits`: a guard may be about to finish. Kills a silent guard of a dead agent.
+    /// Takes the lock, waiting for as long as `waits` allows: a guard may be about to finish. Kills a silent guard of a dead
+    /// agent.
     ///
     /// # Errors
-    /// When the lock file cannot be opened, or another agent holds the lock all that time.
+    /// When the lock file cannot be opened, or another process holds the lock all that time.
     pub fn take(state: &Path, waits: impl Into<Waits>) -> Result<Lock, StateError> {
         let waits = waits.into();
         let file = StateDir::open(state)?.open_to_write(AGENT)?;
@@ -193,21 +194,22 @@ impl Lock {
 pub struct ActingLock {
     file: File,
     path: PathBuf,
-    /// What the previous agent recorded about its journal, if its state directory was the same.
+    /// What the previous agent recorded about its journal, if it used the same state directory.
     former: JournalWas,
     /// Guards that were killed to take the lock.
     ended: Vec<String>,
-    /// The record that a guard shares the lock.
+    /// The record of the guard that shares the lock; `None` for an agent.
     _record: Option<Record>,
 }
 
 impl ActingLock {
-    /// Takes the lock for an agent: exclusive at first, so that no other agent acts, then shared with its guard. The host's
-    /// own place is below `root`. Kills a silent guard of a dead agent with the same state directory.
+    /// Takes the lock for an agent: first exclusively, so that no other agent acts, then shared with its guard. The lock's fixed
+    /// place is below `root`. Kills a silent guard of a dead agent that used the same state directory.
     ///
     /// # Errors
-    /// When the lock file cannot be opened; while another agent acts, or a guard undoes for one; and when an agent that is
-    /// gone left something in force, which only its own state directory tells.
+    /// - The lock file cannot be opened.
+    /// - Another agent acts, or a guard undoes for one.
+    /// - An agent that has ended left something in force, which is known only from that agent's state directory.
     pub fn take(root: &Path, state: &Path, waits: impl Into<Waits>) -> Result<ActingLock, StateError> {
         let waits = waits.into();
         let dir = StateDir::open(&place(root))?;
@@ -254,17 +256,17 @@ impl ActingLock {
         is_there(&self.file, &self.path)
     }
 
-    /// What the previous agent recorded about its journal, if its state directory was the same.
+    /// What the previous agent recorded about its journal, if it used the same state directory.
     pub(crate) fn former_journal(&self) -> JournalWas {
         self.former
     }
 
-    /// Takes the list of guards that were killed to take the lock, as sentences for the operator; each once.
+    /// Takes the list of guards that were killed to take the lock: a sentence for the operator about each, returned once.
     pub fn take_ended(&mut self) -> Vec<String> {
         std::mem::take(&mut self.ended)
     }
 
-    /// Records what to expect of a journal from now on, if `of` is the process that took the right last.
+    /// Records what to expect of a journal from now on, if `of` is the process that last took the right to act.
     pub(crate) fn set_journal(&mut self, of: Process, journal: JournalWas) {
         let holder = Holder::read(&mut self.file).filter(|holder| holder.process() == of);
         if let Some(mut holder) = holder {
@@ -273,7 +275,7 @@ impl ActingLock {
         }
     }
 
-    /// Shares the lock with the agent that has it, for the agent's guard, and records that next to the lock.
+    /// Shares the agent's lock with its guard, and writes the guard's record next to the lock.
     ///
     /// # Errors
     /// When the lock file cannot be opened, or an agent is just beginning.
@@ -298,7 +300,7 @@ impl ActingLock {
     }
 }
 
-/// Names the process that keeps an agent from acting, and what to do.
+/// Names the process that keeps an agent from acting, and says what to do about it.
 fn who_acts(agent: Option<&Holder>, guards: &[Holder], lock: &File) -> String {
     let is_alive = |holder: &&Holder| task::is_alive(Path::new("/"), holder.process());
     let agent = agent.filter(is_alive);
@@ -311,7 +313,7 @@ fn who_acts(agent: Option<&Holder>, guards: &[Holder], lock: &File) -> String {
     }
 }
 
-/// Why an agent must not begin after one with another state directory, if it must not.
+/// Why an agent must not begin after an agent with another state directory, if it must not.
 fn left_behind(left: &Holder) -> Option<String> {
     let state = left.state.display();
     let is_lost = match left.journal {
@@ -355,7 +357,7 @@ fn leaves_something(state: &Path) -> bool {
     entries.is_none_or(|entries| entries.values().any(crate::journal::Entry::is_in_force))
 }
 
-/// Tries to lock the file. Returns whether the lock is ours now.
+/// Tries to lock the file. Returns whether this process now has the lock.
 fn flock(file: &File, how: FlockOperation, path: &Path) -> Result<bool, StateError> {
     match rustix::fs::flock(file, how) {
         Ok(()) => Ok(true),
@@ -364,7 +366,7 @@ fn flock(file: &File, how: FlockOperation, path: &Path) -> Result<bool, StateErr
     }
 }
 
-/// Retries until it is taken, or patience ends and `look` sees no reason to wait longer.
+/// Retries until `take` succeeds, or until `patience` ends and `look` sees no reason to wait longer.
 fn wait_for<T>(
     patience: Duration,
     mut take: impl FnMut() -> Result<Option<T>, StateError>,

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-/// How many notices are remembered in order to be reported once; a few for each VM of a large host.
+/// How many notices are remembered so that each is reported once; a few for each VM of a large host.
 const SAID_MAX: usize = 32_768;
-/// How many notices wait to be reported.
+/// How many notices may wait to be reported.
 const WAITING_MAX: usize = 4096;
 
 /// Notices for the operator, each reported once for as long as it is remembered. When there are too many, the oldest is
@@ -15,12 +15,12 @@ pub struct Notices {
     /// The notices in `said` by age, the oldest first.
     by_age: VecDeque<String>,
     waiting: VecDeque<String>,
-    /// Notices dropped before they were reported.
+    /// How many notices were dropped before they were reported.
     dropped_count: u64,
 }
 
 impl Notices {
-    /// Adds a notice, unless it is remembered.
+    /// Adds a notice, unless the same notice is remembered.
     pub fn add(&mut self, text: String) {
         if !self.said.insert(text.clone()) {
             return;

@@ -1,4 +1,4 @@
-//! The user and the groups at the other end of a Unix socket, as reported by the kernel.
+//! Asks the kernel which user and groups are at the other end of a Unix socket.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -8,10 +8,10 @@ use nix::unistd::Group;
 /// Why a group cannot be given a right.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoGroup {
-    /// There is none of this name.
+    /// There is no group of this name.
     #[error("there is no group `{0}` on this host: make it with `groupadd --system {0}`, or name another")]
     Unknown(String),
-    /// The system does not tell.
+    /// The system's groups cannot be read.
     #[error("the groups of this host cannot be read: {0}")]
     Unreadable(nix::errno::Errno),
 }
@@ -33,12 +33,12 @@ impl GroupId {
         }
     }
 
-    /// Its number.
+    /// The group's number.
     pub fn number(self) -> u32 {
         self.0
     }
 
-    /// Whether the process was in the group when it connected the socket, as its primary group or a supplementary one.
+    /// Returns true if the peer was in the group, by its primary or a supplementary group, when it connected the socket.
     ///
     /// # Errors
     /// When `socket` is not a connected Unix socket.
@@ -48,7 +48,7 @@ impl GroupId {
     }
 }
 
-/// The supplementary groups that a peer had when it connected, which no crate that we use wraps.
+/// Returns the supplementary groups that the peer had when it connected. No crate that we use wraps this call.
 #[allow(unsafe_code)] // a socket option without a wrapper
 fn more_groups(socket: impl AsFd) -> io::Result<Vec<libc::gid_t>> {
     use std::os::fd::AsRawFd as _;
@@ -57,8 +57,8 @@ fn more_groups(socket: impl AsFd) -> io::Result<Vec<libc::gid_t>> {
     loop {
         let size = size_of_val(groups.as_slice());
         let mut length = libc::socklen_t::try_from(size).map_err(io::Error::other)?;
-        // SAFETY: the kernel writes at most `length` bytes to the vector, which has that many, and sets `length` to what it
-        // wrote or would have written; both live until it returns.
+        // SAFETY: the kernel writes at most `length` bytes to the vector, which has room for as many, and sets `length` to the
+        // length that it wrote or would have written; both live until it returns.
         let result = unsafe {
             libc::getsockopt(
                 socket,

@@ -1,31 +1,29 @@
-//! A systemd unit of its own for the guard, and for anything else that must outlive the agent, on hosts with systemd: what
-//! ends the agent's whole unit (a stop, `systemctl kill`, a watchdog) must not end the process that undoes the agent's
-//! changes.
+//! A separate systemd unit for the guard, and for other programs that must outlive the agent, on hosts with systemd. What ends
+//! the agent's whole unit (a stop, `systemctl kill`, a watchdog) must not end the process that undoes the agent's changes.
 //!
-//! `systemd-run --scope` has systemd make the unit, moves itself into it, and becomes the guard: its parent, pipes and
-//! process number stay the same, and so does the confinement of the agent's unit (which files it sees, which calls it may
-//! make). A program that must run unconfined is started by systemd itself, as a service, and `systemd-run` waits for its
-//! end.
+//! `systemd-run --scope` asks systemd for the unit, moves itself into it, and becomes the guard. Its parent, pipes and process
+//! number stay the same, and so does the confinement of the agent's unit (which files it sees, which system calls it may make). A
+//! program that must run unconfined is started as a service by systemd itself, and `systemd-run` waits for its end.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How long systemd waits for a guard at shutdown: the agent has restored everything before.
+/// How long systemd waits for a guard at shutdown. The agent stops first and has restored everything by then.
 const STOP: &str = "TimeoutStopSec=15s";
-/// At shutdown the guard stops after the agent, and libvirt, through which it undoes, after the guard.
+/// At shutdown, the agent stops before the guard, and the guard before libvirt, which it needs for undoing.
 const ORDER: [&str; 2] = [
     "Before=homenode.service",
     "After=libvirtd.service virtqemud.service",
 ];
 
-/// Number of units that this process had made.
+/// Number of units that this process has requested.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// Returns the program and arguments that run the guard in its own scope. `root` is where the host's own files are.
+/// Returns the program and arguments that run the guard in its own scope. The host's own files are below `root`.
 ///
 /// # Errors
-/// Why there can be no scope, as the end of a sentence.
+/// Why no scope can be made, as the end of a sentence.
 pub(crate) fn around(
     root: &Path,
     program: &Path,
@@ -41,12 +39,12 @@ pub(crate) fn around(
     unit.of(root, program, args)
 }
 
-/// Returns the program and arguments that run another program of ours in its own service, named by a word and described by a
-/// sentence. It has the agent's input and outputs, these variables, and none of the agent's confinement. Processes that it
-/// leaves behind keep running.
+/// Returns the program and arguments that run another of our programs in its own service. `what` is a word for the service's
+/// name, `description` a sentence. The service has the agent's input and outputs and these variables, but none of the agent's
+/// confinement. Processes that it leaves behind keep running.
 ///
 /// # Errors
-/// Why there can be no service, as the end of a sentence.
+/// Why no service can be made, as the end of a sentence.
 pub fn apart(
     root: &Path,
     (what, description): (&str, &str),

@@ -1,4 +1,5 @@
-//! The agent's own files, in a directory that no other user can read, write or lock, whatever such a user put in its place.
+//! The agent's own files, in a directory that no other user can read, write or lock, even if such a user created its path
+//! beforehand.
 //!
 //! ```text
 //!   /run/homenode            open to all users: the sockets are here, each with its own permissions
@@ -7,9 +8,9 @@
 //!   └── private              0700: journal, locks, ledger, usage, each 0600
 //! ```
 //!
-//! Everything in `private` is opened by name below a descriptor of that directory, never through a link. Only a regular file
-//! of our own with a single link is accepted: root must not be made to overwrite another file. No other user can move the
-//! directories above it away (`ancestors`).
+//! Everything in `private` is opened by name relative to that directory's descriptor, never through a link. Only a regular file
+//! that we own and that has a single link is accepted, so that root cannot be tricked into overwriting another file. No other
+//! user can move away the directories above `private` (`ancestors`).
 
 mod ancestors;
 
@@ -24,7 +25,7 @@ use rustix::io::Errno;
 
 /// Default state directory: gone after a reboot, like the VMs.
 pub const STATE_DIR: &str = "/run/homenode";
-/// The part of it that only the agent can use.
+/// The part of the state directory that only the agent can use.
 const PRIVATE: &str = "private";
 const PRIVATE_MODE: Mode = Mode::RWXU;
 pub(crate) const PUBLIC_MODE: Mode = Mode::from_raw_mode(0o755);
@@ -36,16 +37,16 @@ pub(crate) const WRITABLE_BY_OTHERS: u32 = 0o022;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot {what} {path}: {cause}")]
 pub struct StateError {
-    /// What was tried.
+    /// What the agent tried to do.
     pub what: &'static str,
     /// The file or directory.
     pub path: String,
-    /// What the system said, or what is wrong with it.
+    /// The system's error message, or what is wrong with the file.
     pub cause: String,
 }
 
 impl StateError {
-    /// An error of trying this with a file.
+    /// Creates the error for an attempt to do `what` to a file.
     pub(crate) fn new(what: &'static str, path: &Path, cause: impl Display) -> StateError {
         StateError {
             what,
@@ -63,10 +64,10 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Opens the private part of a state directory, and creates what is missing of both.
+    /// Opens the private part of a state directory. Creates both directories if they are missing.
     ///
     /// # Errors
-    /// When it cannot be created, or belongs to or can be changed by another user.
+    /// When a directory cannot be created, belongs to another user, or can be changed by another user.
     pub fn open(state: &Path) -> Result<StateDir, StateError> {
         let public = made(state)?;
         let path = state.join(PRIVATE);
@@ -75,14 +76,14 @@ impl StateDir {
         let mode = rustix::fs::fstat(&dir)
             .map_err(|e| StateError::new("open", &path, e))?
             .st_mode;
-        // Only if it differs: the disk may be read-only by now.
+        // The mode is set only if it differs, since the disk may be read-only by now.
         if Mode::from_raw_mode(mode) != PRIVATE_MODE {
             rustix::fs::fchmod(&dir, PRIVATE_MODE).map_err(|e| StateError::new("protect", &path, e))?;
         }
         Ok(StateDir { path, dir })
     }
 
-    /// Opens the state directory itself, for files that others may look for, and creates what is missing.
+    /// Opens the state directory itself, for files that other users may look for. Creates it if it is missing.
     ///
     /// # Errors
     /// As [`StateDir::open`].
@@ -94,10 +95,10 @@ impl StateDir {
         })
     }
 
-    /// As [`StateDir::open`], but creates and changes nothing; `None` if there is none.
+    /// Like [`StateDir::open`], but creates and changes nothing; `None` if there is no such directory.
     ///
     /// # Errors
-    /// When it cannot be opened, or belongs to or can be changed by another user.
+    /// When the directory cannot be opened, belongs to another user, or can be changed by another user.
     pub fn open_existing(state: &Path) -> Result<Option<StateDir>, StateError> {
         let Some(public) = existing(state)? else {
             return Ok(None);
@@ -107,7 +108,7 @@ impl StateDir {
         Ok(private.map(|dir| StateDir { path, dir }))
     }
 
-    /// Path of a file in it, for people.
+    /// Path of a file in this directory, for messages.
     pub fn path_of(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
@@ -158,13 +159,13 @@ impl StateDir {
         file.ok_or_else(|| self.failed("open", name, "it went away"))
     }
 
-    /// Replaces a file, whole or not at all. Returns the new file, open to append.
+    /// Replaces a file atomically. Returns the new file, open to append.
     ///
     /// # Errors
-    /// When it cannot be written; then the old file is still there.
+    /// When the new file cannot be written; the old file then still exists.
     pub fn replace(&self, name: &str, bytes: &[u8]) -> Result<File, StateError> {
         let new = format!("{name}.new");
-        // Left over from a crash at this point.
+        // A crash at this point leaves such a file behind.
         self.remove(&new)?;
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL | SAFE;
         let file = rustix::fs::openat(&self.dir, &new, flags, FILE_MODE);
@@ -234,10 +235,10 @@ impl StateDir {
         names.filter(|name| name.starts_with(prefix)).collect()
     }
 
-    /// Opens the same directory once more.
+    /// Opens the same directory again.
     ///
     /// # Errors
-    /// When no more files can be opened.
+    /// When the process cannot open more files.
     pub(crate) fn again(&self) -> Result<StateDir, StateError> {
         let dir = self
             .dir
@@ -272,7 +273,7 @@ fn made(state: &Path) -> Result<OwnedFd, StateError> {
     there(directory(&above, Path::new(&name), state)?, state)
 }
 
-/// Opens a state directory itself, if there is one.
+/// Opens a state directory itself, if it exists.
 fn existing(state: &Path) -> Result<Option<OwnedFd>, StateError> {
     match ancestors::above(state, false)? {
         Some((above, name)) => directory(&above, Path::new(&name), state),
@@ -284,7 +285,7 @@ fn there<T>(found: Option<T>, path: &Path) -> Result<T, StateError> {
     found.ok_or_else(|| StateError::new("open", path, "it went away"))
 }
 
-/// Does not follow links, and does not wait for the writer of a pipe.
+/// Open without following links, and without waiting for a pipe's other end.
 const SAFE: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 
 pub(crate) fn make(
@@ -299,7 +300,7 @@ pub(crate) fn make(
     }
 }
 
-/// Opens a directory that only its owner, this user or root, can change; `None` if there is none.
+/// Opens a directory that belongs to this user or root and that no other user can change; `None` if it does not exist.
 fn directory(below: impl std::os::fd::AsFd, name: &Path, path: &Path) -> Result<Option<OwnedFd>, StateError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | SAFE;
     let dir = match rustix::fs::openat(below, name, flags, Mode::empty()) {
@@ -367,7 +368,7 @@ mod tests {
         assert_eq!(private.read("one", 1).unwrap(), Some(b"1".to_vec()));
         assert_eq!(private.read("three", 1).unwrap(), None);
         assert!(private.read("one", 0).unwrap_err().cause.contains("larger"));
-        // Root opened it to others meanwhile.
+        // Meanwhile, root opened the directory to others.
         chmod(&state.join("private"), 0o755);
         StateDir::open(&state).unwrap();
         assert_eq!(mode(&state.join("private")), 0o700);

@@ -1,4 +1,4 @@
-//! The guard with real processes: this binary plays the test, the agent and the guard, depending on its arguments.
+//! Tests the guard with real processes: this binary plays the test, the agent or the guard, depending on its arguments.
 
 #![allow(clippy::print_stderr, reason = "a test of its own says itself what it skips")]
 
@@ -25,7 +25,7 @@ impl Written for Pins {
     const KEY: &'static str = "vcpus";
 }
 
-/// A lever's entry for a quota: the agent's, and the operator's.
+/// A lever's journal entry for a quota: the agent's quota, and the operator's.
 #[derive(Serialize, Deserialize)]
 struct Quotas(CpuQuota, CpuQuota);
 
@@ -43,10 +43,10 @@ fn main() {
     let args: Vec<String> = std::env::args().collect();
     match args.get(1).map(String::as_str) {
         Some("play-agent") => play_agent(Path::new(&args[2]), &args[3]),
-        // The argument that makes the program a guard.
+        // With this argument, the program is a guard.
         Some("guard") => play_guard(Path::new(&args[2])),
         Some("play-successor") => play_successor(Path::new(&args[2])),
-        // `cargo test` may pass filters and flags: there is only one test.
+        // `cargo test` may pass filters and flags, which are ignored because there is only one test.
         Some("--list") => {}
         _ => {
             an_agent_that_is_killed_is_undone_once();
@@ -69,7 +69,8 @@ fn main() {
     }
 }
 
-/// An agent: takes the lock, journals one pinned VM, starts its guard, reports that, and waits for the word to leave.
+/// Plays an agent: takes the locks, starts a guard, journals one pinned VM, reports that it is up, and waits until it is told to
+/// leave.
 fn play_agent(dir: &Path, how: &str) {
     let mut lock = Lock::take(dir, Duration::from_secs(15)).expect("the lock");
     let _acting = ActingLock::take(dir, dir, Duration::from_secs(15)).expect("the host");
@@ -119,7 +120,7 @@ fn play_agent(dir: &Path, how: &str) {
 fn play_guard(dir: &Path) {
     let undone = markers().join("undone");
     let undo_one = |journal: &mut Journal, vm: VmId| -> Result<(), String> {
-        // Like a lock in libvirt's library that is never released, or a slow libvirt.
+        // Imitates a lock in libvirt's library that is never released, or a slow libvirt.
         while markers().join("hang").exists() {
             std::thread::sleep(Duration::from_secs(3600));
         }
@@ -184,7 +185,7 @@ fn agent_with(dir: &Path, markers: &Path, how: &str) -> Child {
         .args(["play-agent", &dir.display().to_string(), how])
         .env(MARKERS, markers)
         .stdin(Stdio::piped());
-    // Its own group, like a shell's job.
+    // Its own process group, like a shell job's.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let child = command.spawn().expect("an agent");
     eventually(&format!("agent {how} is up"), || {
@@ -327,7 +328,7 @@ fn a_guard_that_dies_or_hangs_is_followed_by_another() {
 }
 
 fn somebody_who_holds_the_lock_is_no_successor() {
-    // On a busy machine a guard may have undone everything before this process runs again: then the next one is tried.
+    // On a busy machine, the guard may have undone everything before this process runs again; the test then starts over.
     for _ in 0..20 {
         let dir = tempfile::tempdir().expect("a directory");
         let mut agent = agent(dir.path(), "first");
@@ -350,7 +351,7 @@ const WAITS: Waits = Waits {
     silence: Duration::from_secs(2),
 };
 
-/// Kills an agent whose guard is stopped or hangs: what it left is in the journal.
+/// Kills an agent whose guard is stopped or hangs: its changes stay in the journal.
 fn killed(mut agent: Child) {
     agent.kill().expect("SIGKILL");
     agent.wait().expect("the agent's end");
@@ -531,14 +532,14 @@ fn a_journal_that_is_gone_is_said_by_who_follows() {
                 std::fs::remove_file(state.join("private").join(name)).expect("a file");
             }
         }
-        // An agent with another state directory does not begin after it.
+        // An agent with another state directory refuses to begin.
         let other = acting::take_over_within(root, &outside.path().join("other"), WAITS);
         let said = other.expect_err("what was changed is not known").to_string();
         assert!(
             said.contains("homenode release --state") && said.contains("/state"),
             "{said}"
         );
-        // Its successor reports the loss too, until everything was undone once.
+        // The successor reports the loss too, until everything was undone once.
         for _ in 0..2 {
             let (journal, locks) = acting::take_over_within(root, &state, WAITS).expect("the right to act");
             let said = locks.lost_journal().expect("it is said");
@@ -555,7 +556,7 @@ fn a_journal_that_is_gone_is_said_by_who_follows() {
     }
 }
 
-/// A tmpfs that is full, or read-only, while the agent dies: as `/run` may be.
+/// The agent dies while its tmpfs is full or read-only, as can happen to `/run`.
 fn a_full_or_read_only_disk_keeps_nothing_from_being_undone() {
     for is_full in [true, false] {
         let outside = tempfile::tempdir().expect("a directory");

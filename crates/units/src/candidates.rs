@@ -1,4 +1,4 @@
-//! Names similar to a misspelt one.
+//! Suggests valid names for a misspelt one.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use std::fmt;
 pub struct Candidates {
     /// The names.
     pub names: Vec<String>,
-    /// Whether the first is so close that it is probably what was meant.
+    /// Whether the first name is so close to the input that it was probably meant.
     pub near: bool,
 }
 
@@ -21,7 +21,7 @@ impl Candidates {
             .map(|name| (strsim::damerau_levenshtein(&plain(written), &plain(&name)), name))
             .collect();
         names.sort();
-        // A third of the letters wrong is a slip; in a short name one or two.
+        // Up to a third of the letters may be wrong, and at least two (one in a name of up to three letters).
         let slip = |name: &str| (name.len() / 3).max(if name.len() < 4 { 1 } else { 2 });
         let near = names.first().is_some_and(|(edits, name)| *edits <= slip(name));
         Candidates {
@@ -32,7 +32,7 @@ impl Candidates {
 }
 
 impl fmt::Display for Candidates {
-    /// The end of a sentence: `; did you mean …?`, or all valid names, the closest first.
+    /// Writes the end of a sentence: `; did you mean …?`, or all valid names, the closest first.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.names.as_slice() {
             [] => write!(f, "; none is valid here"),

@@ -1,9 +1,8 @@
 //! Randomness as an argument: one seeded generator, divided into named streams.
 //!
-//! Every consumer gets its own stream, split off by a label, so that a policy's actions (which change how often the scheduler
-//! draws) cannot change the workloads' draws: runs under several policies with one seed face the same arrivals, phases and
-//! imbalances. `exp`, `log` and `cos` come from a software maths crate, so that the same seed produces the same bits on any
-//! machine.
+//! Every consumer gets its own stream, split off by a label. A policy's actions change how many numbers the scheduler draws, but
+//! they cannot change the workloads' draws: runs under several policies with one seed face the same arrivals, phases and
+//! imbalances. `exp`, `log` and `cos` come from a software maths crate, so the same seed produces the same bits on any machine.
 
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -13,14 +12,14 @@ use rand_pcg::Pcg64Mcg;
 pub struct Chance(Pcg64Mcg);
 
 impl Chance {
-    /// Returns the stream of a seed.
+    /// Returns the stream that a seed starts.
     pub fn new(seed: u64) -> Chance {
         Chance(Pcg64Mcg::seed_from_u64(seed))
     }
 
-    /// Returns the stream of a seed for one purpose; `index` distinguishes several users of that purpose.
+    /// Returns the stream for one purpose, from a seed; `index` distinguishes several users of that purpose.
     pub fn labelled(seed: u64, label: &str, index: usize) -> Chance {
-        // FNV-1a: any fixed mixing of the label will do, the generator's own seeding spreads it.
+        // FNV-1a. Any fixed hash of the label will do, since the generator mixes its seed well.
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
         for byte in label
             .bytes()
@@ -32,37 +31,38 @@ impl Chance {
         Chance::new(hash)
     }
 
-    /// Uniform over all 64-bit numbers.
+    /// Returns a number drawn uniformly from all 64-bit numbers.
     #[inline]
     pub fn bits(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// Uniform in [0, 1).
+    /// Returns a number drawn uniformly from [0, 1).
     #[inline]
     pub fn unit(&mut self) -> f64 {
         unit(self.bits())
     }
 
-    /// Uniform in [0, limit); `limit` must not be 0. The bias of one part in 2^64 / limit does not matter here.
+    /// Returns a number drawn uniformly from [0, limit); `limit` must not be 0. Its bias of one part in 2^64 / limit is
+    /// negligible.
     #[inline]
     pub fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// Exponentially distributed with this mean.
+    /// Returns an exponentially distributed number with this mean.
     pub fn exponential(&mut self, mean: f64) -> f64 {
         -mean * libm::log(1.0 - self.unit())
     }
 
-    /// Normally distributed, mean 0 and deviation 1 (Box and Muller).
+    /// Returns a normally distributed number with mean 0 and standard deviation 1 (Box and Muller).
     pub fn normal(&mut self) -> f64 {
         let radius = (-2.0 * libm::log(1.0 - self.unit())).sqrt();
         radius * libm::cos(std::f64::consts::TAU * self.unit())
     }
 
-    /// Returns the number of independent events with expected number `mean` (Poisson). Exact up to a mean of 48 (products of
-    /// uniform numbers, Knuth); beyond, the normal approximation.
+    /// Returns a Poisson-distributed number of events with this mean. Exact up to a mean of 48 (products of uniform numbers,
+    /// Knuth); a normal approximation beyond that.
     pub fn poisson(&mut self, mean: f64) -> u64 {
         if mean > 48.0 {
             return libm::round(mean + mean.sqrt() * self.normal()).max(0.0) as u64;
@@ -82,16 +82,16 @@ impl Chance {
         }
     }
 
-    /// Returns how many of `draws` items are marked, if drawn without replacement from `total` with `marked` marked ones
-    /// (hypergeometric). Exact while the number of draws or of marked items is at most 48; beyond, the normal approximation
-    /// with the exact mean and variance, rounded and clamped to what is possible.
+    /// Draws `draws` of `total` items without replacement, and returns how many of the `marked` ones were drawn (hypergeometric).
+    /// Exact if the number of draws or of marked items is at most 48. Otherwise a normal approximation with the exact mean and
+    /// variance, rounded and clamped to the possible range.
     pub fn hypergeometric(&mut self, total: u64, marked: u64, draws: u64) -> u64 {
         debug_assert!(marked <= total && draws <= total);
         let (least, most) = ((draws + marked).saturating_sub(total), draws.min(marked));
         if least == most {
             return least;
         }
-        // Symmetric in draws and marked: take the shorter way.
+        // The distribution is symmetric in `draws` and `marked`, so loop over the smaller of the two.
         let (few, many) = (draws.min(marked), draws.max(marked));
         if few <= 48 {
             return self.urn(total, many, few);
@@ -115,17 +115,17 @@ impl Chance {
     }
 }
 
-/// A pseudo-random sequence (SplitMix64; Steele, Lea, Flood, OOPSLA 2014), for a state that is one number.
+/// A pseudo-random sequence (SplitMix64; Steele, Lea, Flood, OOPSLA 2014) whose whole state is one number.
 #[derive(Clone, Debug)]
 pub struct SplitMix(pub u64);
 
 impl SplitMix {
-    /// Uniform in [0, 1).
+    /// Returns the next number, uniform in [0, 1).
     pub fn unit(&mut self) -> f64 {
         unit(self.bits())
     }
 
-    /// 64 random bits.
+    /// Returns the next 64 random bits.
     pub fn bits(&mut self) -> u64 {
         let bits = mix(self.0);
         self.0 = self.0.wrapping_add(GOLDEN);
@@ -133,16 +133,16 @@ impl SplitMix {
     }
 }
 
-/// 2^64 divided by the golden ratio: what SplitMix64 adds between two numbers.
+/// 2^64 divided by the golden ratio: the increment of SplitMix64's state.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Spreads numbers that differ little over all 64 bits (a step of SplitMix64).
+/// Spreads numbers that differ little over all 64 bits (one step of SplitMix64).
 #[inline]
 pub fn mix(number: u64) -> u64 {
     finalize(number.wrapping_add(GOLDEN))
 }
 
-/// The finalizer of SplitMix64: as [`mix`], but 0 stays 0.
+/// The finalizer of SplitMix64: like [`mix`], except that 0 stays 0.
 #[inline]
 pub fn finalize(number: u64) -> u64 {
     let z = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -181,7 +181,7 @@ mod tests {
                 .map(|count| (count - mean) * (count - mean))
                 .sum::<f64>()
                 / counts.len() as f64;
-            // Four deviations of the mean of 20 000; the variance's own deviation is wider.
+            // The tolerance is four standard deviations of the mean of 20 000 draws; the variance needs a wider one.
             assert!(
                 (mean - expected).abs() <= 4.0 * (expected / 2e4).sqrt(),
                 "{mean}, {expected} expected"

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// Longest name in bytes: Linux allows 255 with the ending, and a program may add a suffix.
+/// Longest file name, in bytes. Linux allows 255, ending included; the difference leaves room for a suffix that a program adds.
 const BYTES_MAX: usize = 200;
 
-/// A name that cannot be a file name.
+/// A name that cannot become a file name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadFileName {
     name: String,
@@ -28,13 +28,13 @@ impl fmt::Display for BadFileName {
 
 impl std::error::Error for BadFileName {}
 
-/// Returns the file name for a name: the name and its ending, which stays in the directory that it is joined to.
+/// Returns the file name for a name: the name followed by its ending. The result never leaves the directory it is joined to.
 ///
-/// Different names produce different file names. Any name from a file, a VM or another program must pass this function before
-/// it becomes part of a path.
+/// Different names produce different file names. Any name that comes from a file, a VM or another program must pass through this
+/// function before it becomes part of a path.
 ///
 /// # Errors
-/// A name that is empty, has a slash or a control character, is a directory's (`.`, `..`), or is longer than 200 bytes.
+/// If the name is empty, contains a slash or a control character, is that of a directory (`.`, `..`), or exceeds 200 bytes.
 pub fn file_name(name: &str, ending: &str) -> Result<String, BadFileName> {
     let file = format!("{name}{ending}");
     let why = match name {

@@ -5,17 +5,17 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A NUMA node of the host, by the kernel's number. Numbers may have gaps (POWER hosts with GPU memory).
+/// A NUMA node of the host, by the number that the kernel gives it. Numbers may have gaps (POWER hosts with GPU memory).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct NodeId(pub u16);
 
-/// A logical CPU of the host (a hyperthread if the host has them), by the kernel's number.
+/// A logical CPU of the host (a hyperthread, if the host has them), by the number that the kernel gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct CpuId(pub u32);
 
-/// A virtual machine, by its UUID: stable over restarts of the VM, of libvirt and of the agent.
+/// A virtual machine, by its UUID, which stays the same when the VM, libvirt or the agent restarts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VmId(pub u128);
 
@@ -60,7 +60,7 @@ impl fmt::Debug for VmId {
 }
 
 impl VmId {
-    /// Reads a UUID, with or without hyphens; `None` when it is not 32 hexadecimal digits.
+    /// Reads a UUID, with or without hyphens. Returns `None` if the text is not 32 hexadecimal digits.
     pub fn parse(text: &str) -> Option<VmId> {
         let digits: String = text.chars().filter(|c| *c != '-').collect();
         (digits.len() == 32 && digits.bytes().all(|b| b.is_ascii_hexdigit()))

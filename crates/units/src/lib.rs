@@ -1,6 +1,6 @@
-//! Shared types: newtypes for numbers that could be swapped, sets of ids in the kernel's list format, one value per NUMA
-//! node, suggestions for misspelt names, safe file names, ranges of settings, one seeded generator, and the arithmetic that
-//! every crate shares. Nothing does I/O.
+//! Shared types: newtypes for numbers that are easy to confuse, sets of ids in the kernel's list format, one value per NUMA node,
+//! suggestions for misspelt names, safe file names, ranges of settings, one seeded generator, and the arithmetic that several
+//! crates share. This crate does no I/O.
 
 mod candidates;
 mod chance;

@@ -1,7 +1,7 @@
 //! Arithmetic that several crates share.
 
-/// Divides `total` over `weights` so that the parts add up to `total` exactly (largest remainders get the rest; among equal
-/// remainders the first). All parts are zero if all weights are.
+/// Divides `total` in proportion to `weights`, into whole parts that add up to `total` exactly. The remainder goes to the parts
+/// with the largest fractions, the first of equals. All parts are zero if all weights are.
 pub fn divide_proportionally(total: u64, weights: &[u64]) -> Vec<u64> {
     let sum: u128 = weights.iter().map(|w| u128::from(*w)).sum();
     if sum == 0 {
@@ -18,7 +18,7 @@ pub fn divide_proportionally(total: u64, weights: &[u64]) -> Vec<u64> {
     parts
 }
 
-/// Exponentially weighted moving average; the first value counts whole.
+/// Exponentially weighted moving average, which starts at its first value.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Ewma(Option<f64>);
 
@@ -27,7 +27,7 @@ pub struct Ewma(Option<f64>);
 pub struct Weight(pub f64);
 
 impl Ewma {
-    /// Adds a value with this weight, which may vary, and returns the new average.
+    /// Adds a value with this weight, which may differ from call to call, and returns the new average.
     pub fn update(&mut self, value: f64, Weight(weight): Weight) -> f64 {
         debug_assert!(
             weight > 0.0 && weight <= 1.0,
@@ -38,7 +38,7 @@ impl Ewma {
         next
     }
 
-    /// Returns the average, if any value was added.
+    /// Returns the average; `None` if no value was added.
     pub fn value(&self) -> Option<f64> {
         self.0
     }
@@ -63,7 +63,7 @@ mod tests {
             }
             prop_assert_eq!(parts.iter().sum::<u64>(), total);
             for (part, weight) in parts.iter().zip(&weights) {
-                // part·sum is within one `sum` of total·weight.
+                // The difference between part·sum and total·weight is at most one `sum`.
                 let (scaled, exact) = (u128::from(*part) * sum, u128::from(total) * u128::from(*weight));
                 prop_assert!(scaled <= exact + sum && exact < scaled + sum);
             }

@@ -8,29 +8,29 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// A hypervisor's placement of a VM's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Placing {
-    /// On the node of the CPU that touches it first, and again after the guest has released it; round-robin over the home
-    /// nodes if that node is full [Policies, section 3.1].
+    /// On the node of the CPU that touches the page first; after the guest has released the page, the next touch decides again.
+    /// If that node is full, round-robin over the home nodes [Policies, section 3.1].
     #[default]
     FirstTouch,
-    /// Page by page, round-robin over the home nodes (section 3.2).
+    /// Single pages, round-robin over the home nodes (section 3.2).
     Round4k,
-    /// GiB by GiB, round-robin over the home nodes, when the VM is created (section 3.3): Xen's own.
+    /// Pieces of 1 GiB, round-robin over the home nodes, placed when the VM is created (section 3.3). This is Xen's own policy.
     Round1g,
 }
 
-/// The mechanism that moves pages to their users after placement.
+/// The mechanism that later moves pages to the nodes that use them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Migration {
-    /// None.
+    /// No mechanism.
     #[default]
     None,
-    /// Carrefour: by which node uses a page, and by how busy controllers and links are (section 3.4).
+    /// Carrefour: moves pages according to the nodes that use them and to the load of controllers and links (section 3.4).
     Carrefour,
-    /// The host kernel's automatic NUMA balancing, for comparison: a page moves to a node that touched it twice in a row.
+    /// The host kernel's automatic NUMA balancing, for comparison: it moves a page to a node that touched it twice in a row.
     AutoNuma,
 }
 
-/// A NUMA policy for the memory of a VM: written `first-touch`, `round-4k+carrefour`, or only `carrefour` for the latter.
+/// A NUMA policy for the memory of a VM. Written `first-touch` or `round-4k+carrefour`; `carrefour` is short for the latter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemoryPolicy {
     /// Initial placement of pages.
@@ -39,7 +39,7 @@ pub struct MemoryPolicy {
     pub migration: Migration,
 }
 
-/// Text that names no memory policy.
+/// A text that does not name a memory policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPolicyError {
     text: String,
@@ -62,7 +62,7 @@ impl Placing {
     /// All placings.
     pub const ALL: [Placing; 3] = [Placing::FirstTouch, Placing::Round4k, Placing::Round1g];
 
-    /// Returns its written name.
+    /// Returns the name that files use.
     pub fn name(self) -> &'static str {
         match self {
             Placing::FirstTouch => "first-touch",

@@ -73,12 +73,12 @@ impl<T> NodeMap<T> {
         self.entries.len()
     }
 
-    /// Whether no node has a value.
+    /// Returns true if no node has a value.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Returns the position of a node in ascending order, or where it would be inserted.
+    /// Returns the position of a node in ascending order; if it is absent, the position at which it would be inserted.
     pub fn position(&self, node: NodeId) -> Result<usize, usize> {
         self.entries.binary_search_by_key(&node, |(n, _)| *n)
     }
@@ -96,7 +96,7 @@ impl<T> NodeMap<T> {
 }
 
 impl<T> FromIterator<(NodeId, T)> for NodeMap<T> {
-    /// Among several values for one node the last counts.
+    /// If a node occurs several times, its last value is kept.
     fn from_iter<I: IntoIterator<Item = (NodeId, T)>>(iter: I) -> Self {
         let mut map = NodeMap::new();
         for (node, value) in iter {

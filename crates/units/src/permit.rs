@@ -1,4 +1,4 @@
-//! A permit: a VM's booked amount of a shared resource, per scheduling slice.
+//! A permit: the amount of a shared resource that a VM has booked, per scheduling slice.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,14 +9,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::quantity::{BytesPerSec, Ns, parse};
 
 const MISSES: [(&str, u64); 3] = [("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)];
-/// Fewer misses per slice than this are 2 MB/s: nothing can run within it, and `250` is a slip for `250k`.
+/// The smallest valid number of misses per slice: 2 MB/s. Nothing can run on less, and `250` is a slip for `250k`.
 const MISSES_MIN: u64 = 1_000;
-/// More misses per slice than this are 2 TB/s of memory traffic, which no host sustains.
+/// The largest valid number of misses per slice: 2 TB/s of memory traffic, which no host sustains.
 const MISSES_MAX: u64 = 1_000_000_000;
 const BANDWIDTH_MIN: BytesPerSec = BytesPerSec(1_000_000);
 const BANDWIDTH_MAX: BytesPerSec = BytesPerSec(2_000_000_000_000);
 
-/// The resource of a permit.
+/// The resource that a permit limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Resource {
@@ -26,8 +26,8 @@ pub enum Resource {
     Bandwidth,
 }
 
-/// A VM's booking: LLC misses per slice of 30 ms of wall-clock time, written `250k`, `1M` or `250000`, from `1k` to `1G`; or
-/// memory bandwidth, written `500MB/s`, from `1MB/s` to `2TB/s`.
+/// A VM's booking. Either LLC misses per slice of 30 ms of wall-clock time, written `250k`, `1M` or `250000`, from `1k` to `1G`;
+/// or memory bandwidth, written `500MB/s`, from `1MB/s` to `2TB/s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permit {
     resource: Resource,
@@ -35,29 +35,29 @@ pub struct Permit {
     amount: u64,
 }
 
-/// Why a value is not a permit, with a correction.
+/// Why a text or a number is not a permit, with a suggested correction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PermitError {
-    /// Not a number with a known unit.
+    /// The text is not a number with a known unit.
     Malformed {
         /// The input.
         text: String,
         /// A valid example.
         remedy: String,
     },
-    /// Below zero.
+    /// The amount is below zero.
     Negative {
         /// The input.
         text: String,
     },
-    /// Nothing could run within it.
+    /// The amount is too small for anything to run.
     TooSmall {
         /// The input.
         text: String,
         /// The least that can be booked.
         least: Permit,
     },
-    /// No host can do this much.
+    /// The amount is more than any host sustains.
     TooLarge {
         /// The input.
         text: String,
@@ -100,7 +100,7 @@ fn per_slice(permit: Permit) -> &'static str {
 impl std::error::Error for PermitError {}
 
 impl Permit {
-    /// The slice of wall-clock time to which pollution permits refer: Xen's [Kyoto, section 3.1.2.5].
+    /// The slice of wall-clock time that pollution permits refer to. It is Xen's [Kyoto, section 3.1.2.5].
     pub const SLICE: Ns = Ns::from_millis(30);
 
     /// Returns a permit for LLC pollution, in misses per slice.
@@ -132,12 +132,12 @@ impl Permit {
         }
     }
 
-    /// Returns the resource.
+    /// Returns the resource that the permit limits.
     pub fn resource(self) -> Resource {
         self.resource
     }
 
-    /// Returns the units that it allows per slice: LLC misses, or bytes.
+    /// Returns the amount that the permit allows per slice, in LLC misses or bytes.
     pub fn units_per_slice(self) -> u64 {
         match self.resource {
             Resource::Pollution => self.amount,
@@ -190,7 +190,7 @@ fn misses(text: &str) -> Option<u64> {
         .or_else(|| parse(text, &MISSES, "a permit").ok())
 }
 
-/// Returns what the input probably meant.
+/// Returns a hint that tells how to write what was probably meant.
 fn remedy(text: &str) -> String {
     if let Some(per_second) = text.strip_suffix("/s").and_then(misses) {
         let slices_per_second = 1_000_000_000.0 / Permit::SLICE.as_f64();
@@ -218,7 +218,7 @@ fn remedy(text: &str) -> String {
     }
 }
 
-/// Returns misses with the largest unit that divides them, or in tenths of it if that is exact.
+/// Writes misses with the largest unit that shows them exactly, with at most one decimal.
 fn written(misses: u64) -> String {
     let fits = |(unit, factor): &(&str, u64)| {
         let tenth = factor / 10;
@@ -238,7 +238,7 @@ impl fmt::Display for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.resource {
             Resource::Pollution => f.pad(&written(self.amount)),
-            // Exact, so that the output reads back.
+            // Writes the rate exactly, so that the output reads back as the same permit.
             Resource::Bandwidth => {
                 let units = [
                     ("GB/s", 1_000_000_000),

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Size of a base page in bytes. Homenode counts memory in base pages whatever the mapping's page size.
+/// Size of a base page in bytes. Homenode counts memory in base pages, whatever page size a mapping uses.
 pub const PAGE_BYTES: u64 = 4096;
 
 /// Why a size or a duration could not be read.
@@ -115,7 +115,7 @@ const DECIMAL: [(&str, u64); 5] = [
     ("kB", 1_000),
     ("B", 1),
 ];
-/// As QEMU and virsh accept them.
+/// Short units, which QEMU and virsh also accept.
 const SHORT: [(&str, u64); 4] = [("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)];
 const TIME: [(&str, u64); 8] = [
     ("ns", 1),
@@ -128,7 +128,7 @@ const TIME: [(&str, u64); 8] = [
     ("s", 1_000_000_000),
 ];
 
-/// Reads `<number><unit>`, the number with up to nine decimals, the unit from `units`.
+/// Reads `<number><unit>`: a number with up to nine decimals, and one of `units`.
 pub(crate) fn parse(
     text: &str,
     units: &[(&str, u64)],
@@ -189,7 +189,7 @@ fn parse_size<'a>(
     })
 }
 
-/// Writes the amount with the largest unit that divides it, or that leaves at most two decimals of rounding.
+/// Writes the amount in the largest unit that it reaches, rounded to two decimals unless it is a whole number.
 fn write_scaled(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)], suffix: &str) -> fmt::Result {
     let Some((unit, factor)) = units.iter().find(|(_, factor)| value >= *factor) else {
         return write!(f, "{value}B{suffix}");
@@ -197,7 +197,7 @@ fn write_scaled(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)], s
     if value.is_multiple_of(*factor) {
         return write!(f, "{}{unit}{suffix}", value / factor);
     }
-    // Whole numbers, since floating-point ones would round the largest amounts up beyond the type's range.
+    // Integer arithmetic: floating-point numbers would round the largest amounts up beyond the type's range.
     let factor = u128::from(*factor);
     let rounded = (u128::from(value) * 100 + factor / 2) / factor;
     let most = u128::from(u64::MAX) * 100 / factor;
@@ -307,17 +307,17 @@ impl fmt::Display for Ns {
     }
 }
 
-/// Serde in the human form (`"16GiB"`) for files that people write, used as `#[serde(with = "homenode_units::text")]`.
-/// Programs' JSON carries plain numbers, with the unit in the field's name.
+/// Serde for quantities in the form that people write (`"16GiB"`), used as `#[serde(with = "homenode_units::text")]`. JSON for
+/// programs carries plain numbers instead, with the unit in the field's name.
 pub mod text {
     use super::{Bytes, BytesPerSec, Ns};
     use serde::{Deserialize, Deserializer, Serializer};
     use std::fmt::Display;
     use std::str::FromStr;
 
-    /// A quantity that files and flags write with its unit.
+    /// A quantity that is written with its unit in files and flags.
     pub trait Text: FromStr<Err = super::ParseQuantityError> + Display + PartialEq {
-        /// Returns it in its smallest unit.
+        /// Returns the quantity in its smallest unit.
         fn exact(&self) -> String;
     }
     impl Text for Bytes {
@@ -336,23 +336,23 @@ pub mod text {
         }
     }
 
-    /// Writes the human form, in the smallest unit if a larger one would round, so that the output reads back.
+    /// Writes the form for people, or the smallest unit if a larger one would round, so that the output reads back exactly.
     pub fn serialize<T: Text, S: Serializer>(value: &T, s: S) -> Result<S::Ok, S::Error> {
         let shown = value.to_string();
         let is_exact = shown.parse().is_ok_and(|read: T| read == *value);
         s.serialize_str(&if is_exact { shown } else { value.exact() })
     }
 
-    /// Reads the human form.
+    /// Reads the form for people.
     pub fn deserialize<'de, T: Text, D: Deserializer<'de>>(d: D) -> Result<T, D::Error> {
         String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
     }
 
-    /// The human form of an optional value.
+    /// The same for an optional value.
     pub mod option {
         use super::{Deserialize, Deserializer, Serializer, Text};
 
-        /// Writes the human form, or nothing.
+        /// Writes the form for people, or null.
         pub fn serialize<T: Text, S: Serializer>(value: &Option<T>, s: S) -> Result<S::Ok, S::Error> {
             match value {
                 Some(value) => super::serialize(value, s),
@@ -360,7 +360,7 @@ pub mod text {
             }
         }
 
-        /// Reads the human form, or nothing.
+        /// Reads the form for people, or null.
         pub fn deserialize<'de, T: Text, D: Deserializer<'de>>(d: D) -> Result<Option<T>, D::Error> {
             Option::<String>::deserialize(d)?
                 .map(|text| text.parse().map_err(serde::de::Error::custom))
@@ -443,7 +443,7 @@ mod tests {
         );
     }
 
-    /// Checks that the written amount reads back, or differs by less than the last digit shown.
+    /// Checks that the written amount reads back as the same value, or differs by less than its last digit.
     fn reads_back<T: FromStr + fmt::Display>(
         value: u64,
         wrap: fn(u64) -> T,
@@ -471,7 +471,7 @@ mod tests {
     fn all_read_back(value: u64) {
         reads_back(value, Bytes, |bytes| bytes.0, &BINARY);
         reads_back(value, BytesPerSec, |rate| rate.0, &DECIMAL);
-        // A tenth of a second is the last digit of long times.
+        // Long times are written to a tenth of a second.
         let ns = Ns(value).to_string().parse::<Ns>().expect("reads back");
         assert!(ns.0.abs_diff(value) <= if value >= 1_000_000_000 { 100_000_000 } else { 0 });
     }

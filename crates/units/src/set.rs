@@ -9,8 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{CpuId, NodeId};
 
-/// Ids beyond this are refused: the kernel's own limits are 8192 CPUs and 1024 nodes, and a hostile list such as
-/// `0-4294967295` must not fill memory.
+/// Larger ids are refused. The kernel's own limits are 8192 CPUs and 1024 nodes, and a hostile list such as `0-4294967295` must
+/// not fill memory.
 const ID_LIMIT: u32 = 65_536;
 
 /// An id that has a small non-negative number.
@@ -39,7 +39,7 @@ impl Id for CpuId {
     }
 }
 
-/// An ordered set of ids, kept as a bitmap without trailing zero words, so that equal sets are equal values.
+/// An ordered set of ids, kept as a bitmap without trailing zero words, so equal sets compare equal.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IdSet<T> {
     words: Vec<u64>,
@@ -122,7 +122,7 @@ impl<T: Id> IdSet<T> {
         }
     }
 
-    /// Whether the id is a member.
+    /// Returns true if the id is a member.
     pub fn contains(&self, id: T) -> bool {
         let n = id.number() as usize;
         self.words
@@ -135,7 +135,7 @@ impl<T: Id> IdSet<T> {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether there is no member.
+    /// Returns true if the set has no members.
     pub fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
@@ -151,7 +151,7 @@ impl<T: Id> IdSet<T> {
         })
     }
 
-    /// Returns the number of common members.
+    /// Returns the number of members that both sets have.
     pub fn count_common(&self, other: &Self) -> usize {
         let pairs = self.words.iter().zip(&other.words);
         pairs
@@ -159,7 +159,7 @@ impl<T: Id> IdSet<T> {
             .sum()
     }
 
-    /// Returns the next member after an id in a circle, the id itself being the last; `None` for the empty set.
+    /// Returns the next member after an id, wrapping around at the end. The id itself comes last. `None` for the empty set.
     pub fn next_after(&self, id: T) -> Option<T> {
         let (at, bit) = (id.number() as usize / 64, id.number() % 64);
         let above = !(u64::MAX >> (63 - bit));
@@ -178,7 +178,7 @@ impl<T: Id> IdSet<T> {
         self.iter().next()
     }
 
-    /// Whether every member is also in `other`.
+    /// Returns true if every member is also in `other`.
     pub fn is_subset(&self, other: &Self) -> bool {
         self.words
             .iter()
@@ -186,13 +186,13 @@ impl<T: Id> IdSet<T> {
             .all(|(w, word)| word & !other.words.get(w).copied().unwrap_or(0) == 0)
     }
 
-    /// Returns the members of both.
+    /// Returns the members that both sets have.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         self.combine(other, |a, b| a & b)
     }
 
-    /// Returns the members of either.
+    /// Returns the members of either set.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         self.combine(other, |a, b| a | b)
@@ -307,7 +307,7 @@ impl<T: Id> FromStr for IdSet<T> {
 }
 
 impl<T: Id> Serialize for IdSet<T> {
-    /// Writes an array of numbers: programs should not have to parse a list.
+    /// Writes an array of numbers, because programs should not have to parse a list such as `0-3,8`.
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         s.collect_seq(self.iter().map(Id::number))
     }

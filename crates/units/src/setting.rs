@@ -1,5 +1,5 @@
-//! Valid values of settings. Each `Config` that an operator writes has a table of them, made by
-//! [`settings!`](crate::settings): a setting without a row does not compile, so every setting is checked.
+//! Valid values of settings. Each `Config` that an operator writes has a table of them, made with [`settings!`](crate::settings).
+//! Every setting is checked, because a setting without a row does not compile.
 
 use std::fmt::{self, Display};
 use std::ops::RangeInclusive;
@@ -7,32 +7,32 @@ use std::ops::RangeInclusive;
 /// An invalid setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadSetting {
-    /// Its key, with the enclosing tables: `overcommit.headroom`.
+    /// The setting's key, with the enclosing tables: `overcommit.headroom`.
     pub key: String,
-    /// Its value.
+    /// The value that was written.
     pub value: String,
-    /// The problem.
+    /// What is wrong with the value.
     pub wrong: Wrong,
 }
 
 /// The problem with a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wrong {
-    /// It is out of its range.
+    /// The value is out of its range.
     Range {
         /// The smallest and the largest valid value.
         from_to: [String; 2],
         /// The default.
         default: String,
     },
-    /// It is more than another setting that bounds it.
+    /// The value exceeds another setting, which bounds it.
     MoreThan {
         /// The other setting, with the enclosing tables.
         key: String,
         /// The value of the other setting.
         value: String,
     },
-    /// It names CPUs that the machine does not have.
+    /// The value names CPUs that the machine does not have.
     NoSuchCpus {
         /// The missing CPUs.
         missing: String,
@@ -72,10 +72,10 @@ impl Display for BadSetting {
 impl std::error::Error for BadSetting {}
 
 impl BadSetting {
-    /// Checks that a setting is at most equal to another; each with its key.
+    /// Checks that a setting does not exceed another. Each argument is a key with its value.
     ///
     /// # Errors
-    /// A setting that is more.
+    /// If the setting exceeds the other.
     pub fn unless_ordered<T: PartialOrd + Display>(
         (key, value): (&str, T),
         (bound_key, bound): (&str, T),
@@ -93,7 +93,7 @@ impl BadSetting {
         })
     }
 
-    /// Returns the error for a setting in a section.
+    /// Returns the same error with the section's name before its keys.
     #[must_use]
     pub fn of(mut self, section: &str) -> BadSetting {
         let inside = |key: &str| format!("{section}.{key}");
@@ -104,7 +104,7 @@ impl BadSetting {
         self
     }
 
-    /// Returns the key of a message about a bad setting: readers of files get such errors only as text.
+    /// Returns the key from the message of such an error, because readers of files get these errors only as text.
     pub fn key_of(message: &str) -> Option<&str> {
         let rest = message.strip_prefix("setting `")?;
         rest.split_once("` is ").map(|(key, _)| key)
@@ -129,7 +129,7 @@ pub trait Allowed<T> {
     fn check(&self, key: &str, value: &T, default: &T) -> Result<(), BadSetting>;
 }
 
-/// Any value of the type is valid: words, sets, yes or no.
+/// Accepts any value of the type: words, sets, yes or no.
 #[derive(Clone, Copy, Debug)]
 pub struct Any;
 
@@ -139,7 +139,7 @@ impl<T> Allowed<T> for Any {
     }
 }
 
-/// A section with its own settings.
+/// A section that checks its own settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Section;
 
@@ -149,13 +149,13 @@ impl<T: Settings> Allowed<T> for Section {
     }
 }
 
-/// A range with both ends valid. NaN is in no range.
+/// Accepts values between both ends, ends included. NaN is in no range.
 impl<T: PartialOrd + Display> Allowed<T> for RangeInclusive<T> {
     fn check(&self, key: &str, value: &T, default: &T) -> Result<(), BadSetting> {
         if self.contains(value) {
             return Ok(());
         }
-        // As TOML writes it.
+        // TOML writes NaN in lower case.
         let value = value.to_string().replace("NaN", "nan");
         Err(BadSetting {
             key: key.to_owned(),
@@ -168,15 +168,15 @@ impl<T: PartialOrd + Display> Allowed<T> for RangeInclusive<T> {
     }
 }
 
-/// Implements [`Settings`](crate::Settings) for a `Config` with a default from a table of `key: valid values`, a row for each
-/// setting. After the rows may follow a function that checks relations between settings.
+/// Implements [`Settings`](crate::Settings) for a `Config` that has a default. The table has one row `key: valid values` for each
+/// setting. A function that checks relations between settings may follow the rows.
 #[macro_export]
 macro_rules! settings {
     ($config:ty { $($key:ident: $allowed:expr),* $(,)? } $($relations:path)?) => {
         impl $crate::Settings for $config {
             fn check(&self) -> Result<(), $crate::BadSetting> {
                 let default = <$config>::default();
-                // All fields by name, so that one without a row is an error here.
+                // Lists all fields by name, so a field without a row is a compile error here.
                 let Self { $($key),* } = self;
                 $($crate::Allowed::check(&$allowed, stringify!($key), $key, &default.$key)?;)*
                 $($relations(self)?;)?

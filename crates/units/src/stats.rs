@@ -1,4 +1,4 @@
-//! Statistics: means, quantiles, spreads, confidence intervals and orders, for every figure of the laboratory.
+//! Statistics: means, quantiles, spreads, confidence intervals and rank orders, for all figures of the laboratory.
 
 mod student;
 
@@ -11,7 +11,7 @@ pub fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     (count > 0).then(|| sum / f64::from(count))
 }
 
-/// Returns the middle value, or the mean of the middle two; `None` for no values, or if it is not finite.
+/// Returns the median: the middle value, or the mean of the middle two. `None` for no values, or if the result is not finite.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -20,8 +20,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     Some((lower + upper) / 2.0).filter(|middle| middle.is_finite())
 }
 
-/// Returns the value below which a share of these ascending values lies, interpolated between two of them; `None` for no
-/// values. `share` is in [0, 1].
+/// Returns the quantile of ascending values for a share in [0, 1], interpolated between neighbours. `None` for no values.
 pub fn quantile(ascending: &[f64], share: f64) -> Option<f64> {
     let at = share * ascending.len().checked_sub(1)? as f64;
     let (below, above) = (ascending[at.floor() as usize], ascending[at.ceil() as usize]);
@@ -40,8 +39,8 @@ pub fn rsd_percent(values: &[f64]) -> Option<f64> {
     Some(100.0 * stddev(values)? / mean(values.iter().copied())?)
 }
 
-/// Returns Kendall's rank correlation of two series: pairs in the same order minus pairs in the opposite, over all pairs.
-/// Pairs tied in either count as neither. `None` for fewer than two values.
+/// Returns Kendall's rank correlation of two series: the pairs ordered alike minus the pairs ordered oppositely, divided by all
+/// pairs. A pair that is tied in either series counts as zero. `None` for fewer than two values.
 pub fn kendall_tau(a: &[f64], b: &[f64]) -> Option<f64> {
     assert_eq!(a.len(), b.len(), "both series rank the same things");
     let pairs = (a.len() * a.len().saturating_sub(1)) / 2;
@@ -55,7 +54,7 @@ pub fn kendall_tau(a: &[f64], b: &[f64]) -> Option<f64> {
     (pairs > 0).then(|| agreement as f64 / pairs as f64)
 }
 
-/// Returns Kendall's tau of two rankings of the same names; `None` if the names differ, or for fewer than two.
+/// Returns Kendall's tau of two rankings of the same names. `None` if the names differ, or for fewer than two names.
 pub fn kendall_tau_of_orders<S: AsRef<str>>(a: &[S], b: &[S]) -> Option<f64> {
     let rank = |name: &S| {
         let at = b.iter().position(|other| other.as_ref() == name.as_ref());
@@ -67,8 +66,8 @@ pub fn kendall_tau_of_orders<S: AsRef<str>>(a: &[S], b: &[S]) -> Option<f64> {
     kendall_tau(&own, &ranks)
 }
 
-/// Returns the regret of choosing by a ranking, greatest first, and taking the lower of two: the mean over all pairs of the
-/// extra cost of the one taken, if it costs more. `None` if a cost is unknown, or there is nothing to choose.
+/// Returns the regret of a ranking, greatest first: the mean, over all pairs, of the extra cost of taking the lower-ranked item;
+/// zero for a pair in which it does not cost more. `None` if a cost is unknown, or for fewer than two items.
 pub fn regret<S: AsRef<str>>(ranking: &[S], cost: impl Fn(&str) -> Option<f64>) -> Option<f64> {
     let costs: Vec<f64> = ranking
         .iter()
@@ -77,7 +76,7 @@ pub fn regret<S: AsRef<str>>(ranking: &[S], cost: impl Fn(&str) -> Option<f64>) 
     of_ranked(&costs)
 }
 
-/// Like [`regret`], by a number for each, the greatest first; ties keep the given order.
+/// Like [`regret`], for items ranked by the numbers in `by`, the greatest first. Ties keep the given order.
 pub fn regret_of(by: &[f64], costs: &[f64]) -> Option<f64> {
     let mut both: Vec<(f64, f64)> = by.iter().copied().zip(costs.iter().copied()).collect();
     both.sort_by(|a, b| b.0.total_cmp(&a.0));
@@ -100,7 +99,7 @@ mod tests {
 
     #[test]
     fn spreads_by_hand() {
-        // Mean 4, deviations 2, 0, 2: squares 8, over 2.
+        // The mean is 4, the deviations are 2, 0 and 2: their squares add up to 8, divided by 2.
         let values = [2.0, 4.0, 6.0];
         assert_eq!(rsd_percent(&values), Some(50.0));
         assert_eq!(rsd_percent(&[1.0]), None);
@@ -119,7 +118,7 @@ mod tests {
     fn a_right_ranking_costs_nothing_and_a_wrong_one_what_was_taken_wrongly() {
         let cost = |name: &str| Some(f64::from(name.as_bytes()[0] - b'a'));
         assert_eq!(regret(&["d", "c", "a"], cost), Some(0.0));
-        // d is taken instead of a, at 3 more, and instead of c, at 1 more; a instead of c is right.
+        // Three pairs: taking d instead of a costs 3 more, d instead of c costs 1 more, a instead of c costs no more.
         assert_eq!(regret(&["c", "a", "d"], cost), Some((3.0 + 1.0) / 3.0));
         assert_eq!(regret(&["a"], cost), None);
         assert_eq!(regret(&["a", "b"], |_| None), None);
@@ -133,7 +132,7 @@ mod tests {
     }
 
     proptest! {
-        /// Without ties tau is 1 minus twice the share of pairs that bubble sort must swap.
+        /// Without ties, tau is 1 minus twice the share of pairs that a bubble sort must swap.
         #[test]
         fn kendall_tau_counts_the_swaps_of_bubble_sort(mut order in Just((0..12_u32).collect::<Vec<_>>()).prop_shuffle()) {
             let a: Vec<f64> = (0..12).map(f64::from).collect();

@@ -1,4 +1,4 @@
-//! The operator's settings of a VM without libvirt metadata: its own file, with the same names and values.
+//! Operator's settings of a VM without libvirt metadata. They are in a file of their own, with the same names and values.
 //!
 //! ```toml
 //! # /etc/homenode/vms/6f2a4f2e-92f4-4c7b-8a0e-3f1d8f1f7a10.toml
@@ -7,9 +7,10 @@
 //! permit = "250k"
 //! ```
 //!
-//! The file is named after the VM's UUID. `NAME.toml` is read too, as long as only one VM has that name and the two files do
-//! not contradict each other; the first change renames it. A change is made on the file's current text: programs of Homenode
-//! take turns by a lock, and an editor that saves in between is noticed, since the old file is exchanged and compared.
+//! The file is named after the VM's UUID. `NAME.toml` is read too if only one VM has that name and the two files do not
+//! contradict each other; the first change renames it. Every change is made to the file's current text. Homenode's programs take
+//! turns, using a lock. An editor that saves in between is noticed, because the new file is exchanged with the old one, whose
+//! text is then compared.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -27,18 +28,18 @@ use crate::{Change, OperatorSettings, SettingError};
 /// Directory of the files.
 const DIR: &str = "etc/homenode/vms";
 const BYTES_MAX: u64 = 64 << 10;
-/// Lock file for changing settings. Other users cannot open it: they could hold the lock forever.
+/// Lock file for changing settings. Other users cannot open it, since they could hold the lock forever.
 const LOCK: &str = ".lock";
-/// How long to wait for another program's change: the agent's loop waits that long.
+/// How long to wait for another program's change. The agent's loop stands still meanwhile.
 const LOCK_MAX: Duration = Duration::from_secs(2);
 const LOCK_AGAIN: Duration = Duration::from_millis(5);
-/// How often to restart a change if an editor saves in the middle of it.
+/// How many times a change is tried if editors save in the middle of it.
 const TRIES: u32 = 10;
 
-/// Why a VM's settings cannot be read from its files, or written there.
+/// Why a VM's settings cannot be read from its files, or written to them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FileError {
-    /// The system does not return the file.
+    /// The system cannot read the file.
     #[error(transparent)]
     Unreadable(#[from] ReadError),
     /// The file's settings are wrong.
@@ -49,7 +50,7 @@ pub enum FileError {
         /// What is wrong.
         why: SettingError,
     },
-    /// The file could mean several VMs.
+    /// Several VMs have the name that the file is named after.
     #[error(
         "{}: the VMs {vms} are all named {name}, so this file applies to none of them; rename it to UUID.toml for the \
          VM that it is meant for, and write another for each other VM",
@@ -58,7 +59,7 @@ pub enum FileError {
     Ambiguous {
         /// The file.
         file: PathBuf,
-        /// UUIDs of the VMs.
+        /// UUIDs of these VMs.
         vms: String,
         /// Their name.
         name: String,
@@ -76,20 +77,20 @@ pub enum FileError {
         second: PathBuf,
         /// The VM.
         name: String,
-        /// The setting.
+        /// The setting in which they differ.
         key: String,
         /// The file to keep.
         own: PathBuf,
     },
-    /// The system does not write it.
+    /// The system cannot write the file.
     #[error("{} cannot be written: {cause}", .file.display())]
     NotWritten {
         /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: String,
     },
-    /// Another program changes the settings without a pause.
+    /// Another program keeps changing the settings.
     #[error(
         "the settings of VM {name} in {} are being changed by another program again and again; try again",
         .dir.display()
@@ -102,7 +103,7 @@ pub enum FileError {
     },
 }
 
-/// The VM whose settings are meant.
+/// The VM whose settings are read or changed.
 #[derive(Clone, Copy, Debug)]
 pub struct Whose<'a> {
     /// The VM.
@@ -111,20 +112,20 @@ pub struct Whose<'a> {
     pub name: &'a str,
     /// Other VMs on this host with the same name.
     pub namesakes: &'a [VmId],
-    /// Whether it keeps its UUID at its next start. Xen gives a domain a new one each time unless its configuration names
-    /// one: such a VM's file keeps its name.
+    /// Whether the VM keeps its UUID at its next start. Xen gives a domain a new UUID at each start unless its configuration has
+    /// one. If the UUID changes, the settings stay in the file named after the VM.
     pub keeps_uuid: bool,
 }
 
 impl Whose<'_> {
-    /// The file for its name; `None` if the name cannot be a file's, or is written as a UUID: that file belongs to the VM
-    /// with the UUID.
+    /// Returns the file named after the VM. `None` if no file can have that name, or if the name looks like a UUID: such a file
+    /// belongs to the VM with that UUID.
     fn named(&self, dir: &Path) -> Option<PathBuf> {
         let file = homenode_units::file_name(self.name, ".toml").ok()?;
         VmId::parse(self.name).is_none().then(|| dir.join(file))
     }
 
-    /// The error that a file of that name could mean several VMs.
+    /// Returns the error that several VMs have the name of this file.
     fn ambiguous(&self, path: &Path) -> FileError {
         let mut all: Vec<String> = self.namesakes.iter().map(VmId::to_string).collect();
         all.push(self.vm.to_string());
@@ -137,7 +138,7 @@ impl Whose<'_> {
     }
 }
 
-/// A file with its current text.
+/// A settings file and its text when it was read.
 struct Read {
     path: PathBuf,
     text: String,
@@ -172,7 +173,7 @@ fn parse(text: &str) -> Result<OperatorSettings, SettingError> {
     })?;
     let written = document.iter().map(|(key, item)| match item {
         Item::Value(Value::String(text)) => Ok((key.to_owned(), text.value().clone())),
-        // A node may also be written as a number.
+        // Nodes may be written as a number without quotes.
         Item::Value(Value::Integer(number)) => Ok((key.to_owned(), number.value().to_string())),
         Item::Value(Value::Boolean(is_on)) if key == "manage" => {
             let text = if *is_on.value() { "yes" } else { "no" };
@@ -185,13 +186,13 @@ fn parse(text: &str) -> Result<OperatorSettings, SettingError> {
 
 /// The current settings of a VM, as stored.
 struct Stored {
-    /// The file to write.
+    /// The file to write to.
     own: PathBuf,
-    /// The file with the settings, if there is one.
+    /// The file that has the settings, if there is one.
     file: Option<Read>,
-    /// Files of other names with the same settings.
+    /// Other files of the VM that repeat the same settings.
     others: Vec<Read>,
-    /// Whether a file of another name must be renamed to `own`.
+    /// Whether to rename `file` to `own` if it has another name.
     is_renamed: bool,
 }
 
@@ -214,7 +215,7 @@ impl Stored {
             }
         }
         if found.is_empty() {
-            // It may have been renamed between the two looks.
+            // Another program may have renamed the file between the two looks.
             found.extend(Read::of(&own)?);
         }
         let mut found = found.into_iter();
@@ -237,7 +238,7 @@ impl Stored {
             }
             others.push(other);
         }
-        // If the VM's UUID changes, its first settings go where its next start finds them.
+        // If the VM's UUID will change, write its first settings to the file that its next start will find.
         let named = whose.named(dir).filter(|_| whose.namesakes.is_empty());
         let own = match (whose.keeps_uuid, &file, named) {
             (false, None, Some(named)) => named,
@@ -258,8 +259,7 @@ impl Stored {
             .unwrap_or_default()
     }
 
-    /// Replaces these settings by new ones: whole, or not at all. False if the files changed meanwhile: then another
-    /// program's version stays.
+    /// Replaces these settings in one step. Returns false if another program changed the files meanwhile; its version then stays.
     fn replace(&self, name: &str, after: &OperatorSettings) -> io::Result<bool> {
         let Some(before) = &self.file else {
             let text = format!(
@@ -277,14 +277,14 @@ impl Stored {
         if before.path != self.own && self.is_renamed {
             match renameat_with(CWD, &before.path, CWD, &self.own, RenameFlags::NOREPLACE) {
                 Err(rustix::io::Errno::NOENT | rustix::io::Errno::EXIST) => return Ok(false),
-                // The file system cannot exchange files; the lock must do.
+                // The file system cannot rename without overwriting; the lock must suffice.
                 Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
                     fs::rename(&before.path, &self.own)?;
                 }
                 renamed => renamed?,
             }
         }
-        // Follows an operator's link, and does not replace it.
+        // If the operator made a link, write to its target and keep the link.
         let path = fs::canonicalize(if self.is_renamed { &self.own } else { &before.path })?;
         let text = edited(&before.text, before.said.written(), after.written());
         let file = new_file(&path, &text, Some(&fs::metadata(&path)?))?;
@@ -298,14 +298,14 @@ impl Stored {
     }
 }
 
-/// Creates a file to be moved to this path, with the mode and the owner of the previous one.
+/// Creates a file that will replace `path`, with the mode and owner of the file before it.
 fn new_file(path: &Path, text: &str, before: Option<&fs::Metadata>) -> io::Result<tempfile::NamedTempFile> {
     let dir = path.parent().unwrap_or(Path::new("/"));
     let mut file = tempfile::NamedTempFile::new_in(dir)?;
     file.write_all(text.as_bytes())?;
     let mode = before.map_or(0o644, |before| before.mode() & 0o7777);
     if let Some(before) = before {
-        // Refused unless run by root; then the file belongs to the writer.
+        // Only root may do this; otherwise the file belongs to the user who runs this program.
         let _ = std::os::unix::fs::fchown(file.as_file(), Some(before.uid()), Some(before.gid()));
     }
     file.as_file().set_permissions(fs::Permissions::from_mode(mode))?;
@@ -313,7 +313,7 @@ fn new_file(path: &Path, text: &str, before: Option<&fs::Metadata>) -> io::Resul
     Ok(file)
 }
 
-/// Replaces a file that should have this text. If its text has changed, it stays.
+/// Replaces a file whose text should be `before`. If its text has changed, the file stays.
 fn exchange(file: tempfile::NamedTempFile, path: &Path, before: &str) -> io::Result<bool> {
     match renameat_with(CWD, file.path(), CWD, path, RenameFlags::EXCHANGE) {
         Ok(()) if fs::read(file.path())? == before.as_bytes() => Ok(true),
@@ -327,9 +327,9 @@ fn exchange(file: tempfile::NamedTempFile, path: &Path, before: &str) -> io::Res
     }
 }
 
-/// The text with other settings, and everything else unchanged.
+/// Returns the text with `after` in place of `before`, and everything else unchanged.
 fn edited(text: &str, before: &[(String, String)], after: &[(String, String)]) -> String {
-    // It was parsed before.
+    // This text has already been parsed, so parsing cannot fail.
     let mut document: DocumentMut = text.parse().unwrap_or_default();
     for (key, _) in before
         .iter()
@@ -350,7 +350,7 @@ fn edited(text: &str, before: &[(String, String)], after: &[(String, String)]) -
     document.to_string()
 }
 
-/// Removes a line; comments above it stay.
+/// Removes a setting's line. Comments above it stay.
 fn remove(document: &mut DocumentMut, key: &str) {
     let comments = document
         .key(key)
@@ -378,7 +378,7 @@ fn remove(document: &mut DocumentMut, key: &str) {
     }
 }
 
-/// Takes the lock for changing settings; it ends with the value.
+/// Takes the lock for changing settings. Dropping the returned file releases it.
 fn lock(dir: &Path) -> io::Result<File> {
     let path = dir.join(LOCK);
     let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::CLOEXEC)
@@ -409,18 +409,18 @@ fn lock(dir: &Path) -> io::Result<File> {
     }
 }
 
-/// Reads the settings in this VM's file; default settings if there is none.
+/// Reads this VM's settings from its file. Without a file, returns the defaults.
 ///
 /// # Errors
-/// Names the file, and the line or value that is wrong.
+/// The error names the file, and the line or value that is wrong.
 pub fn read(root: &Path, whose: Whose<'_>) -> Result<OperatorSettings, FileError> {
     Stored::find(&root.join(DIR), whose).map(|stored| stored.said())
 }
 
-/// Changes the settings currently in the file. Writes nothing and returns false if the change does not apply to them.
+/// Changes the settings that are in the file now. If the change does not apply to them, writes nothing and returns false.
 ///
 /// # Errors
-/// Names the file. Nothing is changed then.
+/// The error names the file. Nothing is changed then.
 pub fn change(root: &Path, whose: Whose<'_>, change: &Change<'_>) -> Result<bool, FileError> {
     let dir = root.join(DIR);
     let cannot = |path: &Path, error: io::Error| FileError::NotWritten {

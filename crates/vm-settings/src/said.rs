@@ -1,5 +1,5 @@
-//! An operator's settings for one VM, as names and values: attributes of libvirt's metadata element, or lines of the VM's
-//! own file.
+//! An operator's settings for one VM, as names and values. They come from attributes of libvirt's metadata element, or from lines
+//! of the VM's own file.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -7,13 +7,13 @@ use std::str::FromStr;
 use homenode_host::{Management, Mode, Setting, VmSettings};
 use homenode_units::{Bytes, BytesPerSec, CpuSet, MemoryPolicy, NodeSet, Permit};
 
-/// Longest word for `anti_affinity` and `affinity`.
+/// Most characters in a word for `anti_affinity` or `affinity`.
 const WORD_MAX: usize = 64;
 
 /// What is wrong with an operator's settings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingError {
-    /// The text is no TOML.
+    /// The text is not TOML.
     #[error("line {line}: {why}")]
     Syntax {
         /// Number of the line, from 1.
@@ -21,7 +21,7 @@ pub enum SettingError {
         /// The parser's message.
         why: String,
     },
-    /// The value is neither a text nor what may be written without quotes.
+    /// The value is neither in quotes nor of a kind that may be written without them.
     #[error("`{0}` is not a text; write it in quotes")]
     NotText(String),
     /// There is no such setting.
@@ -29,14 +29,14 @@ pub enum SettingError {
         "unknown attribute `{0}`; there are manage, mode, home, anti_affinity, affinity, bandwidth, permit, memory, floor, hugepages"
     )]
     Unknown(String),
-    /// The value is not one of two.
+    /// The value is neither of the two that the setting takes.
     #[error("{name}='{found}' is neither `{}` nor `{}`", .either.0, .either.1)]
     Neither {
         /// The setting.
         name: &'static str,
         /// The value, shortened.
         found: String,
-        /// The values that there are.
+        /// The two values.
         either: (&'static str, &'static str),
     },
     /// The value cannot be parsed.
@@ -47,15 +47,15 @@ pub enum SettingError {
         /// What is wrong with the value, and what to write.
         why: String,
     },
-    /// A home without a node.
+    /// The home names no node.
     #[error("home='' names no node; leave it out to let Homenode choose")]
     NoNode,
-    /// A word that no other VM can name too.
+    /// The value is not a valid word for `anti_affinity` or `affinity`.
     #[error(
         "{0}: a word of up to {WORD_MAX} letters, digits, `-`, `_` and `.` that other VMs name too is wanted"
     )]
     Word(&'static str),
-    /// A home, and VMs to share one with or to keep off.
+    /// Both a home and `anti_affinity` or `affinity` are set.
     #[error(
         "home says where it lives, so anti_affinity and affinity have nothing to say; leave one of them out"
     )]
@@ -74,19 +74,19 @@ fn value<T: FromStr<Err: Display>>(name: &'static str, value: &str) -> Result<T,
 /// What may happen to a VM's huge pages from its nodes' pools (hugetlbfs).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PoolPages {
-    /// They stay: a scheduler counts on the free pages of each pool.
+    /// They stay, because a scheduler counts on each pool's free pages.
     #[default]
     Stay,
-    /// They may move to another node whose pool has room.
+    /// They may move to another node whose pool has enough free pages.
     Move,
 }
 
 /// An operator's settings for a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OperatorSettings {
-    /// Whether the agent may act on it.
+    /// Whether the agent may act on the VM.
     pub management: Management,
-    /// How far decisions about it may go at most.
+    /// The furthest that decisions about the VM may go.
     pub mode: Option<Mode>,
     /// Home nodes that the operator chose.
     pub home: Option<NodeSet>,
@@ -94,17 +94,17 @@ pub struct OperatorSettings {
     pub anti_affinity: Option<String>,
     /// VMs with the same word here have one home.
     pub affinity: Option<String>,
-    /// Memory bandwidth that it is declared to need.
+    /// Memory bandwidth that the VM is declared to need.
     pub bandwidth: Option<BytesPerSec>,
     /// Its booked permit.
     pub permit: Option<Permit>,
     /// How its memory is placed and moved.
     pub memory_policy: Option<MemoryPolicy>,
-    /// Least memory that it may be left with.
+    /// The least memory that the VM must be left with.
     pub memory_floor: Option<Bytes>,
     /// What may happen to its huge pages.
     pub pool_pages: PoolPages,
-    /// The settings as they are written.
+    /// The settings, written as names and values.
     written: Vec<(String, String)>,
 }
 
@@ -122,7 +122,7 @@ fn word(name: &'static str, value: &str) -> Result<String, SettingError> {
 }
 
 impl OperatorSettings {
-    /// Settings of a VM that is watched and never touched.
+    /// Returns the settings of a VM that the agent watches but never touches.
     pub fn ignored() -> OperatorSettings {
         OperatorSettings {
             management: Management::Ignored,
@@ -130,10 +130,11 @@ impl OperatorSettings {
         }
     }
 
-    /// Parses names with their values. A single invalid one makes all of it invalid: the operator's intent is unknown.
+    /// Parses names and their values. One invalid setting makes all of them invalid, because the operator's intent is then
+    /// unknown.
     ///
     /// # Errors
-    /// The invalid setting.
+    /// Returns the invalid setting.
     pub fn of(written: Vec<(String, String)>) -> Result<OperatorSettings, SettingError> {
         let mut settings = OperatorSettings::default();
         for (name, text) in &written {
@@ -158,7 +159,7 @@ impl OperatorSettings {
                     }
                     settings.home = Some(nodes);
                 }
-                // `apart` and `together` are their names up to 0.2.0.
+                // `apart` and `together` were the names up to 0.2.0.
                 "anti_affinity" | "apart" => {
                     settings.anti_affinity = Some(word("anti_affinity", text)?);
                 }
@@ -184,7 +185,7 @@ impl OperatorSettings {
         Ok(settings)
     }
 
-    /// The settings as policies see them, given the CPUs that the operator allows and the vCPUs pinned by hand.
+    /// Returns the settings as policies see them, with the CPUs that the operator allows and the vCPUs pinned by hand.
     pub fn of_vm(self, cpus_allowed: Option<CpuSet>, pinned_vcpus: Vec<u16>) -> VmSettings {
         VmSettings {
             management: self.management,
@@ -202,12 +203,12 @@ impl OperatorSettings {
         }
     }
 
-    /// Names with their values, as they are to be written.
+    /// Returns the names and values, as they are to be written.
     pub fn written(&self) -> &[(String, String)] {
         &self.written
     }
 
-    /// These settings with one of them set or removed, and everything else as it is written.
+    /// Returns these settings with one of them set or removed. The others keep their written form.
     pub fn with(&self, setting: Setting) -> OperatorSettings {
         let (key, value) = match setting {
             Setting::Permit(permit) => ("permit", permit.map(|permit| permit.to_string())),
@@ -228,11 +229,11 @@ impl OperatorSettings {
     }
 }
 
-/// An operator's change to the settings that are stored when it is made.
+/// An operator's change. It is made to the settings that are stored at that time.
 pub struct Change<'a> {
     /// The settings to change.
     pub settings: &'a [Setting],
-    /// Whether the change still applies to what is stored.
+    /// Returns true if the change still applies to the stored settings.
     pub holds: &'a dyn Fn(&VmSettings) -> bool,
 }
 
@@ -245,12 +246,12 @@ impl std::fmt::Debug for Change<'_> {
 }
 
 impl Change<'_> {
-    /// Whether the change applies to these settings.
+    /// Returns true if the change applies to these settings.
     pub fn holds(&self, stored: &OperatorSettings) -> bool {
         (self.holds)(&stored.clone().of_vm(None, Vec::new()))
     }
 
-    /// These settings with the change.
+    /// Returns these settings with the change made.
     pub fn made_on(&self, stored: &OperatorSettings) -> OperatorSettings {
         let settings = self.settings.iter();
         settings.fold(stored.clone(), |said, setting| said.with(*setting))

@@ -1,13 +1,13 @@
-//! Finds the culprit of a cause: the other user of the same resource whose demand grew, or whatever changed the VM itself.
+//! Finds the culprit of a cause: another user of the same resource whose demand grew, or the program that changed the VM itself.
 
 use homenode_units::Ns;
 
 use crate::facts::{Change, Facts, Of, OfOther, Step};
 use crate::{Code, Culprit, DECIDED_BEFORE, Figure, Happening};
 
-/// Growth below this share of total use is insignificant.
+/// Growth of less than this share of the total use is insignificant.
 const GROWN_MIN: f64 = 0.02;
-/// A change may have caused a slowdown that began up to this many steps after it: steps are coarse.
+/// A change may have caused a slowdown that began up to this many steps later, since steps are coarse.
 const CHANGE_NEAR: u64 = 3;
 
 /// A cause whose culprit is sought.
@@ -21,7 +21,7 @@ pub(crate) struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// Returns the cause, by its exact name, and its culprit.
+    /// Returns the exact cause and its culprit. Throttling by a quota may turn out to be by a permit.
     pub fn blame(&self, code: Code) -> (Code, Culprit) {
         let culprit = match code {
             Code::Waiting => self.changed(Change::Pins).filter(|_| self.is_narrower()),
@@ -68,7 +68,7 @@ impl Look<'_> {
         self.facts.steps.last().map_or(Ns(0), |step| step.lasted)
     }
 
-    /// Returns what changed this about the VM when it became slow; `None` if nothing changed it.
+    /// Returns who made a change of this kind when the VM became slow, or `None` if there was no such change.
     fn changed(&self, change: Change) -> Option<Culprit> {
         let when = self
             .facts
@@ -122,7 +122,7 @@ impl Look<'_> {
         match code {
             Code::Waiting => grew(OfOther::Ran),
             Code::SmtSibling => grew(OfOther::Beside),
-            // Counts its growth in references, not in misses: victims miss more, too.
+            // Growth in references counts, not growth in misses, since victims miss more, too.
             Code::LlcPollution => grew(OfOther::References) * self.slow.miss_ratio_of(other),
             _ => self
                 .weights(code)
@@ -166,7 +166,7 @@ impl Look<'_> {
         }
     }
 
-    /// Returns how much of the resource is used, in the unit of growth.
+    /// Returns how much of the resource is used, in the unit in which growth is measured.
     fn used(&self, code: Code) -> f64 {
         match code {
             Code::Waiting | Code::SmtSibling => self.slow.get(Of::Wanted),
@@ -175,11 +175,11 @@ impl Look<'_> {
         }
     }
 
-    /// Returns what a byte to each node, then over each link, costs the VM.
+    /// Returns the cost to the VM of a byte to each node, then over each link.
     fn weights(&self, code: Code) -> Vec<f64> {
         let (nodes, links) = (self.slow.node_use(), self.slow.link_use());
         let none = |of: &[f64]| vec![0.0; of.len()];
-        // Only a busy resource makes its users wait.
+        // Only a resource that became busier makes its users wait more.
         let hotter = |now: &[f64], before: &[f64]| -> Vec<f64> {
             let grew = |(now, before): (&f64, &f64)| (now - before).max(0.0);
             now.iter().zip(before).map(grew).collect()

@@ -1,4 +1,4 @@
-//! Samples as rows of figures, one row per step, so that the mean of several steps is the mean of each figure.
+//! Converts samples to rows of figures, one row per step. The mean of several steps is the mean of each figure.
 
 use std::collections::BTreeMap;
 
@@ -6,25 +6,25 @@ use homenode_host::{Rates, Sample, VmRates, VmSample};
 use homenode_machine::Machine;
 use homenode_units::{BytesPerSec, CpuSet, NodeMap, Ns, Pages, VmId};
 
-/// Share of a distance reported by firmware that measured latencies confirm, as in `policy::predict`.
+/// Share of a distance reported by firmware that is found in measured latencies, as in `policy::predict`.
 const DISTANCE_REAL: f64 = 0.6;
 /// Weight of the queue in the latency of a controller or a link: `1 + q u / (1 - u)`, as in `policy::predict`.
 const QUEUE: f64 = 0.12;
 /// Upper limit of the assumed utilization.
 const BUSY_MAX: f64 = 0.97;
-/// A step in which a VM wants less of a CPU than this is ignored.
+/// A step in which the VM wants less than this share of a CPU is ignored.
 const WANTED_MIN: f64 = 0.02;
 
 /// A figure of the VM in a step, per second unless stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Of {
-    /// CPUs that its vCPUs wanted: ran on, waited for or were denied by a quota.
+    /// CPUs that the VM's vCPUs wanted: they ran on them, waited for them, or were denied them by a quota.
     Wanted,
-    /// CPUs that they ran on.
+    /// CPUs that the vCPUs ran on.
     Ran,
-    /// CPUs that they waited for.
+    /// CPUs that the vCPUs waited for.
     Waited,
-    /// CPUs that a quota denied them.
+    /// CPUs that a quota denied to the vCPUs.
     Throttled,
     /// Instructions.
     Instructions,
@@ -34,27 +34,27 @@ pub(crate) enum Of {
     References,
     /// LLC misses.
     Misses,
-    /// Latency of a mean access on an idle host; local = 1.
+    /// Latency of an average access on an idle host, relative to a local access.
     Latency,
     /// Additional latency from busy controllers.
     ControllerWait,
     /// Additional latency from busy links.
     LinkWait,
-    /// Share of its accesses that are local; share of its pages if accesses are not counted.
+    /// Share of the VM's accesses that are local; if accesses are not counted, share of its pages.
     Local,
-    /// Utilization of its vCPUs' sibling hyperthreads.
+    /// Utilization of the sibling hyperthreads of the VM's vCPUs.
     Siblings,
     /// Guest faults that needed a disk.
     Faults,
-    /// Pages that came to a node or left it.
+    /// Pages that moved between nodes.
     Moved,
-    /// CPUs that it may run on.
+    /// Number of CPUs that the VM may run on.
     Allowed,
-    /// Memory of the guest, bytes.
+    /// Memory of the guest, in bytes.
     Memory,
-    /// CPUs used by processes outside VMs where it may run.
+    /// CPUs used by processes outside VMs, of those that the VM may run on.
     HostRan,
-    /// The same on its vCPUs' sibling hyperthreads.
+    /// CPUs used by processes outside VMs, of the sibling hyperthreads of the VM's vCPUs.
     HostBeside,
 }
 
@@ -70,13 +70,13 @@ pub(crate) struct Layout {
 /// A figure of another VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OfOther {
-    /// CPUs that it used where this VM may run.
+    /// CPUs that the other VM used, of those that this VM may run on.
     Ran,
-    /// CPUs that it used on siblings of this VM's vCPUs.
+    /// CPUs that the other VM used, of the siblings of this VM's vCPUs.
     Beside,
-    /// LLC references in caches that this VM uses.
+    /// LLC references of the other VM in caches that this VM uses.
     References,
-    /// LLC misses in them.
+    /// LLC misses of the other VM in these caches.
     Misses,
 }
 
@@ -109,11 +109,11 @@ impl Layout {
 /// Averages over a span of time.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
-    /// Its end.
+    /// End of the span.
     pub at: Ns,
-    /// Its length.
+    /// Length of the span.
     pub lasted: Ns,
-    /// Whether its instructions were counted.
+    /// Whether the VM's instructions were counted.
     is_counted: bool,
     layout: Layout,
     row: Vec<f64>,
@@ -124,7 +124,8 @@ impl Step {
         self.row[of as usize]
     }
 
-    /// Returns the CPU time wanted per instruction, in any unit; if instructions are not counted, per time that the VM ran.
+    /// Returns the CPU time wanted per instruction, in any unit. If instructions are not counted, returns the time wanted per
+    /// time run.
     pub fn cost(&self) -> f64 {
         let instructions = self.get(Of::Instructions);
         let done = if instructions > 0.0 {
@@ -199,43 +200,43 @@ impl Step {
     }
 }
 
-/// Everything that is known about the VM over time.
+/// Everything that is known about one VM over time.
 #[derive(Debug)]
 pub(crate) struct Facts {
     pub vm: VmId,
     /// Its name; `None` if it was never seen.
     pub name: Option<String>,
-    /// All other VMs, in the order of their figures in a step.
+    /// All other VMs, in the order of their figures in a row.
     pub others: Vec<(VmId, String)>,
     pub steps: Vec<Step>,
-    /// When its allowed CPUs, its quota, its memory's place or its size changed, and which of these.
+    /// When the VM's allowed CPUs, its quota, the place of its memory or its memory size changed, and which of these changed.
     pub changes: Vec<(Ns, Change)>,
-    /// Whether it has booked a permit.
+    /// Whether the VM has booked a permit.
     pub has_permit: bool,
     has_counters: bool,
     has_traffic: bool,
 }
 
-/// A property of a VM that can be changed from outside.
+/// A property of a VM that another program can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// CPUs that its vCPUs may run on.
+    /// The CPUs that its vCPUs may run on.
     Pins,
     /// Its quota.
     Quota,
     /// The location of many of its pages.
     Pages,
-    /// Its balloon.
+    /// Its memory size, which the balloon changes.
     Memory,
 }
 
-/// The properties of the host, which do not change between steps.
+/// Properties of the host that are the same in all steps.
 struct Host<'a> {
     machine: &'a Machine,
     layout: Layout,
-    /// Latency of an access from one node to another, local = 1.
+    /// For each pair of nodes, the latency of an access from the first node to memory of the second, relative to a local access.
     ratio: Vec<f64>,
-    /// Links on the way from the second node to the first.
+    /// For each pair of nodes, the links on the way from the second node to the first.
     routes: Vec<Vec<usize>>,
     bandwidth: Vec<f64>,
 }
@@ -266,11 +267,11 @@ impl Host<'_> {
     }
 }
 
-/// Where a VM's accesses go.
+/// Where a VM's accesses go in a step.
 struct Place {
     accesses: Vec<f64>,
     local: f64,
-    /// Share of accesses from each node to each other node, in row order.
+    /// Share of accesses for each pair of nodes, from vCPUs on the first node to memory on the second.
     remote: Vec<f64>,
 }
 
@@ -294,7 +295,8 @@ impl Place {
         if all > 0.0 {
             remote.iter_mut().for_each(|share| *share *= (1.0 - local) / all);
         } else if nodes > 1 {
-            // All accesses from where vCPUs last ran are local: attribute the counted remote ones to all nodes evenly.
+            // No memory is remote from where the vCPUs last ran, so attribute the counted remote accesses evenly to the other
+            // nodes.
             let elsewhere = remote.iter_mut().enumerate();
             for (at, share) in elsewhere.filter(|(at, _)| at / nodes != at % nodes) {
                 *share = accesses[at % nodes] * (1.0 - local) / (nodes - 1) as f64;
@@ -320,7 +322,7 @@ impl Place {
     }
 }
 
-/// Returns memory traffic per second.
+/// Returns a VM's memory traffic in bytes per second.
 fn bytes(rates: &VmRates) -> f64 {
     rates.bandwidth().map_or(0.0, BytesPerSec::as_f64)
 }
@@ -373,7 +375,7 @@ impl Facts {
                 facts.steps.extend(step);
             }
         }
-        // A step in which a vCPU was added has no counts, and cannot be compared with those that have.
+        // In a step in which a vCPU was added nothing was counted, so the step cannot be compared with others.
         if facts.has_counters {
             facts.steps.retain(|step| step.is_counted);
         }
@@ -467,7 +469,7 @@ impl Facts {
     }
 }
 
-/// Writes how the VM's vCPUs spent their time; `None` if they wanted too little of it.
+/// Writes how the VM's vCPUs spent their time. Returns `None` if they wanted too little time.
 fn time_of(own: &VmRates, row: &mut [f64]) -> Option<()> {
     let sum = |of: fn(&homenode_host::VcpuRates) -> f64| own.vcpus.iter().map(of).sum::<f64>();
     let (ran, waited, throttled) = (
@@ -485,7 +487,7 @@ fn time_of(own: &VmRates, row: &mut [f64]) -> Option<()> {
     Some(())
 }
 
-/// Writes what hardware counted of the VM.
+/// Writes what hardware counters counted for the VM.
 fn counts_of(own: &VmRates, row: &mut [f64]) {
     row[Of::Instructions as usize] = own.instructions_per_s.unwrap_or(0.0);
     row[Of::Cycles as usize] = own.cycles_per_s.unwrap_or(0.0);
@@ -493,7 +495,7 @@ fn counts_of(own: &VmRates, row: &mut [f64]) {
     row[Of::Misses as usize] = own.llc_misses_per_s.unwrap_or(0.0);
 }
 
-/// Writes where the VM's memory is and what became of it between two samples.
+/// Writes where the VM's memory is, and what happened to it between two samples.
 fn memory_of(
     host: &Host<'_>,
     place: &Place,
@@ -534,13 +536,13 @@ fn waits(host: &Host<'_>, place: &Place, traffic: &[f64], rates: &Rates, row: &m
     row[host.layout.link_use()..][..link_use.len()].copy_from_slice(&link_use);
 }
 
-/// The CPUs and caches that a VM uses, which other VMs may use as well.
+/// The CPUs and caches that a VM uses, and that other VMs may use as well.
 struct Ground {
-    /// CPUs that it may run on.
+    /// CPUs that the VM may run on.
     allowed: CpuSet,
-    /// Sibling hyperthreads of the CPUs that it ran on.
+    /// Sibling hyperthreads of the CPUs that the VM ran on.
     beside: CpuSet,
-    /// The share of its time in each LLC.
+    /// The share of the VM's time in each LLC.
     llcs: Vec<f64>,
 }
 
@@ -558,18 +560,18 @@ impl Ground {
     }
 }
 
-/// What remains of the host's use once the VMs' parts are taken from it.
+/// The host's use of resources that no VM accounts for.
 struct Rest {
-    /// CPUs used where the VM may run.
+    /// CPUs used, of those that the VM may run on.
     ran: f64,
-    /// CPUs used on its siblings.
+    /// CPUs used, of the siblings of the VM's vCPUs.
     beside: f64,
-    /// Each node's traffic.
+    /// Traffic of each node.
     traffic: Vec<f64>,
 }
 
 impl Rest {
-    /// Writes another VM's part into its figures, and takes it from the rest.
+    /// Writes another VM's use into its figures, and subtracts it from the rest.
     fn take(
         &mut self,
         host: &Host<'_>,
@@ -604,7 +606,7 @@ impl Rest {
     }
 }
 
-/// Returns how many CPUs' worth of time a VM ran on these CPUs, judging by its vCPUs' last CPUs.
+/// Returns how many CPUs' worth of time a VM ran on these CPUs, assuming that each vCPU stayed on its last CPU.
 fn ran_on(vm: &VmSample, rates: &VmRates, cpus: &CpuSet) -> f64 {
     let on = |own: &&homenode_host::VcpuRates| {
         let vcpu = vm.vcpu(own.index);
@@ -656,7 +658,7 @@ fn faults(was: &VmSample, is: &VmSample) -> f64 {
         .unwrap_or(0.0)
 }
 
-/// Returns how many pages came to one node while others left another.
+/// Returns how many pages moved between nodes: those that nodes gained, or those that nodes lost, whichever are fewer.
 fn moved(was: &VmSample, is: &VmSample) -> f64 {
     let (Some(was), Some(is)) = (&was.pages, &is.pages) else {
         return 0.0;

@@ -1,37 +1,37 @@
 //! Explains why a VM was slow: what changed compared with the time before, by how much, and what changed it.
 //!
 //! # Problem
-//! A VM that slows down does not report the cause, and most of what happens on its host at the time is unrelated: neighbours
-//! are loud all day, and other victims of the same cause change along with it.
+//! A VM that slows down does not report the cause, and most of what happens on its host at that time is unrelated. Neighbours may
+//! be loud all day, and other victims of the same cause change at the same time.
 //!
 //! # Terms
-//! - *Cost* of an instruction: time that vCPUs wanted a CPU (ran, waited or were throttled) per instruction retired. It
-//!   grows with whatever slows a VM down, and not with how much its guest has to do.
+//! - *Cost* of an instruction: the time for which vCPUs wanted a CPU (ran, waited or were throttled), divided by the instructions
+//!   retired. It grows with everything that slows a VM down, but not with the amount of work in the guest.
 //! - *Window*: the time in question. *Baseline*: the time before it, four times as long.
-//! - *Step*: a piece of either, about thirty in a window.
+//! - *Step*: a piece of the window or the baseline. A window has about thirty steps.
 //!
 //! # Method
-//! 1. The slow part of the window: the steps whose cost is more than half as far above the baseline's as the most expensive
-//!    ones. If no mean of a few steps exceeds every such mean of the baseline, nothing is wrong, and nothing is blamed.
-//! 2. Of the cost, waiting and throttling are counted by the host. The rest is time per instruction, which `model` divides:
-//!    `core x siblings + stall x misses x latency`, with `core` and `stall` fitted over all steps.
-//! 3. Each part that grew is a [`Cause`], with the share of speed that it took. The unexplained rest is attributed to the
+//! 1. Find the slow part of the window: the steps whose cost is over the midpoint between the baseline's cost and the highest
+//!    cost. If no mean over a few steps exceeds all such means of the baseline, nothing is wrong, and nothing is blamed.
+//! 2. Divide the growth of the cost. The host counts waiting and throttling. The rest is time per instruction, which `model`
+//!    divides: `core x siblings + stall x misses x latency`, with `core` and `stall` fitted over all steps.
+//! 3. Report each part that grew as a [`Cause`], with the share of speed that it took. Attribute the unexplained rest to the
 //!    guest.
-//! 4. The culprit: among all others, the one whose *demand* on the same CPUs, cache, controller or link grew. A fellow
-//!    victim misses more but does not access more; a loud neighbour that was as loud before has not grown.
+//! 4. Find the culprit: among all VMs and the host, the one whose *demand* on the same CPUs, cache, controller or link grew most.
+//!    Another victim has more misses, but not more accesses. The demand of a neighbour that was as loud before has not grown.
 //!
 //! # Properties
 //! - `a_planted_cause_and_its_culprit_come_first`
 //! - `a_busy_but_steady_run_blames_nobody`
 //!
 //! # What may be missing
-//! Without counters, a cost is time wanted per time run: only waiting and throttling can be found. Without traffic of nodes
-//! or links, these are never blamed. Everything is derived from samples and the agent's recorded decisions; the host is not
-//! queried.
+//! Without counters, the cost is the time wanted divided by the time run, so only waiting and throttling can be found. If the
+//! traffic of nodes or links is not counted, these are never blamed. Everything is derived from samples and the agent's recorded
+//! decisions; the host is not queried.
 //!
 //! # Sources
-//! The baseline is that of Netdata's metric correlations; the model's terms are (Eyerman) TOCS 2009; the latency of a loaded
-//! controller is (Lazowska) 1984; sharing of a cache by its accesses is (Chandra) HPCA 2005.
+//! The baseline is that of Netdata's metric correlations. The model's terms are from (Eyerman) TOCS 2009, the latency of a loaded
+//! controller from (Lazowska) 1984, and the sharing of a cache according to accesses from (Chandra) HPCA 2005.
 
 mod culprits;
 mod facts;
@@ -49,13 +49,13 @@ use facts::{Facts, Step};
 const WINDOW_STEPS: u64 = 30;
 /// Length of the baseline, in windows.
 pub const BASELINE: u64 = 4;
-/// Steps that are averaged to tell change from noise.
+/// Number of steps that are averaged to tell change from noise.
 const SMOOTH: usize = 5;
 /// A smaller loss is ignored.
 const LOSS_MIN: f64 = 0.03;
-/// By what share the most expensive part must exceed every part of the baseline.
+/// The share by which the most expensive part of the window must exceed every part of the baseline.
 const ABOVE: f64 = 0.02;
-/// A cause that took less is not reported.
+/// A cause that took a smaller share of speed is not reported.
 const CAUSE_MIN: f64 = 0.01;
 /// A decision may have caused a change if it was made at most this long before it.
 const DECIDED_BEFORE: Ns = Ns::from_secs(5);
@@ -66,29 +66,29 @@ const DECIDED_AFTER: Ns = Ns::from_secs(60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Code {
-    /// Its vCPUs waited for CPUs.
+    /// The VM's vCPUs waited for CPUs.
     Waiting,
-    /// A CPU quota kept its vCPUs from running.
+    /// A CPU quota kept the VM's vCPUs from running.
     Quota,
-    /// The agent enforced its permit.
+    /// The agent enforced the VM's permit.
     Permit,
-    /// More of its accesses went to memory on other nodes.
+    /// More of the VM's accesses went to memory on other nodes.
     RemoteMemory,
-    /// Other VMs took more of the last-level cache that it uses.
+    /// Other VMs took more of the last-level cache that the VM uses.
     LlcPollution,
-    /// A memory controller that it uses was busier.
+    /// A memory controller that the VM uses was busier.
     Controller,
-    /// A link between nodes that it uses was busier.
+    /// A link between nodes that the VM uses was busier.
     Link,
-    /// The sibling hyperthreads of its vCPUs were busier.
+    /// The sibling hyperthreads of the VM's vCPUs were busier.
     SmtSibling,
-    /// Its pages were being moved.
+    /// The VM's pages were being moved.
     PageMoves,
-    /// Its balloon left it less memory than it used, so it swapped.
+    /// The VM's balloon left it less memory than it used, so it swapped.
     Balloon,
-    /// Its cores ran at a lower clock.
+    /// The VM's cores ran at a lower clock frequency.
     Clock,
-    /// Its guest did something else than before.
+    /// The guest did something else than before.
     OwnPhase,
 }
 
@@ -127,14 +127,14 @@ pub enum Culprit {
     Itself,
     /// Processes of the host outside VMs.
     Host,
-    /// The agent, by a decision.
+    /// The agent, through a decision.
     Agent {
         /// Id of the decision.
         decision: i64,
     },
-    /// Someone other than the agent, who changed pins, quota, memory or balloon.
+    /// Another program or person, not the agent, that changed pins, quota, memory or balloon.
     Somebody,
-    /// The data does not show it.
+    /// The data does not show the culprit.
     Unknown,
 }
 
@@ -156,9 +156,9 @@ impl std::fmt::Display for Culprit {
 pub struct Figure {
     /// The quantity, with its unit (`local accesses, percent`).
     pub what: &'static str,
-    /// In the baseline.
+    /// Its value in the baseline.
     pub before: f64,
-    /// While the VM was slow.
+    /// Its value while the VM was slow.
     pub during: f64,
 }
 
@@ -167,11 +167,11 @@ pub struct Figure {
 pub struct Cause {
     /// Its kind.
     pub code: Code,
-    /// Share of the VM's speed that it took, in [0, 1].
+    /// Share of the VM's speed that the cause took, in [0, 1].
     pub lost: f64,
-    /// What brought it about.
+    /// What brought the cause about.
     pub culprit: Culprit,
-    /// The figures that show it.
+    /// The figures that show the cause.
     pub figures: Vec<Figure>,
     /// What the agent decided in response, or why it decided nothing.
     pub followed: Followed,
@@ -193,15 +193,15 @@ pub struct Explanation {
     pub vm: VmId,
     /// Its name.
     pub name: String,
-    /// Start of the slow part, by the host's clock; that of the window if nothing was slow.
+    /// Start of the slow part, by the host's clock; start of the window if nothing was slow.
     pub from_ns: Ns,
-    /// Its end.
+    /// End of the slow part, or of the window.
     pub to_ns: Ns,
     /// Start of the baseline.
     pub baseline_from_ns: Ns,
-    /// Share of its speed that the VM lost in the slow part, in [0, 1]; 0 if nothing differs.
+    /// Share of its speed that the VM lost in the slow part, in [0, 1]; 0 if it was not slow.
     pub lost: f64,
-    /// The causes, largest loss first; empty if nothing differs from before.
+    /// The causes, largest loss first; empty if the VM was not slow.
     pub causes: Vec<Cause>,
     /// What limits the answer, such as missing counters or a short baseline.
     pub notes: Vec<String>,
@@ -233,23 +233,24 @@ pub enum WhyError {
     TooFew {
         /// The VM's name.
         name: String,
-        /// Steps of the baseline.
+        /// Number of steps of the baseline.
         found: usize,
-        /// Steps of the window.
+        /// Number of steps of the window.
         during: usize,
-        /// Steps required of each.
+        /// Number of steps that each must have.
         least: usize,
     },
 }
 
-/// Returns from when on samples are needed to explain this window, and the smallest useful distance between them.
+/// Returns the time from which samples are needed to explain this window, and the smallest useful distance between samples.
 pub fn wanted(from: Ns, to: Ns) -> (Ns, Ns) {
     let window = to.saturating_sub(from);
     let begin = from.saturating_sub(Ns(window.0.saturating_mul(BASELINE)));
     (begin, Ns(window.0 / WINDOW_STEPS))
 }
 
-/// Explains why a VM was slow between two times. `samples`: ascending in time, of one run, from [`wanted`] on.
+/// Explains why a VM was slow between two times. `samples` must be of one run, ascending in time, and begin at the time that
+/// [`wanted`] returns.
 ///
 /// # Errors
 /// If the VM did not run, or there is too little data.
@@ -323,7 +324,7 @@ pub fn explain(
     Ok(explanation)
 }
 
-/// Returns the steps of a window in which the VM was slow; none if its cost is no higher than it ever was before.
+/// Returns the steps of a window in which the VM was slow. Returns none if the cost was as high in the baseline.
 fn slow_steps<'a>(before: &[Step], during: &'a [Step]) -> Vec<&'a Step> {
     let smooth = |steps: &[Step]| {
         let windows = steps.windows(SMOOTH).map(|few| Step::mean(few).cost());
@@ -338,7 +339,7 @@ fn slow_steps<'a>(before: &[Step], during: &'a [Step]) -> Vec<&'a Step> {
     during.iter().filter(|step| step.cost() > bar).collect()
 }
 
-/// Returns what the agent decided about a VM or the culprit after the cause began.
+/// Returns what the agent decided about the VM or the culprit after the cause began, or why it decided nothing.
 fn followed(happenings: &[Happening], vm: VmId, culprit: &Culprit, (from, to): (Ns, Ns)) -> Followed {
     let other = match culprit {
         Culprit::Vm { id, .. } => Some(*id),

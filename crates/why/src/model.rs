@@ -1,32 +1,32 @@
-//! Divides a VM's cost by cause: from counts where the host has them, otherwise from a model of the core.
+//! Divides a VM's cost by cause: according to the host's counts if there are any, otherwise according to a model of the core.
 //!
-//! `cycles per instruction = core x (1 + s x siblings) + stall x misses x latency + faults`, the form of `policy::predict`,
-//! with `core` and `stall` fitted to the VM's own steps. The parts are only compared with each other: their sum is limited
-//! to the growth of the cost, and the rest of it is attributed to the guest.
+//! `cycles per instruction = core x (1 + s x siblings) + stall x misses x latency + faults`, the form of `policy::predict`, with
+//! `core` and `stall` fitted to the VM's own steps. Only the proportion of the parts counts: their sum is limited to the growth
+//! of the cost. If the sum is smaller, the rest is attributed to the guest.
 
 use crate::Code;
 use crate::facts::{Facts, Of, OfOther, Step};
 
 /// How much longer a core's own work takes next to a busy hyperthread, as in `policy::predict`.
 const SMT_STRETCH: f64 = 1.6;
-/// Prior of the cycles per instruction without memory, its standard deviation, and the minimum.
+/// Prior of the cycles per instruction without memory accesses, its standard deviation, and the least value.
 const CORE: f64 = 0.4;
 const CORE_SD: f64 = 0.4;
 const CORE_MIN: f64 = 0.2;
-/// Prior of the cycles that a miss stalls (100 ns at 2 GHz, four misses in flight), and its standard deviation.
+/// Prior of the cycles for which a miss stalls (100 ns at 2 GHz, four misses in flight), and its standard deviation.
 const STALL: f64 = 50.0;
 const STALL_SD: f64 = 75.0;
 /// Relative deviation of steps from the model.
 const NOISE: f64 = 0.05;
-/// Cycles that an LLC hit takes of the core; most of its latency is hidden.
+/// Cycles by which an LLC hit delays the core; most of its latency is hidden.
 const HIT: f64 = 6.0;
-/// Highest exponent of the miss ratio over the part of a cache that a VM holds (Hartstein: 0.3 to 0.7 are usual).
+/// Highest exponent of the miss ratio as a function of the part of a cache that a VM holds (Hartstein: 0.3 to 0.7 are usual).
 const SLOPE_MAX: f64 = 1.5;
-/// Nanoseconds that a fault waits for a disk: a random read of a fast one.
+/// Nanoseconds that a fault waits for the disk: a random read of a fast disk.
 const FAULT_NS: f64 = 100_000.0;
-/// Nanoseconds that moving a page takes from the VM that owns it.
+/// Nanoseconds that moving a page costs the VM that owns it.
 const MOVE_NS: f64 = 2_000.0;
-/// Clock frequencies normally vary by this share.
+/// Share by which clock frequencies normally vary.
 const CLOCK_NOISE: f64 = 0.02;
 
 /// Returns causes, each with the share of speed that it took.
@@ -35,7 +35,7 @@ pub(crate) fn parts(facts: &Facts, (base, slow): (&Step, &Step)) -> Vec<(Code, f
     if grown.is_nan() || grown <= 1.0 {
         return Vec::new();
     }
-    // Speeds multiply, so shares of the loss are shares of logarithms.
+    // Factors of speed multiply, so the loss is shared in proportion to their logarithms.
     let lost = 1.0 - 1.0 / grown;
     let kept = |step: &Step| (step.get(Of::Ran) / step.get(Of::Wanted)).max(1e-9);
     let stopped = (kept(base) / kept(slow)).ln().max(0.0);
@@ -91,7 +91,7 @@ impl Met {
     }
 }
 
-/// Returns what made an instruction take longer, in cycles.
+/// Returns what made an instruction take longer, with the cycles that each cause added.
 fn of_instructions(facts: &Facts, (base, slow): (&Step, &Step)) -> Vec<(Code, f64)> {
     let clock = |step: &Step| step.get(Of::Cycles) / step.get(Of::Ran).max(1e-9);
     let has_clock = base.get(Of::Cycles) > 0.0;
@@ -138,7 +138,7 @@ fn of_instructions(facts: &Facts, (base, slow): (&Step, &Step)) -> Vec<(Code, f6
     parts
 }
 
-/// Splits the additional misses per instruction from a higher miss ratio: those explained by others' growing part of the
+/// Splits the additional misses per instruction that a higher miss ratio causes: those explained by others' growing part of the
 /// cache, and the rest.
 fn missed_more(facts: &Facts, (base, slow): (&Step, &Step), (was, is): (&Met, &Met)) -> (f64, f64) {
     let more = is.references * (is.miss_ratio - was.miss_ratio);
@@ -150,11 +150,12 @@ fn missed_more(facts: &Facts, (base, slow): (&Step, &Step), (was, is): (&Met, &M
         all.map(|other| step.of_other(other, OfOther::References) * of(other))
             .sum::<f64>()
     };
-    // When a VM is slowed down, its own accesses shrink and its misses grow: these are effects.
+    // The VM's own figures of the baseline count, since a slowed VM accesses less and misses more, which are effects.
     let grown = |own: f64, of: &dyn Fn(usize) -> f64| {
         (own + of_others(slow, of)).max(1.0) / (own + of_others(base, of)).max(1.0)
     };
-    // A VM that hits keeps its own lines; one that misses evicts others', however few its accesses are compared with theirs.
+    // A VM that hits keeps its own lines in the cache. A VM that misses evicts others' lines, even if it makes few accesses in
+    // comparison.
     let kept_back = grown(base.get(Of::References), &|_| 1.0);
     let pushed_out = grown(base.get(Of::Misses), &|other| slow.miss_ratio_of(other));
     let squeezed = SLOPE_MAX * kept_back.max(pushed_out).ln().max(0.0);
@@ -163,8 +164,8 @@ fn missed_more(facts: &Facts, (base, slow): (&Step, &Step), (was, is): (&Met, &M
     (by_others, more - by_others)
 }
 
-/// Fits cycles per instruction of the core itself, and cycles that a miss stalls per unit of latency: least squares over all
-/// steps, with priors.
+/// Fits the cycles per instruction of the core itself, and the cycles for which a miss stalls per unit of latency. Uses least
+/// squares over all steps, with priors.
 fn fit(facts: &Facts, clock: f64) -> (f64, f64) {
     let (mut a, mut b, mut c) = (1.0 / (CORE_SD * CORE_SD), 0.0, 1.0 / (STALL_SD * STALL_SD));
     let (mut p, mut q) = (CORE * a, STALL * c);

@@ -3,20 +3,20 @@
 use crate::error::NoTarget;
 use crate::store::Asking;
 
-/// Xenstore's keys about a domain's memory, below the domain's own path.
+/// Xenstore keys about a domain's memory, below the domain's own path.
 const KEYS: [&str; 3] = ["memory/target", "memory/static-max", "memory/videoram"];
 
-/// Paths of these keys, for the domain of this number.
+/// Returns the paths of these keys for the domain with this number.
 pub fn paths(domid: u32) -> impl Iterator<Item = String> {
     KEYS.into_iter()
         .map(move |key| format!("/local/domain/{domid}/{key}"))
 }
 
-/// Number of paths.
+/// Number of paths for each domain.
 pub const PATHS: usize = KEYS.len();
 
-/// The target according to these values, in KiB. `None` for a domain without a balloon, one that is being built, and one
-/// with video memory: `xl` counts that in, and this was never tried.
+/// Returns the balloon's target in KiB, from the values at these paths. `None` for a domain that has no balloon, is being built,
+/// or has video memory: `xl` includes video memory in the target, and such a domain was never tried.
 pub fn target(values: &[Option<String>]) -> Option<u64> {
     let number = |at: usize| values.get(at)?.as_ref()?.trim().parse::<u64>().ok();
     let (target, most) = (number(0)?, number(1)?);
@@ -24,10 +24,10 @@ pub fn target(values: &[Option<String>]) -> Option<u64> {
     (target > 0 && target <= most && !has_video).then_some(target)
 }
 
-/// As [`target`], read now.
+/// Reads these values now and returns [`target`].
 ///
 /// # Errors
-/// When xenstore does not answer.
+/// If xenstore does not answer.
 pub fn target_of(store: &mut Asking, domid: u32) -> Result<Option<u64>, NoTarget> {
     let said = store.read(paths(domid).collect());
     let said = said.map_err(NoTarget)?;

@@ -1,5 +1,5 @@
-//! Busy time of CPUs, from Xen's idle times. Xen's clock and dom0's differ: a jump between them, and the time that a CPU was
-//! offline, are left out of the sum and do not affect later sums.
+//! Busy time of CPUs, derived from Xen's idle times. Xen's clock and dom0's are different clocks. If one of them jumps, or a CPU
+//! was offline, that time is left out of the sum, and later sums are unaffected.
 
 use std::collections::BTreeMap;
 
@@ -8,18 +8,18 @@ use homenode_units::{CpuId, Ns};
 /// Sums of busy time; see the module.
 #[derive(Debug, Default)]
 pub struct Busy {
-    /// Time of the last look, and the CPUs' idle times then, by number.
+    /// Time of the last look, and each CPU's idle time then, by number.
     last: Option<(Ns, Vec<Ns>)>,
     busy: BTreeMap<CpuId, Ns>,
 }
 
 impl Busy {
-    /// Adds the CPUs' idle times at a point in time.
+    /// Adds the idle times that the CPUs had at this time.
     pub fn take_in(&mut self, at: Ns, idle: Vec<Ns>) {
         if let Some((before, was_idle)) = &self.last {
             let passed = at.saturating_sub(*before);
             for (number, (is, was)) in idle.iter().zip(was_idle).enumerate() {
-                // An offline CPU reports 0, and one that came back reports less or far more than a moment ago.
+                // An offline CPU reports 0. A CPU that has returned reports less than before, or far more.
                 let is_online = *is != Ns::ZERO && *was != Ns::ZERO && is >= was;
                 let busy = self.busy.entry(CpuId(number as u32)).or_default();
                 if is_online {
@@ -30,12 +30,12 @@ impl Busy {
         self.last = Some((at, idle));
     }
 
-    /// Busy time of all CPUs together since the first look.
+    /// Returns the busy time of all CPUs together since the first look.
     pub fn of_all(&self) -> Ns {
         self.busy.values().copied().sum()
     }
 
-    /// Busy time of a CPU since the first look.
+    /// Returns a CPU's busy time since the first look.
     pub fn of(&self, cpu: CpuId) -> Ns {
         self.busy.get(&cpu).copied().unwrap_or_default()
     }
@@ -56,7 +56,7 @@ mod tests {
         busy.take_in(ms(1000), vec![ms(5000), ms(9000)]);
         busy.take_in(ms(2000), vec![ms(5250), ms(10_000)]);
         assert_eq!((busy.of(one), busy.of(two)), (ms(750), Ns::ZERO));
-        // Xen's clock is set ahead by an hour: busy time of the next hour does not make up for that.
+        // Xen's clock jumps ahead by an hour. That must not hide the busy time of the next hour.
         busy.take_in(ms(3000), vec![ms(3_605_250), ms(3_610_000)]);
         busy.take_in(ms(4000), vec![ms(3_605_250), ms(3_610_600)]);
         assert_eq!((busy.of(one), busy.of(two)), (ms(1750), ms(400)));
@@ -69,7 +69,7 @@ mod tests {
         for (at, idle) in [(1, 500), (2, 600), (3, 0), (4, 0), (5, 700), (6, 800)] {
             busy.take_in(ms(at * 1000), vec![ms(idle)]);
         }
-        // Two of the intervals were online at both ends.
+        // The CPU was online at both ends of two of the intervals.
         assert_eq!(busy.of(cpu), ms(1800));
     }
 }

@@ -1,10 +1,10 @@
-//! The agent's changes to domains, as journalled, and how to undo them: by the agent, by its guard, by `homenode release`.
-//! Only what still reads as the agent's is undone; what another program set since is not touched. An unreadable entry is a
-//! failure, and stays in the journal.
+//! The agent's changes to domains, as the journal lists them, and how the agent, its guard or `homenode release` undoes them. A
+//! setting is undone only if it still reads as the agent set it; settings that another program changed since are not touched. An
+//! unreadable entry is a failure, and stays in the journal.
 //!
-//! Limits outlive the run that they were set for: when a domain reboots, or is restored or migrated, `xl` gives it its cap
-//! and its balloon's target again. So they are lifted from any domain that has the UUID; if there is none at that moment,
-//! they are remembered until there is ([`Past`]).
+//! Limits outlive the run of a domain that they were set for. When the domain reboots, or is restored or migrated, `xl` gives it
+//! the same cap and balloon target again. So limits are lifted from any domain that has the UUID. If there is none at that
+//! moment, they are remembered until there is one ([`Past`]).
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,8 @@ use crate::balloon::target_of;
 use crate::error::{CallError, LeverError};
 use crate::hypervisor::{Hypervisor, Listed};
 
-/// CPUs that each vCPU may have been left pinned to, the newest first: several if an agent ended while it changed them.
+/// CPUs that the agent may have left each vCPU pinned to, the newest first. There are several if an agent ended while it changed
+/// them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pins(pub BTreeMap<u16, Vec<CpuSet>>);
 
@@ -24,9 +25,8 @@ impl Written for Pins {
     const KEY: &'static str = "xen-vcpus";
 }
 
-/// Nodes that a domain's memory may have been set to come from, the newest first. If
-/// [`journal::Before`] names no nodes, the domain's memory came from the nodes of its CPUs, and does
-/// so again.
+/// Nodes from which the agent may have made a domain's memory come, the newest first. If [`journal::Before`] names no nodes, the
+/// memory came from the nodes of the domain's CPUs, and undoing makes it so again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Home(pub Vec<NodeSet>);
 
@@ -34,12 +34,12 @@ impl Written for Home {
     const KEY: &'static str = "xen-home";
 }
 
-/// The operator's cap, and caps that it may have been left with, the newest first; percent of a CPU, 0 for none.
+/// The operator's cap, and the caps that the agent may have left, the newest first. In percent of a CPU; 0 means no cap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cap {
-    /// The operator's.
+    /// The operator's cap.
     pub before: u16,
-    /// The agent's.
+    /// The agent's caps.
     pub ours: Vec<u16>,
 }
 
@@ -47,12 +47,12 @@ impl Written for Cap {
     const KEY: &'static str = "xen-cap";
 }
 
-/// The operator's target, and targets that it may have been left with, the newest first; KiB.
+/// The operator's balloon target, and the targets that the agent may have left, the newest first. In KiB.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
-    /// The operator's.
+    /// The operator's target.
     pub before: u64,
-    /// The agent's.
+    /// The agent's targets.
     pub ours: Vec<u64>,
 }
 
@@ -60,12 +60,12 @@ impl Written for Target {
     const KEY: &'static str = "xen-memory";
 }
 
-/// Limits of ended runs: of a domain that was saved, or that is about to boot again.
+/// Limits of ended runs, for a domain that was saved or is about to boot again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Past {
     /// The domain's CPU cap; `None` if no cap is remembered.
     pub cap: Option<Cap>,
-    /// Its balloon's target.
+    /// Its balloon's target; `None` if no target is remembered.
     pub memory: Option<Target>,
 }
 
@@ -73,21 +73,21 @@ impl Written for Past {
     const KEY: &'static str = journal::PAST;
 }
 
-/// A limit that `xl` gives to a domain's next run too.
+/// A limit that `xl` also gives to a domain's next run.
 pub trait Outlasting: Written {
-    /// Restores a domain's operator's limit. Returns whether it had one of ours.
+    /// Restores the operator's limit on a domain. Returns true if the domain had one of the agent's limits.
     ///
     /// # Errors
-    /// Why the limit is not known, or could not be restored.
+    /// If the limit is not known, or could not be restored.
     fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, LeverError>;
-    /// Puts it among the limits of ended runs.
+    /// Adds this limit to the limits of ended runs.
     fn put(self, past: &mut Past);
 }
 
 impl Outlasting for Cap {
     fn give_back(&self, hypervisor: &Hypervisor, of: &Listed) -> Result<bool, LeverError> {
         let pool = hypervisor.pool(of.pool)?;
-        // In a pool without caps: it was moved there, and lost its cap.
+        // A domain that was moved to a pool without caps has lost its cap.
         let has_ours = pool.has_caps() && self.ours.contains(&hypervisor.cap(of.domid, &pool)?);
         if has_ours {
             hypervisor.set_cap(of.domid, &pool, self.before)?;
@@ -115,23 +115,23 @@ impl Outlasting for Target {
     }
 }
 
-/// Most domains that ended with a limit and are remembered.
+/// The most ended domains whose limits are remembered.
 const PAST_MAX: usize = 1024;
 
-/// The most changes in a row without an answer that are told apart.
+/// The most of the agent's values that an entry keeps, if one change after another got no answer.
 const KEPT: usize = 8;
 
-/// Puts the value to be set before those that may have been left.
+/// Puts the value that is about to be set before the values that may have been left.
 pub fn newest<T: PartialEq>(ours: &mut Vec<T>, new: T) {
     ours.retain(|old| *old != new);
     ours.insert(0, new);
     ours.truncate(KEPT);
 }
 
-/// The domain of a run; `None` once that run has ended.
+/// Returns the domain of a run; `None` once that run has ended.
 ///
 /// # Errors
-/// When the hypervisor cannot be called.
+/// If the hypervisor cannot be called.
 pub fn alive(hypervisor: &Hypervisor, run: &Run) -> Result<Option<Listed>, CallError> {
     let found = hypervisor.domain(run.runtime_id)?;
     let is_it =
@@ -139,7 +139,7 @@ pub fn alive(hypervisor: &Hypervisor, run: &Run) -> Result<Option<Listed>, CallE
     Ok(found.filter(is_it))
 }
 
-/// Reads a journal entry; an error if it is there and cannot be read.
+/// Reads a journal entry. An entry that exists but cannot be read is an error.
 ///
 /// # Errors
 /// [`LeverError::Unreadable`].
@@ -150,11 +150,11 @@ pub fn read<T: Written>(entry: &Entry) -> Result<Option<T>, LeverError> {
     }
 }
 
-/// Restores the operator's limit on all domains with the UUID that have one of ours. If none has the UUID at that moment, or
-/// one is on its way, the limit is remembered.
+/// Restores the operator's limit on every domain with the UUID that has one of the agent's limits. The limit is remembered if
+/// there is no such domain at that moment, or if one is on its way.
 ///
 /// # Errors
-/// What could not be lifted.
+/// Returns what could not be lifted.
 pub fn lift<T: Outlasting>(
     hypervisor: &Hypervisor,
     journal: &mut Journal,
@@ -163,7 +163,7 @@ pub fn lift<T: Outlasting>(
     let vm = entry.run.vm;
     let domains = of_uuid(hypervisor, vm)?;
     let limit = match read::<T>(entry) {
-        // No domain has it any more.
+        // No domain has the limit any more.
         Err(_) if domains.is_empty() => None,
         read => read?,
     };
@@ -175,15 +175,16 @@ pub fn lift<T: Outlasting>(
     Ok(())
 }
 
-/// Domains with a UUID: one, or two during a local migration.
+/// Returns the domains with a UUID: one, or two during a local migration.
 fn of_uuid(hypervisor: &Hypervisor, vm: VmId) -> Result<Vec<Listed>, CallError> {
     let mut domains = hypervisor.domains()?;
     domains.retain(|listed| listed.vm == vm && !listed.is_dying);
     Ok(domains)
 }
 
-/// Lifts a limit from domains with a UUID. Returns whether that settles it: a domain being built gets its limit at the end,
-/// and a suspended one may be about to be saved with it. `own` is the domain that the limit was set for.
+/// Lifts a limit from domains with a UUID. Returns true if nothing remains to be done. A domain that is being built gets its
+/// limit only at the end, and a suspended domain may be about to be saved with its limit. `own` is the domain that the limit was
+/// set for.
 fn give_back<T: Outlasting>(
     hypervisor: &Hypervisor,
     domains: &[Listed],
@@ -207,14 +208,15 @@ fn give_back<T: Outlasting>(
     LeverError::joined(failures).map(|()| is_settled)
 }
 
-/// Remembers the limit that a domain may come back with. If it cannot be written it is forgotten, and takes no room later.
+/// Remembers the limit that a domain may return with. If the journal cannot be written, the limit is forgotten, and takes no room
+/// later.
 fn remember<T: Outlasting>(journal: &mut Journal, boot: u64, vm: VmId, limit: T) {
     let past = journal
         .entries()
         .iter()
         .filter(|(other, entry)| **other != vm && entry.has(&[Past::KEY]));
     if past.clone().count() >= PAST_MAX {
-        // Numbers ascend within a boot.
+        // Domain numbers ascend within a boot.
         let oldest = past.min_by_key(|(_, entry)| (entry.run.start_ticks == boot, entry.run.runtime_id));
         if let Some(oldest) = oldest.map(|(vm, _)| *vm) {
             journal.clear_all(oldest);
@@ -226,11 +228,11 @@ fn remember<T: Outlasting>(journal: &mut Journal, boot: u64, vm: VmId, limit: T)
     let _ = journal.set(vm, &past);
 }
 
-/// Settles the journal entry of an ended run of a domain, or one that another run has followed: remaining limits are lifted
-/// or remembered, all else is forgotten.
+/// Settles the journal entry of a domain's run that has ended, or that another run has followed. Remaining limits are lifted or
+/// remembered, and everything else is forgotten.
 ///
 /// # Errors
-/// What could not be undone; that stays in the journal.
+/// Returns what could not be undone; this stays in the journal.
 pub fn settle(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId) -> Result<(), LeverError> {
     let Some(entry) = journal.entry(vm).cloned() else {
         return Ok(());
@@ -256,7 +258,7 @@ pub fn settle(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId) -> Resul
     Ok(())
 }
 
-/// Combines the results of both.
+/// Returns all errors of the two results as one.
 fn all_done(done: [Result<(), LeverError>; 2]) -> Result<(), LeverError> {
     LeverError::joined(done.into_iter().filter_map(Result::err).collect())
 }

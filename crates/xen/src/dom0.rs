@@ -1,8 +1,8 @@
 //! Whether this system is dom0 of a Xen host, according to the kernel.
 //!
-//! Xen's own file system (xenfs) shows it if mounted, which distributions leave to Xen's tools. The kernel's files below
-//! `/sys/hypervisor` need no mount of their own: if they name the initial domain and xenfs shows nothing, this is an
-//! incomplete dom0, not a host without Xen.
+//! Xen's own file system (xenfs) shows it if it is mounted, which distributions leave to Xen's tools. The kernel's files below
+//! `/sys/hypervisor` need no mount of their own. If they name the initial domain but xenfs shows nothing, this is an incomplete
+//! dom0 and not a host without Xen.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -11,17 +11,20 @@ use crate::error::XenError;
 
 /// This domain's capabilities in xenfs.
 const CAPABILITIES: &str = "proc/xen/capabilities";
-/// The hypervisor below this kernel, with or without xenfs.
+/// File that names the hypervisor below this kernel, with or without xenfs.
 const KIND: &str = "sys/hypervisor/type";
-/// The hypervisor's features for this domain: eight hexadecimal digits for each 32 features, the first features last.
+/// The features that the hypervisor gives this domain, written as eight hexadecimal digits per 32 features, with the first
+/// features last.
 const FEATURES: &str = "sys/hypervisor/properties/features";
 /// The feature that Xen gives only to the initial domain (`XENFEAT_dom0`). systemd uses it too.
 const INITIAL_DOMAIN: u32 = 1 << 11;
 
-/// Whether this system is dom0 of a Xen host, according to the kernel's files below `root`. False if none of them shows it.
+/// Returns true if this system is dom0 of a Xen host, according to the kernel's files below `root`. Returns false if no file
+/// shows it.
 ///
 /// # Errors
-/// [`XenError::NoXenfs`]: it is dom0, but lacks what an agent needs there. It must not be treated as a host without Xen.
+/// [`XenError::NoXenfs`] if it is dom0, but lacks what an agent needs there. Such a system must not be treated as a host without
+/// Xen.
 pub fn is_dom0(root: &Path) -> Result<bool, XenError> {
     match check(root) {
         Ok(()) => Ok(true),
@@ -30,11 +33,11 @@ pub fn is_dom0(root: &Path) -> Result<bool, XenError> {
     }
 }
 
-/// As [`is_dom0`], with the reason: [`XenError::NotDom0`] only if the files show that there is no Xen, or that this is
-/// another domain.
+/// Like [`is_dom0`], but returns the reason. [`XenError::NotDom0`] means that the files show that there is no Xen, or that this
+/// is another domain.
 ///
 /// # Errors
-/// Why it is not dom0, or why that is unknown.
+/// Returns why it is not dom0, or why that is unknown.
 pub fn check(root: &Path) -> Result<(), XenError> {
     let not = |cause: &str| Err(XenError::NotDom0 { cause: cause.into() });
     let unknown = |cause: String| Err(XenError::Unknown { cause });
@@ -60,7 +63,7 @@ pub fn check(root: &Path) -> Result<(), XenError> {
     }
 }
 
-/// Whether a Xen below this kernel takes it for the initial domain; `None` if that cannot be read.
+/// Returns true if a Xen below this kernel takes it for the initial domain; `None` if the features cannot be read.
 fn is_initial_domain(root: &Path) -> Option<bool> {
     let text = std::fs::read_to_string(root.join(FEATURES)).ok()?;
     let text = text.trim();
@@ -73,7 +76,7 @@ fn is_initial_domain(root: &Path) -> Option<bool> {
 mod tests {
     use super::*;
 
-    /// Results for a tree with these files.
+    /// Returns both results for a tree with these files.
     fn found(files: &[(&str, &str)]) -> (Result<(), XenError>, Result<bool, XenError>) {
         let dir = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -93,7 +96,7 @@ mod tests {
         assert_eq!(found(&[(CAPABILITIES, "")]), Err(true), "another domain");
         assert_eq!(found(&[(KIND, "kvm\n")]), Err(true));
         assert_eq!(found(&[(KIND, "xen\n")]), Err(false), "nothing says which domain");
-        // Unreadable: a directory in the file's place.
+        // Make the file unreadable by putting a directory in its place.
         let inside = format!("{CAPABILITIES}/x");
         assert_eq!(found(&[(inside.as_str(), "")]), Err(false));
         let inside = format!("{KIND}/x");
@@ -126,17 +129,17 @@ mod tests {
 
     #[test]
     fn another_domain_is_a_host_like_any_other() {
-        // Without the feature; with the same bit of later features; not a number; without the file.
+        // Without the feature; with the same bit among later features; not a number; no file.
         for features in ["00000705\n", "0000080000000000\n", "", "é0000800", "00000z00\n"] {
             let files = [(KIND, "xen\n"), (FEATURES, features)];
             assert_eq!(found(&files).1, Ok(false), "{features}");
         }
         assert_eq!(found(&[(KIND, "xen\n")]).1, Ok(false));
         assert_eq!(found(&[(KIND, "xen\n"), (CAPABILITIES, "\n")]).1, Ok(false));
-        // Rebooted as a guest: nothing that an agent of a dom0 left is there to restore.
+        // The host was rebooted as a guest, so nothing is left that an agent in dom0 could restore.
         let guest = [(KIND, "xen\n"), (FEATURES, "00000705\n")];
         assert!(matches!(found(&guest).0, Err(XenError::NotDom0 { .. })));
-        // No Xen, whatever the features.
+        // Without Xen, features do not matter.
         assert_eq!(found(&[(KIND, "kvm\n"), (FEATURES, "00000800\n")]).1, Ok(false));
     }
 }

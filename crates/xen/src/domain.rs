@@ -1,4 +1,4 @@
-//! A domain, as the agent knows it.
+//! A domain, with what the agent knows of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,24 +16,24 @@ use crate::hypervisor::{Hypervisor, Listed, Pool, Vcpu};
 /// How long a vCPU waited since tracing began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waited {
-    /// Time that it wanted to run and did not, including the time throttled by its cap.
+    /// Time for which it wanted to run and did not, including the time for which its cap throttled it.
     pub waiting: Ns,
-    /// Time throttled by its cap.
+    /// Time for which its cap throttled it.
     pub throttled: Ns,
 }
 
 /// A value per vCPU, by index.
 pub type OfVcpus<T> = BTreeMap<u16, T>;
 
-/// Length of a period of the credit schedulers' accounting: caps hold over it.
+/// Length of the credit schedulers' accounting period, over which caps apply.
 const PERIOD: Ns = Ns::from_millis(30);
 
 /// A domain; see the module.
 #[derive(Debug)]
 pub struct Domain {
-    /// The run.
+    /// The run of the domain that this describes.
     pub run: Run,
-    /// Other domains with its name.
+    /// Other domains with the same name.
     pub namesakes: Vec<VmId>,
     /// Its last listing.
     pub listed: Listed,
@@ -43,9 +43,9 @@ pub struct Domain {
     pub vcpus: Vec<(u16, Vcpu)>,
     /// Its cap, in percent of one CPU; 0 for none.
     pub cap: u16,
-    /// Its balloon's target in KiB, if it has a balloon.
+    /// Its balloon's target in KiB; `None` if it has no balloon.
     pub target: Option<u64>,
-    /// Its operator's settings.
+    /// Its operator's settings, or why they cannot be read.
     pub said: Result<OperatorSettings, FileError>,
 }
 
@@ -81,7 +81,7 @@ impl Domain {
         })
     }
 
-    /// Identifies the VM for its operator's settings.
+    /// Returns what identifies the VM when its operator's settings are read.
     pub fn whose(&self) -> Whose<'_> {
         Whose {
             vm: self.run.vm,
@@ -91,12 +91,12 @@ impl Domain {
         }
     }
 
-    /// Its cap as a quota per vCPU, as in the contract.
+    /// Returns its cap as a quota per vCPU, the form that the host contract uses.
     pub fn quota(&self) -> Option<CpuQuota> {
         quota_of(self.cap, self.vcpus.len())
     }
 
-    /// Its vCPUs for a sample, with counters and waiting times if known.
+    /// Returns its vCPUs for a sample, with counters and waiting times if they are known.
     pub fn samples(
         &self,
         usable: &CpuSet,
@@ -117,8 +117,9 @@ impl Domain {
         self.vcpus.iter().map(sample).collect()
     }
 
-    /// Its operator's settings: from the file, and from where its vCPUs may run apart from the agent's pins. The same CPUs
-    /// for all are a limit (`cpus=` in xl's file); if they differ, vCPUs are pinned by hand.
+    /// Returns its operator's settings: those from the file, and those shown by where its vCPUs may run apart from the agent's
+    /// pins. If all vCPUs have the same CPUs, these are a limit (`cpus=` in xl's file); if they differ, the operator pinned vCPUs
+    /// by hand.
     pub fn settings(&self, entry: Option<&Entry>, usable: &CpuSet) -> VmSettings {
         let ours = entry.and_then(Entry::get::<Pins>).unwrap_or_default().0;
         let all = self.pool.cpus.intersection(usable);
@@ -151,7 +152,7 @@ impl Domain {
     }
 }
 
-/// A domain's cap as a quota per vCPU; `None` if it has none.
+/// Returns a domain's cap as a quota per vCPU; `None` if it has no cap.
 fn quota_of(cap: u16, vcpus: usize) -> Option<CpuQuota> {
     let of_vcpu = PERIOD.0 * u64::from(cap) / 100 / vcpus.max(1) as u64;
     (cap > 0).then_some(CpuQuota {
@@ -160,12 +161,12 @@ fn quota_of(cap: u16, vcpus: usize) -> Option<CpuQuota> {
     })
 }
 
-/// The cap that gives each of this many vCPUs that quota, in percent of one CPU: at least one.
+/// Returns the cap that gives each of this many vCPUs this quota. It is in percent of one CPU, and at least 1.
 pub fn cap_of(quota: CpuQuota, vcpus: usize) -> u16 {
     let most = 100 * vcpus.max(1);
-    // A cap is a whole number of percents: rounded up, so that no vCPU gets less than its due.
+    // A cap is a whole percentage. It is rounded up, so that no vCPU gets less than its due.
     let percent = (quota.share() * most as f64 - 1e-9).ceil().max(1.0);
-    // Also a cap of all there is: reading it back shows the request.
+    // A quota of all CPU time becomes a cap too, so that reading it back shows the request.
     percent.min(most as f64) as u16
 }
 

@@ -10,7 +10,7 @@ use crate::xl::XlError;
 /// Why Xen cannot be managed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum XenError {
-    /// Not started by Xen, or not dom0.
+    /// Xen did not start this system, or it is not dom0.
     #[error("this system is not dom0 of a Xen host: {cause}. `homenode doctor` says what runs here")]
     NotDom0 {
         /// What is missing.
@@ -22,7 +22,7 @@ pub enum XenError {
         /// The system's error.
         cause: String,
     },
-    /// It is dom0, and Xen's own file system does not show it.
+    /// This is dom0, but Xen's own file system does not show it.
     #[error(
         "this system is dom0 of a Xen host, and xenfs does not say so ({cause}). Mount it: `mount -t xenfs xenfs /proc/xen`; as a service \
          Homenode needs its drop-in for dom0 besides, `xen.conf` (docs/XEN.md)"
@@ -31,19 +31,19 @@ pub enum XenError {
         /// The system's error.
         cause: String,
     },
-    /// libxenctrl or libxenstore is not there.
+    /// libxenctrl or libxenstore is missing.
     #[error(
         "Xen's library cannot be used ({0}). Install Xen's tools (Debian: `apt install xen-utils`); Homenode knows those of Xen {versions}",
         versions = library::versions()
     )]
     NoLibrary(LoadError),
-    /// The hypervisor does not permit it.
+    /// The hypervisor does not permit calls.
     #[error("Xen's hypervisor cannot be asked: {cause}. Run as root in dom0, with xenstored running")]
     NotPermitted {
         /// The system's error.
         cause: String,
     },
-    /// Its description of the host makes no machine.
+    /// Xen's description of the host does not make a valid machine.
     #[error("Xen's figures of this host make no machine: {cause}")]
     NoMachine {
         /// What is wrong.
@@ -54,11 +54,11 @@ pub enum XenError {
     Call(#[from] CallError),
 }
 
-/// A call that failed.
+/// A call that has failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {cause}")]
 pub struct CallError {
-    /// The call to libxenctrl.
+    /// The function of libxenctrl.
     pub call: &'static str,
     /// The system's error.
     pub cause: String,
@@ -93,12 +93,12 @@ pub enum StoreError {
     Call(#[from] CallError),
 }
 
-/// Why the target of a balloon is not known.
+/// Why the target of a balloon is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("xenstored does not tell its memory: {0}")]
 pub struct NoTarget(pub StoreError);
 
-/// Why something on a domain is not set, or not restored.
+/// Why something on a domain could not be set or restored.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LeverError {
     #[error("{0:?}")]
@@ -136,7 +136,7 @@ pub enum LeverError {
 }
 
 impl LeverError {
-    /// All of these, if there are any.
+    /// Returns all of these as one error, or `Ok` if there are none.
     pub fn joined(failures: Vec<LeverError>) -> Result<(), LeverError> {
         match failures.is_empty() {
             true => Ok(()),

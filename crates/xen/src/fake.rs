@@ -1,7 +1,7 @@
-//! A fake hypervisor for tests: four nodes with a CPU each, and its domains, behind the functions of libxenctrl that
-//! are called. The testbed's cases run the same on a real one.
+//! A fake hypervisor for tests: four nodes with one CPU each, and domains. It stands behind those functions of libxenctrl that
+//! are called. The testbed runs the same cases on a real hypervisor.
 
-// Functions that are called like C functions, with pointers of the calls that this crate makes.
+// These functions are called like C functions, with pointers from the calls that this crate makes.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ const CPUS: usize = 4;
 #[derive(Clone, Copy, Debug)]
 pub struct Vcpu {
     pub is_online: bool,
-    /// Bit by bit.
+    /// CPUs that it may run on, one bit each.
     pub hard: u8,
     pub soft: u8,
 }
@@ -36,13 +36,13 @@ pub struct Dom {
     pub nodes: u8,
     pub share: (u16, u16),
     pub pages: u64,
-    /// Its balloon's target, in KiB; its guest follows at once.
+    /// Its balloon's target, in KiB. The guest follows at once.
     pub target: Option<u64>,
     pub flags: u32,
 }
 
 impl Dom {
-    /// A domain with two vCPUs that may run anywhere.
+    /// Returns a domain with two vCPUs that may run anywhere.
     pub fn new(name: &str, uuid: u128) -> Dom {
         let vcpu = Vcpu {
             is_online: true,
@@ -61,7 +61,7 @@ impl Dom {
         }
     }
 
-    /// A domain that is being built.
+    /// Makes it a domain that is being built.
     pub fn paused(mut self) -> Dom {
         self.flags = PAUSED;
         self
@@ -73,10 +73,10 @@ impl Dom {
 pub struct World {
     pub doms: BTreeMap<u32, Dom>,
     pub console: String,
-    /// Name of a call that fails.
+    /// Name of a call that must fail.
     pub failing: Option<&'static str>,
     pub keys_pressed: u32,
-    /// Why xenstore does not answer.
+    /// Why xenstore does not answer; `None` if it does.
     pub store_fails: Option<StoreError>,
 }
 
@@ -89,7 +89,7 @@ impl FakeXen {
         self.0.lock().unwrap()
     }
 
-    /// Opens it, as the dom0 below `root`.
+    /// Opens the fake hypervisor, as dom0 below `root` would.
     pub fn open(&self, root: &Path) -> Hypervisor {
         let boot = root.join("proc/sys/kernel/random/boot_id");
         std::fs::create_dir_all(boot.parent().unwrap()).unwrap();
@@ -137,7 +137,7 @@ fn world<'a>(handle: *mut c_void) -> MutexGuard<'a, World> {
     unsafe { (*handle.cast::<Arc<Mutex<World>>>()).lock().unwrap() }
 }
 
-/// Changes a domain; returns -1 if there is none, or if this call must fail.
+/// Changes a domain. Returns -1 if there is no such domain, or if this call must fail.
 fn with(handle: *mut c_void, call: &str, domid: u32, act: impl FnOnce(&mut Dom)) -> c_int {
     let mut world = world(handle);
     if world.failing == Some(call) {
@@ -279,7 +279,7 @@ unsafe extern "C" fn share(handle: *mut c_void, domid: u32, share: *mut Share) -
     })
 }
 
-/// As in both schedulers: a weight of 0 keeps the current one.
+/// Sets a domain's weight and cap. As in both real schedulers, a weight of 0 keeps the current weight.
 unsafe extern "C" fn set_share(handle: *mut c_void, domid: u32, share: *mut Share) -> c_int {
     let share = unsafe { *share };
     with(handle, "set_share", domid, |dom| {

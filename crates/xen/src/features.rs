@@ -1,4 +1,4 @@
-//! What stock Xen lets dom0 do for each thing that the agent does elsewhere, and what it does not.
+//! What stock Xen lets dom0 do, and what it does not, for each thing that the agent does on other hosts.
 
 use std::path::Path;
 
@@ -13,33 +13,33 @@ pub const NO_WAITING: &str = "how long vCPUs wait for a CPU is not known, and th
 /// Why nothing is counted.
 pub const NO_COUNTERS: &str =
     "no hardware counters: dom0 cannot count for domains on stock Xen; LLC miss rates of VMs are unknown";
-/// Useful to know for an operator with large domains, or one who reads that console.
+/// Worth knowing for an operator who has large domains, or who reads that console.
 pub const DEBUG_KEY: &str = "where memory of domains lies is counted by Xen's debug key `u` and read from its console: once a minute, and \
                              when a domain is new";
 
-/// Source of counts on an emulated host.
+/// Where counts come from on an emulated host.
 pub const COUNTED_BY_MODEL: &str = "no hardware counters; LLC misses of domains are counted by the emulator's model of caches, not by hardware";
 
-/// Why no page moves, if the operator did not allow it.
+/// Why no page moves if the operator did not allow local migration.
 pub const NO_MOVES: &str = "stock Xen moves no page of a domain that runs; migrating it to where it is moves all of it, and is off \
                             (`local_migration.allow`). Or give it its home when it is created (`homenode place --xl`)";
 /// Why no guest gets a topology page.
 pub const NO_TOPOLOGY: &str =
     "a domain has no device that tells it where it is; stock Xen gives PV domains no virtual nodes";
-/// Why its balloon is not touched.
+/// Why a VM's balloon is not touched.
 pub const NO_RELEASES: &str = "Xen learns what a guest releases from the guest's balloon alone";
-/// Why it is not known which node uses a page.
+/// Why it is unknown which node uses a page.
 pub const NO_PAGE_USES: &str = "stock Xen does not tell dom0 which pages a domain uses, or from which node";
-/// Why a domain's working set is not known.
+/// Why a domain's working set is unknown.
 pub const NO_TRACKER: &str = "stock Xen does not tell dom0 which memory a domain uses";
-/// Why there is no such share.
+/// Why the agent sets no part of caches or memory bandwidth.
 pub const NO_PARTS: &str =
     "Xen's own commands set parts of caches for sockets (`xl psr-cat-set`); the agent sets caps alone";
 
-/// What was found; or what is missing, what that costs, and the remedy.
+/// What was found; or, if it is missing, what is missing, what that costs, and the remedy.
 type Found = Result<String, (String, &'static str, &'static str)>;
 
-/// Features that stock Xen cannot have, by their names elsewhere: why, what that costs, and what to do instead.
+/// Features that stock Xen cannot have, by their names on other hosts: the reason, what that costs, and what to do instead.
 const LACKS: [(&str, &str, &str, &str); 2] = [
     (
         "working sets",
@@ -55,7 +55,7 @@ const LACKS: [(&str, &str, &str, &str); 2] = [
     ),
 ];
 
-/// Source of counts for domains.
+/// Returns where domains' counts come from.
 fn counters(root: &Path) -> Found {
     match modelled_pmu::find(root) {
         Ok(Some(_)) => Ok(COUNTED_BY_MODEL.to_owned()),
@@ -72,7 +72,7 @@ fn is_installed(program: &str) -> bool {
     std::env::split_paths(&places).any(|place| place.join(program).is_file())
 }
 
-/// Whether a domain's memory can be limited.
+/// Returns whether a domain's memory can be limited.
 fn balloon() -> Found {
     match is_installed("xl") {
         true => Ok(
@@ -87,7 +87,7 @@ fn balloon() -> Found {
     }
 }
 
-/// Whether vCPUs' waiting times can be known.
+/// Returns whether vCPUs' waiting times can be known.
 fn waiting() -> Found {
     match is_installed("xentrace") {
         true => Ok("`run --trace-waiting` reads Xen's trace, unless another program does".to_owned()),
@@ -99,7 +99,7 @@ fn waiting() -> Found {
     }
 }
 
-/// The machine, if it can be read, and all features, whether present or not.
+/// Returns the machine, if it can be read, and all features, whether present or not.
 pub fn features(root: &Path) -> (Option<Machine>, Vec<(&'static str, Found)>) {
     let opened = Hypervisor::open(root);
     let machine = opened

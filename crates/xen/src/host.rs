@@ -5,8 +5,8 @@
 //!   commit ─ Plan::check ─ as sampled? ─ journal ─ act ─ read back ─▶ Receipt
 //! ```
 //!
-//! A domain is identified by its UUID: its number changes with a local migration, and when it is restored. If two have one
-//! UUID, neither is touched or shown: journal entries of one would be taken for the other's.
+//! A domain is identified by its UUID, because its number changes with a local migration, and when it is restored. If two domains
+//! have the same UUID, neither is touched or shown: journal entries of one would be taken for the other's.
 
 mod moving;
 mod others;
@@ -43,39 +43,39 @@ use crate::waiting::{Waiting, Waits};
 use crate::{balloon, leftovers, memory, place};
 use moving::Moves;
 
-/// Xen is not asked to count the pages of a larger domain: it holds a lock meanwhile.
+/// If any domain is larger than this, Xen is not asked to count pages, because it holds a lock while it counts.
 const COUNTED_MAX: Pages = Pages(4 << 20);
-/// `xl migrate`'s names for a domain on its way here, or from here.
+/// The endings that `xl migrate` gives to the names of a domain that is arriving here or has left.
 const ON_ITS_WAY: [&str; 2] = [INCOMING, LEFT];
 
 /// A host that runs domains under Xen. This system is its dom0.
 #[derive(Debug)]
 pub struct XenHost {
     pub(crate) hypervisor: Hypervisor,
-    /// Xenstore, and the last known names.
+    /// Access to xenstore.
     pub(crate) store: Asking,
     names: BTreeMap<(u32, VmId), String>,
     /// The last known targets of balloons, in KiB.
     targets: BTreeMap<(u32, VmId), u64>,
     pub(crate) options: Options,
-    /// Absent in a dry run.
+    /// The journal; `None` in a dry run.
     pub(crate) journal: Option<Journal>,
     /// Another agent's journal, in a dry run.
     peeked: BTreeMap<VmId, Journalled>,
     right: RightToAct,
     carried: Vec<CarriedOver>,
     pub(crate) domains: BTreeMap<VmId, Domain>,
-    /// A modelled PMU, if there is one, and its last counts.
+    /// The modelled PMU, if there is one.
     model: Option<Model>,
     counted: BTreeMap<VmId, Counted>,
-    /// Xen's trace, if it is read, and vCPUs' waiting times at the last look.
+    /// Xen's trace, if it is read.
     waiting: Option<Waiting>,
     waited: BTreeMap<VmId, Waits>,
-    /// Levers with a lease.
+    /// Levers of domains that have a lease on one of them.
     pub(crate) levers: BTreeMap<VmId, Levers>,
     /// Domains moving to another node.
     moves: Moves,
-    /// How long vCPUs ran before their domain was moved.
+    /// How long each vCPU ran before its domain was moved.
     ran_before: BTreeMap<VmId, BTreeMap<u16, Ns>>,
     page_counts: PageCounts,
     busy: Busy,
@@ -87,24 +87,24 @@ pub struct XenHost {
 }
 
 impl XenHost {
-    /// The machine of this host.
+    /// Reads the machine of this host.
     ///
     /// # Errors
-    /// Each is a sentence with its remedy.
+    /// Each error is a sentence with its remedy.
     pub fn machine_here(root: &std::path::Path) -> Result<Machine, XenError> {
         place::machine(&Hypervisor::open(root)?, root)
     }
 
-    /// Opens the hypervisor, and takes over the journal.
+    /// Opens the hypervisor and takes over the journal.
     ///
     /// # Errors
-    /// [`XenError`], or why the agent cannot get the journal or the right to act: each is a sentence with its remedy.
+    /// [`XenError`], or why the agent cannot get the journal or the right to act. Each error is a sentence with its remedy.
     pub fn connect(options: Options) -> Result<XenHost, Box<dyn std::error::Error + Send + Sync>> {
         let hypervisor = Hypervisor::open(&options.root)?;
         XenHost::of(hypervisor, options)
     }
 
-    /// As [`XenHost::connect`], with an open hypervisor.
+    /// Like [`XenHost::connect`], with a hypervisor that is already open.
     fn of(
         hypervisor: Hypervisor,
         options: Options,
@@ -155,7 +155,7 @@ impl XenHost {
         Ok(host)
     }
 
-    /// Takes over what an earlier agent left: homes and pins go on, limits get a lease.
+    /// Takes over what an earlier agent left: homes and pins stay in force, and limits get a lease.
     fn carry_over(&mut self) -> Result<(), CallError> {
         let entries = self.journal.as_ref().map(|journal| journal.entries().clone());
         for (vm, entry) in entries.unwrap_or_default() {
@@ -178,7 +178,7 @@ impl XenHost {
         Ok(())
     }
 
-    /// Reads all running domains, and forgets those that ended.
+    /// Reads all running domains, and forgets domains that have ended.
     fn look(&mut self) -> Result<(), CallError> {
         self.look_who_arrives();
         let mut listed = self.hypervisor.domains()?;
@@ -213,12 +213,12 @@ impl XenHost {
                 Ok(domain) if !domain.vcpus.is_empty() => {
                     drop(domains.insert(listed.vm, Domain { target, ..domain }));
                 }
-                // It is just ending.
+                // The domain is just ending.
                 Ok(_) | Err(_) => {}
             }
         }
-        // A domain on its way is the old one for as long as that is there, and then its last state until the new one has
-        // arrived.
+        // While a domain is on its way, show the old domain as long as it exists, and after that its last known state until the
+        // new one has arrived.
         if let Some(vm) = moving.filter(|vm| !self.moves.is_anothers(*vm))
             && let Some(mut known) = self.domains.remove(&vm)
         {
@@ -247,7 +247,7 @@ impl XenHost {
         Ok(())
     }
 
-    /// Reads a domain again, if that run of it is still there.
+    /// Reads a domain again, if the same run of it still exists.
     fn looked_again(&self, known: &Domain) -> Option<Domain> {
         let listed = changed::alive(&self.hypervisor, &known.run).ok()??;
         let pool = self.hypervisor.pool(listed.pool).ok()?;
@@ -260,8 +260,8 @@ impl XenHost {
         (looked.vcpus.len() == known.vcpus.len()).then_some(looked)
     }
 
-    /// The domains that have a name, each once. One that is being built has no name yet, and one that was destroyed none any
-    /// more. If xenstore does not answer, domains keep their last names.
+    /// Returns the domains that have a name and a UUID that no other named domain has. A domain that is being built has no name
+    /// yet, and one that was destroyed no longer has one. If xenstore does not answer, domains keep their last names.
     fn named(&mut self, listed: &[Listed]) -> Vec<(Listed, String)> {
         let paths = |of: &Listed| {
             let name = format!("/local/domain/{}/name", of.domid);
@@ -299,7 +299,7 @@ impl XenHost {
         alone.flatten().collect()
     }
 
-    /// The run of a listed domain.
+    /// Returns the run of a listed domain.
     fn run_of(&self, listed: Listed, name: String) -> Run {
         Run {
             vm: listed.vm,
@@ -310,7 +310,7 @@ impl XenHost {
         }
     }
 
-    /// Reads on which nodes memory is, if that is due.
+    /// Reads on which nodes domains' memory is, if that is due.
     fn look_at_memory(&mut self, at: Ns) {
         if self.journal.is_none() {
             return;
@@ -341,7 +341,7 @@ impl XenHost {
         match said {
             Ok(console) => {
                 self.page_counts.take_in(&console, &pages, (at, took));
-                // Once, since each measured time differs.
+                // Report this only once, since each measured time differs.
                 if !std::mem::replace(&mut self.said_counting, true) {
                     let (took_us, of) = (took.0 / 1000, Pages(pages.values().sum()).to_bytes());
                     self.notices.add(format!(
@@ -357,7 +357,7 @@ impl XenHost {
         }
     }
 
-    /// The journal entry of this run of a domain: this agent's, or in a dry run another's.
+    /// Returns the journal entry of this run of a domain. In a dry run it is from the journal of another agent.
     pub(crate) fn entry_of(&self, run: &Run) -> Option<&Journalled> {
         let entry = match &self.journal {
             Some(journal) => journal.entry(run.vm),
@@ -386,7 +386,7 @@ impl XenHost {
         }
     }
 
-    /// Adds the time that vCPUs ran before their domain was moved: the new domain's times begin at zero.
+    /// Adds the time that vCPUs ran before their domain was moved, because the new domain's times begin at zero.
     fn with_before(&self, vm: VmId, mut vcpus: Vec<VcpuSample>) -> Vec<VcpuSample> {
         let before = self.ran_before.get(&vm);
         for vcpu in &mut vcpus {
@@ -397,7 +397,7 @@ impl XenHost {
     }
 
     fn sample_cpus(&mut self) -> Result<Vec<CpuSample>, CallError> {
-        // At the time of this look, not of the sample's: the work done in between was not idle time.
+        // Use the time of this look, not the sample's: the CPUs were not idle while the agent worked in between.
         self.busy.take_in(now(), self.hypervisor.idle()?);
         let busy = |id: CpuId| CpuSample {
             id,
@@ -455,7 +455,7 @@ impl XenHost {
         })
     }
 
-    /// A new version if something differs that plans rely on.
+    /// Returns a new version if anything that plans rely on has changed.
     fn version_of(&mut self, vms: &[VmSample]) -> Version {
         let relied_on: Vec<VmSample> = vms.iter().map(relied_on).collect();
         if relied_on != self.relied_on || self.last.version == Version::default() {
@@ -466,7 +466,7 @@ impl XenHost {
     }
 }
 
-/// The parts of a VM's sample that plans rely on.
+/// Returns the parts of a VM's sample that plans rely on.
 fn relied_on(vm: &VmSample) -> VmSample {
     let vcpus = vm.vcpus.iter().map(|vcpu| VcpuSample {
         index: vcpu.index,
@@ -477,7 +477,7 @@ fn relied_on(vm: &VmSample) -> VmSample {
     VmSample {
         vcpus: vcpus.collect(),
         settings: vm.settings.clone(),
-        // A balloon's progress is not among them.
+        // Plans do not rely on a balloon's progress.
         balloon: vm.balloon.map(|balloon| Balloon {
             current: Bytes::ZERO,
             ..balloon
@@ -535,7 +535,7 @@ impl Commit for XenHost {
         &self.last
     }
 
-    /// Reads the domains of a plan again. Refuses the plan if another program changed one since the sample.
+    /// Reads the domains of a plan again. Refuses the plan if another program changed one of them since the sample.
     fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal> {
         let before = self.last.version;
         self.look_again(&plan.vms());
@@ -569,7 +569,7 @@ impl Commit for XenHost {
         let result = self
             .pull(action.vm, &action.act)
             .map_err(|failure| failure.on(&name));
-        // If the domain has ended, that is the reason for any failure.
+        // If the domain has ended, report that as the reason for any failure.
         match changed::alive(&self.hypervisor, &run) {
             Ok(None) => Err(Failure::VmGone.on(&name)),
             _ => result,
@@ -581,7 +581,7 @@ impl Commit for XenHost {
             let Some(known) = self.domains.get(vm) else {
                 continue;
             };
-            // An ended domain fails when it is acted on, and is not in the next sample.
+            // Acting on an ended domain fails, and the next sample leaves it out.
             if let Some(domain) = self.looked_again(known) {
                 self.domains.insert(*vm, domain);
             }

@@ -1,4 +1,4 @@
-//! The hypervisor's interface in Rust: each call of libxenctrl and xenstore once, with checked results.
+//! The hypervisor's interface in Rust: wraps each call of libxenctrl and xenstore once, and checks its result.
 
 #![allow(unsafe_code)] // calls of a C library, each with buffers of the size that the library asks for
 
@@ -21,14 +21,14 @@ use crate::store::{Asking, Source};
 use crate::xl::XlError;
 use crate::{dom0, privcmd, store, xl};
 
-/// More than any host has; a larger number is rejected.
+/// More CPUs than any host has. A larger number is rejected.
 const CPUS_MAX: usize = 16 << 10;
 const NODES_MAX: usize = 1024;
 const DOMAINS_MAX: usize = 64 << 10;
-/// The console ring is 16 KiB unless set otherwise at boot (`conring_size`).
+/// Most bytes of console output to read. The console ring is 16 KiB unless set otherwise at boot (`conring_size`).
 const CONSOLE_BYTES: usize = 4 << 20;
 
-/// The kernel's id of this boot.
+/// Returns the kernel's id of this boot.
 fn boot(root: &Path) -> Result<u64, XenError> {
     let failed = |cause: String| XenError::Unknown { cause };
     let path = root.join("proc/sys/kernel/random/boot_id");
@@ -40,32 +40,32 @@ fn boot(root: &Path) -> Result<u64, XenError> {
 /// A domain in the hypervisor's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its number, for this run of it on this host.
+    /// Its number, which is valid for this run on this host.
     pub domid: u32,
     /// Its UUID.
     pub vm: VmId,
-    /// It is being destroyed: whatever was set on it goes with it.
+    /// It is being destroyed, and whatever was set on it goes with it.
     pub is_dying: bool,
-    /// It does not run: it has ended, or is suspended and may go on.
+    /// It does not run: it has ended, or is suspended and may resume.
     pub is_shut_down: bool,
-    /// It is suspended, and may go on.
+    /// It is suspended, and may resume.
     pub is_suspended: bool,
     /// It is not a PV domain.
     pub is_hvm: bool,
-    /// xenstore's own domain: not a VM.
+    /// It is xenstore's own domain, which is not a VM.
     pub is_xenstore: bool,
-    /// `xl pause`, or about to be saved.
+    /// It is paused: by `xl pause`, or because it is about to be saved.
     pub is_paused: bool,
     /// Its memory, in pages of 4 KiB.
     pub pages: u64,
-    /// Number of its vCPUs, which count from 0.
+    /// Number of its vCPUs, which are numbered from 0.
     pub vcpu_count: u16,
     /// Its pool of CPUs.
     pub pool: u32,
 }
 
 impl Listed {
-    /// Whether it is a VM that runs, or is paused.
+    /// Returns true if it is a VM that runs or is paused.
     pub fn is_vm(&self) -> bool {
         !self.is_dying && !self.is_shut_down && !self.is_xenstore && self.vm != VmId(0)
     }
@@ -74,11 +74,12 @@ impl Listed {
 /// A vCPU's state in the hypervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vcpu {
-    /// Time that it ran.
+    /// Time for which it ran.
     pub running: Ns,
-    /// Its state; `None` if Xen does not tell: it waits, or may not run.
+    /// Its state; `None` if it neither runs nor is blocked, since Xen does not tell whether it then waits for a CPU or may not
+    /// run.
     pub state: Option<State>,
-    /// CPU that it last ran on.
+    /// CPU on which it last ran.
     pub cpu: CpuId,
     /// CPUs that it may run on.
     pub affinity: CpuSet,
@@ -94,7 +95,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Whether its scheduler has caps.
+    /// Returns true if its scheduler supports caps.
     pub fn has_caps(&self) -> bool {
         [CREDIT, CREDIT2].contains(&self.scheduler)
     }
@@ -103,13 +104,13 @@ impl Pool {
 /// Nodes, by number.
 #[derive(Clone, Debug)]
 pub struct Nodes {
-    /// Memory of each; `None` if there is no such node.
+    /// Memory of each node; `None` for a number without a node.
     pub memory: Vec<Option<NodeMemory>>,
-    /// Distances, a row for each node.
+    /// Distances between nodes, with a row for each node.
     pub distances: Vec<Vec<u32>>,
 }
 
-/// Sets the balloon target of the domain of this number, in KiB.
+/// The function that sets the balloon target, in KiB, of the domain with this number.
 struct SetMemory(Box<dyn Fn(u32, u64) -> Result<(), XlError> + Send>);
 
 impl std::fmt::Debug for SetMemory {
@@ -118,7 +119,7 @@ impl std::fmt::Debug for SetMemory {
     }
 }
 
-/// The hypervisor of this host. For one thread: its C library allows one caller at a time.
+/// The hypervisor of this host. Only one thread may use it, since its C library allows one caller at a time.
 #[derive(Debug)]
 pub struct Hypervisor {
     control: Control,
@@ -132,7 +133,7 @@ pub struct Hypervisor {
     node_map_bytes: usize,
     cpu_max: usize,
     node_max: usize,
-    /// Position up to which its console was read.
+    /// Position in the console's output up to which it was read.
     console_at: u32,
 }
 
@@ -147,10 +148,10 @@ impl Drop for Hypervisor {
 }
 
 impl Hypervisor {
-    /// Opens the hypervisor.
+    /// Opens the hypervisor of this host.
     ///
     /// # Errors
-    /// Each is a sentence with its remedy.
+    /// Each error is a sentence with its remedy.
     pub fn open(root: &Path) -> Result<Hypervisor, XenError> {
         dom0::check(root)?;
         let control = Control::load().map_err(XenError::NoLibrary)?;
@@ -163,7 +164,7 @@ impl Hypervisor {
         Hypervisor::of(root, control, handle, (Source::of(store), xl::set_memory))
     }
 
-    /// A hypervisor that `control` has opened.
+    /// Returns a hypervisor that `control` has opened.
     pub(crate) fn of(
         root: &Path,
         control: Control,
@@ -204,7 +205,8 @@ impl Hypervisor {
         Ok(hypervisor)
     }
 
-    /// Identifies this boot of the host: with a domain's number and its UUID it identifies one run of the domain.
+    /// Returns the number that identifies this boot of the host. With a domain's number and UUID, it identifies one run of the
+    /// domain.
     pub fn boot(&self) -> u64 {
         self.boot
     }
@@ -213,7 +215,7 @@ impl Hypervisor {
         self.handle.as_ptr()
     }
 
-    /// Place of each CPU, by number; `None` for an offline CPU.
+    /// Returns the place of each CPU, by number; `None` for an offline CPU.
     pub fn cpus(&self) -> Result<Vec<Option<CpuPlace>>, CallError> {
         let mut places = vec![CpuPlace::default(); self.cpu_max];
         let mut count = places.len() as c_uint;
@@ -230,7 +232,7 @@ impl Hypervisor {
             .collect())
     }
 
-    /// Memory of nodes, and distances between them.
+    /// Returns the nodes' memory, and the distances between nodes.
     pub fn nodes(&self) -> Result<Nodes, CallError> {
         let mut memory = vec![NodeMemory::default(); self.node_max];
         let mut distances = vec![0u32; self.node_max * self.node_max];
@@ -254,7 +256,7 @@ impl Hypervisor {
         })
     }
 
-    /// Idle time of each CPU, by number.
+    /// Returns the idle time of each CPU, by number.
     pub fn idle(&self) -> Result<Vec<Ns>, CallError> {
         let mut idle = vec![0u64; self.cpu_max];
         let mut count: c_int = 0;
@@ -270,7 +272,7 @@ impl Hypervisor {
         Ok(idle.into_iter().map(Ns).collect())
     }
 
-    /// Domains other than dom0, ascending by number.
+    /// Returns all domains except dom0, ascending by number.
     pub fn domains(&self) -> Result<Vec<Listed>, CallError> {
         let mut listed = Vec::new();
         let mut from = 1;
@@ -284,12 +286,12 @@ impl Hypervisor {
         Ok(listed)
     }
 
-    /// The domain of this number.
+    /// Returns the domain with this number.
     pub fn domain(&self, domid: u32) -> Result<Option<Listed>, CallError> {
         Ok(self.domain_from(domid)?.filter(|found| found.domid == domid))
     }
 
-    /// The first domain from this number on.
+    /// Returns the domain with the lowest number that is at least `from`.
     fn domain_from(&self, from: u32) -> Result<Option<Listed>, CallError> {
         let mut info = DomainInfo::default();
         // SAFETY: there is room for one domain.
@@ -319,7 +321,7 @@ impl Hypervisor {
         }))
     }
 
-    /// A vCPU of a domain; `None` if it is offline, or the domain has ended.
+    /// Returns a vCPU of a domain; `None` if it is offline, or the domain has ended.
     pub fn vcpu(&self, domid: u32, index: u16) -> Option<Vcpu> {
         let mut info = VcpuInfo::default();
         // SAFETY: there is room for one vCPU.
@@ -339,17 +341,17 @@ impl Hypervisor {
         })
     }
 
-    /// CPUs that a vCPU may run on.
+    /// Returns the CPUs that a vCPU may run on.
     pub fn affinity(&self, domid: u32, index: u16) -> Result<CpuSet, CallError> {
         self.affinities(domid, index).map(|(hard, _)| hard)
     }
 
-    /// CPUs that a vCPU prefers.
+    /// Returns the CPUs that a vCPU prefers.
     pub fn preference(&self, domid: u32, index: u16) -> Result<CpuSet, CallError> {
         self.affinities(domid, index).map(|(_, soft)| soft)
     }
 
-    /// CPUs that a vCPU may run on, and CPUs that it prefers; also for an offline vCPU.
+    /// Returns the CPUs that a vCPU may run on, and the CPUs that it prefers. Works for an offline vCPU too.
     pub fn affinities(&self, domid: u32, index: u16) -> Result<(CpuSet, CpuSet), CallError> {
         let (mut hard, mut soft) = (self.cpu_map(), self.cpu_map());
         // SAFETY: both maps are as long as Xen's.
@@ -364,12 +366,12 @@ impl Hypervisor {
         }
     }
 
-    /// Restricts a vCPU to these CPUs; its preference does not change.
+    /// Lets a vCPU run on these CPUs only. Its preference does not change.
     pub fn pin(&self, domid: u32, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
         self.set_affinity(domid, index, cpus, HARD)
     }
 
-    /// Makes a vCPU prefer these CPUs; where it may run does not change.
+    /// Makes a vCPU prefer these CPUs. Where it may run does not change.
     pub fn prefer(&self, domid: u32, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
         self.set_affinity(domid, index, cpus, SOFT)
     }
@@ -377,7 +379,7 @@ impl Hypervisor {
     fn set_affinity(&self, domid: u32, index: u16, cpus: &CpuSet, which: u32) -> Result<(), CallError> {
         let mut hard = self.cpu_map();
         cpus.iter().for_each(|cpu| set(&mut hard, cpu.0 as usize));
-        // Xen sets the affinity that `which` selects, and returns the resulting ones in both maps.
+        // Xen sets the affinity that `which` selects, and returns both resulting affinities in the maps.
         let mut soft = hard.clone();
         // SAFETY: both maps are as long as Xen's.
         let done = unsafe {
@@ -390,7 +392,7 @@ impl Hypervisor {
         }
     }
 
-    /// Whether it can track a PV domain's writes: only then can one be copied while it runs.
+    /// Returns true if Xen can track a PV domain's writes. Only then can a PV domain be copied while it runs.
     pub fn can_shadow(&self) -> Result<bool, CallError> {
         let mut info = HostInfo::default();
         // SAFETY: there is room for one, and more.
@@ -400,7 +402,7 @@ impl Hypervisor {
         }
     }
 
-    /// Nodes that a domain's memory is taken from, if there is room.
+    /// Returns the nodes that a domain's memory is taken from, if they have room.
     pub fn node_affinity(&self, domid: u32) -> Result<NodeSet, CallError> {
         let mut map = vec![0u8; self.node_map_bytes];
         // SAFETY: the map is as long as Xen's.
@@ -411,7 +413,7 @@ impl Hypervisor {
         }
     }
 
-    /// Takes a domain's memory from these nodes from now on.
+    /// Makes a domain's memory come from these nodes from now on.
     pub fn set_node_affinity(&self, domid: u32, nodes: &NodeSet) -> Result<(), CallError> {
         let mut map = vec![0; self.node_map_bytes];
         for node in nodes.iter() {
@@ -425,7 +427,7 @@ impl Hypervisor {
         }
     }
 
-    /// Whether [`Hypervisor::follow_cpus`] is possible: the related call must agree with the library.
+    /// Returns true if [`Hypervisor::follow_cpus`] is possible: the hypercall that reads the nodes must agree with the library.
     pub fn can_follow_cpus(&self, domid: u32) -> bool {
         let known = self.node_affinity(domid).map(|nodes| {
             let bit = |node: NodeId| 1u64.checked_shl(node.0.into()).unwrap_or(0);
@@ -435,7 +437,7 @@ impl Hypervisor {
         matches!((known, told), (Ok(known), Ok(told)) if known == told)
     }
 
-    /// Takes a domain's memory from the nodes of its CPUs from now on, wherever these are.
+    /// Makes a domain's memory come from the nodes of its CPUs from now on, wherever these are.
     pub fn follow_cpus(&self, domid: u32) -> Result<(), CallError> {
         privcmd::follow(&self.root, domid).map_err(|error| CallError {
             call: "XEN_DOMCTL_setnodeaffinity",
@@ -443,7 +445,7 @@ impl Hypervisor {
         })
     }
 
-    /// A pool of CPUs.
+    /// Returns a pool of CPUs.
     pub fn pool(&self, number: u32) -> Result<Pool, CallError> {
         // SAFETY: the result is read here, and freed by its own function.
         unsafe {
@@ -467,7 +469,7 @@ impl Hypervisor {
         }
     }
 
-    /// Weight and cap of a domain.
+    /// Returns the weight and cap of a domain.
     fn share(&self, domid: u32, pool: &Pool) -> Result<Share, CallError> {
         let mut share = Share::default();
         let get = match pool.scheduler {
@@ -482,14 +484,14 @@ impl Hypervisor {
         }
     }
 
-    /// A domain's cap, in percent of one CPU; 0 if it has none.
+    /// Returns a domain's cap in percent of one CPU; 0 if it has none.
     pub fn cap(&self, domid: u32, pool: &Pool) -> Result<u16, CallError> {
         self.share(domid, pool).map(|share| share.cap)
     }
 
-    /// Sets a domain's cap; its weight does not change.
+    /// Sets a domain's cap. Its weight does not change.
     pub fn set_cap(&self, domid: u32, pool: &Pool, cap: u16) -> Result<(), CallError> {
-        // Both schedulers ignore a weight of 0: so a weight that others set meanwhile is not overwritten.
+        // Both schedulers ignore a weight of 0, so this does not overwrite a weight that another program set meanwhile.
         let mut share = Share { weight: 0, cap };
         let set = match pool.scheduler {
             CREDIT => self.control.xc_sched_credit_domain_set,
@@ -503,13 +505,13 @@ impl Hypervisor {
         }
     }
 
-    /// Sends a debug key to Xen, and returns the resulting console output.
+    /// Sends a debug key to Xen, and returns the console output that results.
     pub fn say(&mut self, key: &str) -> Result<String, CallError> {
         let keys = CString::new(key).map_err(|_| CallError {
             call: "xc_send_debug_keys",
             cause: "no such key".into(),
         })?;
-        // Skips earlier output.
+        // Skip earlier output.
         self.console()?;
         // SAFETY: a text that ends in zero.
         if unsafe { (self.control.xc_send_debug_keys)(self.at(), keys.as_ptr()) } != 0 {
@@ -518,7 +520,7 @@ impl Hypervisor {
         self.console()
     }
 
-    /// Console output since it was last read.
+    /// Returns the console output since the last read.
     fn console(&mut self) -> Result<String, CallError> {
         let mut room = vec![0u8; 64 << 10];
         let mut text = Vec::new();
@@ -546,16 +548,16 @@ impl Hypervisor {
     /// Sets a domain's balloon target, in KiB.
     ///
     /// # Errors
-    /// The toolstack's message.
+    /// Returns the toolstack's message.
     pub fn set_memory(&self, domid: u32, kib: u64) -> Result<(), XlError> {
         (self.memory.0)(domid, kib)
     }
 
-    /// Resumes a domain that was suspended to be copied, as libxl does after a failed copy: its kernel sees that the
+    /// Resumes a domain that was suspended to be copied, as libxl does after a failed copy. The domain's kernel sees that the
     /// suspension was called off.
     ///
     /// # Errors
-    /// What failed.
+    /// Returns what failed.
     pub fn resume(&self, domid: u32) -> Result<(), ResumeError> {
         let library = library::Guest::load()?;
         // SAFETY: the handle is open, and of the same version of the library.
@@ -565,7 +567,7 @@ impl Hypervisor {
         Ok(store::resumed(&Store::load()?, domid)?)
     }
 
-    /// Xenstore, read by a separate thread.
+    /// Starts access to xenstore, which a separate thread reads.
     pub fn store(&self) -> Asking {
         Asking::start(self.store.clone())
     }
@@ -582,7 +584,7 @@ fn no_caps() -> CallError {
     }
 }
 
-/// Positions of the bits that are set, lowest first.
+/// Returns the positions of the bits that are set, lowest first.
 fn bits(map: &[u8]) -> impl Iterator<Item = usize> + '_ {
     let of = |(at, byte): (usize, &u8)| {
         let byte = *byte;
@@ -593,7 +595,7 @@ fn bits(map: &[u8]) -> impl Iterator<Item = usize> + '_ {
     map.iter().enumerate().flat_map(of)
 }
 
-/// Sets a bit, if the map has it.
+/// Sets a bit, if the map is long enough.
 fn set(map: &mut [u8], at: usize) {
     if let Some(byte) = map.get_mut(at / 8) {
         *byte |= 1 << (at % 8);

@@ -1,4 +1,4 @@
-//! What an ended agent left behind on domains, for its guard, the next agent or `homenode release` to undo.
+//! Undoes what an ended agent left on domains. Its guard, the next agent or `homenode release` does this.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ pub fn undo_all(hypervisor: &Hypervisor, journal: &mut Journal) -> Undone {
     undone
 }
 
-/// What an ended agent left behind, for its guard to undo.
+/// What an ended agent left, for its guard to undo.
 #[derive(Debug)]
 pub struct Leftovers {
     root: PathBuf,
@@ -55,7 +55,7 @@ pub struct Leftovers {
 }
 
 impl Leftovers {
-    /// What an agent of this host left behind; opens the hypervisor only when needed.
+    /// Returns what an agent of this host left. The hypervisor is opened only when needed.
     pub fn new(root: &Path) -> Leftovers {
         Leftovers {
             root: root.to_owned(),
@@ -63,7 +63,7 @@ impl Leftovers {
         }
     }
 
-    /// Undoes everything in the journal. Failures are worth a retry.
+    /// Undoes everything in the journal. After failures the caller should try again.
     pub fn undo(&mut self, journal: &mut Journal) -> Undone {
         let opened = match self.hypervisor.take() {
             Some(hypervisor) => Ok(hypervisor),
@@ -72,7 +72,7 @@ impl Leftovers {
         match opened {
             Ok(hypervisor) => {
                 if let Some(said) = crate::moving::recover(&hypervisor) {
-                    // A guard has no other place to report it.
+                    // A guard has nowhere else to report it.
                     let _ = writeln!(std::io::stderr(), "{said}");
                 }
                 let mut undone = undo_all(&hypervisor, journal);
@@ -84,7 +84,7 @@ impl Leftovers {
                 self.hypervisor = Some(hypervisor);
                 undone
             }
-            // Rebooted without Xen: no domain is left to restore.
+            // The host was rebooted without Xen, so no domain is left to restore.
             Err(XenError::NotDom0 { .. }) => Undone::default(),
             Err(error) => Undone {
                 vms: Vec::new(),

@@ -1,6 +1,6 @@
-//! What the agent can change on a domain. Each lever has a file, with how it is set, lifted with its lease, and undone after
-//! the agent: each change is journalled, done, and read back. A new lever is its file and a line of [`all`]; one that Xen has
-//! not is refused ([`refusal`]), and needs nothing.
+//! What the agent can change on a domain. Each lever has a file that says how it is set, lifted when its lease ends, and undone
+//! after the agent. Each change is journalled, made, and read back. A new lever needs its own file and a line in [`all`]. Levers
+//! that Xen lacks are refused ([`refusal`]), and need nothing.
 
 mod cap;
 mod home;
@@ -26,7 +26,7 @@ pub use memory_policy::is_possible as memory_policy_is_possible;
 pub use pages::ALL_OR_NONE;
 pub use vcpus::pin;
 
-/// Xen hosts, by the types that their levers work on.
+/// Marks Xen hosts, and names the types that their levers work on.
 #[derive(Debug)]
 pub enum Xen {}
 
@@ -45,16 +45,16 @@ impl HostKind for Xen {
 /// The levers of a domain.
 pub type Levers = homenode_undo::levers::Levers<Xen>;
 
-/// A domain whose agent has ended, or where an agent undoes its own changes.
+/// A domain whose changes are undone, by its agent or after its agent has ended.
 pub struct After<'a> {
     pub hypervisor: &'a Hypervisor,
     pub journal: &'a mut Journal,
     pub entry: &'a Entry,
-    /// The domain; `None` once that run has ended.
+    /// The domain; `None` once the journalled run has ended.
     pub domain: Option<Listed>,
 }
 
-/// Every lever, in the order in which they are undone.
+/// Returns every lever, in the order in which they are undone.
 pub fn all(entry: Option<&Entry>) -> Vec<Box<dyn LeverState<Xen>>> {
     vec![
         vcpus::state(entry),
@@ -66,21 +66,21 @@ pub fn all(entry: Option<&Entry>) -> Vec<Box<dyn LeverState<Xen>>> {
     ]
 }
 
-/// The levers of a domain, from an earlier agent's journal entry.
+/// Returns a domain's levers, restored from an earlier agent's journal entry.
 pub fn of_domain(entry: Option<&Entry>) -> Levers {
     Levers::new(all(entry), true)
 }
 
-/// Keys of what places a domain: while one has an entry, the domain's former state is known.
+/// Keys of the levers that place a domain. While one of them has an entry, the domain's former state is known.
 pub const PLACING: [&str; 2] = [Pins::KEY, Home::KEY];
 
-/// Whether an entry has this key.
+/// Returns this key if the entry has it.
 fn has<T: Written>(entry: Option<&Entry>) -> Vec<&'static str> {
     let has = entry.is_some_and(|entry| entry.has(&[T::KEY]));
     has.then_some(T::KEY).into_iter().collect()
 }
 
-/// Why Xen does not carry out an act on a lever that it has not. Nothing of the agent's is in force there.
+/// Returns how Xen answers an act on a lever that it lacks. Lifting succeeds, since nothing of the agent's is in force there.
 fn refusal(act: &Act) -> Result<Outcome, Failure> {
     match act {
         Act::Lift { .. } => Ok(Outcome::Done),
@@ -95,7 +95,7 @@ fn refusal(act: &Act) -> Result<Outcome, Failure> {
     }
 }
 
-/// The error of an act.
+/// Returns the error of an act that failed.
 pub fn failed(act: &Act, cause: &str) -> Failure {
     let levers = all(None);
     let lever = levers.iter().find(|state| state.lever() == act.lever());
@@ -107,17 +107,18 @@ pub fn failed(act: &Act, cause: &str) -> Failure {
     }
 }
 
-/// Whether limits of the agent's are in force.
+/// Returns true if some of the agent's limits are in force.
 pub fn has_limits(entry: &Entry) -> bool {
     let levers = all(Some(entry));
     let mut limits = levers.iter().filter(|state| state.lever().is_leased());
     limits.any(|state| !state.journalled().is_empty())
 }
 
-/// Undoes a domain's journalled changes on some levers, and strikes them out. Also `Ok` if that run of it has ended.
+/// Undoes a domain's journalled changes on the chosen levers, and removes them from the journal. Also `Ok` if that run of the
+/// domain has ended.
 ///
 /// # Errors
-/// What could not be undone; that stays in the journal.
+/// Returns what could not be undone; this stays in the journal.
 pub fn undo(
     hypervisor: &Hypervisor,
     journal: &mut Journal,
@@ -142,7 +143,7 @@ pub fn undo(
         });
         match done {
             Ok(()) => journal.clear(vm, &keys),
-            // The domain may have ended meanwhile. Its limits outlive it.
+            // The domain may have ended meanwhile. Then only its limits remain to be undone, because they outlive it.
             Err(_)
                 if !state.lever().is_leased()
                     && matches!(changed::alive(hypervisor, &entry.run), Ok(None)) =>
@@ -169,7 +170,7 @@ impl XenHost {
         }
     }
 
-    /// Forgets the levers of a domain if none has a lease: all else is in the journal.
+    /// Forgets a domain's levers if none has a lease. The journal has everything else.
     pub(crate) fn forget_unleased(&mut self, vm: VmId) {
         if self
             .levers
@@ -180,7 +181,7 @@ impl XenHost {
         }
     }
 
-    /// Lifts the limits of a domain.
+    /// Lifts all limits on a domain.
     pub(crate) fn lift_limits_of(&mut self, mut vm: VmId) -> Result<(), LeverError> {
         let levers = all(None).into_iter().map(|state| state.lever());
         for lever in levers.filter(|lever| lever.is_leased()) {
@@ -190,7 +191,7 @@ impl XenHost {
         Ok(())
     }
 
-    /// Undoes the changes to some of a domain's levers.
+    /// Undoes the changes to the chosen levers of a domain.
     fn undo(&mut self, vm: VmId, is_meant: impl Fn(Lever) -> bool) -> Result<(), LeverError> {
         match &mut self.journal {
             Some(journal) => undo(&self.hypervisor, journal, vm, is_meant),
@@ -198,8 +199,8 @@ impl XenHost {
         }
     }
 
-    /// Journals a domain's state before it is touched: for the first time, or again if nothing of the agent's is in force;
-    /// and what others have set since.
+    /// Journals a domain's state before the agent touches it. This is done the first time, and again whenever nothing of the
+    /// agent's is in force. Otherwise takes in what other programs have set since.
     fn begin(&mut self, vm: VmId) -> Result<(), LeverError> {
         let (Some(domain), Some(journal)) = (self.domains.get(&vm), &mut self.journal) else {
             return Ok(());
@@ -225,13 +226,13 @@ impl XenHost {
     }
 
     fn domid(&self, vm: VmId) -> u32 {
-        // No domain has this number: a call on it fails.
+        // No domain has this number, so a call on it fails.
         self.domains
             .get(&vm)
             .map_or(u32::MAX, |domain| domain.run.runtime_id)
     }
 
-    /// Reads where its vCPUs may run, just before a change: the agent may have pinned them since the last look.
+    /// Reads where the domain's vCPUs may run, just before a change: the agent may have pinned them since the last look.
     fn look_at_pins(&mut self, vm: VmId) -> Result<(), LeverError> {
         let Some(domain) = self.domains.get_mut(&vm) else {
             return Ok(());

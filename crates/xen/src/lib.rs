@@ -1,9 +1,9 @@
-//! Xen as a host: [`XenHost`] puts domains behind the contract of `homenode-host`, from dom0, with what stock Xen lets dom0
-//! read and change. docs/XEN.md lists that, and what is refused.
+//! Xen as a host: [`XenHost`] puts domains behind the contract of `homenode-host`. It runs in dom0, and uses what stock Xen lets
+//! dom0 read and change. docs/XEN.md lists that, and what is refused.
 //!
-//! Everything is read from the hypervisor itself, through libxenctrl, and from xenstore: so the domains of `xl` and of
-//! libvirt are managed alike, and readings are what is in force. Both libraries are loaded when a host is connected; the
-//! program is built and starts without them.
+//! Everything is read from xenstore and, through libxenctrl, from the hypervisor itself. So domains of `xl` and of libvirt are
+//! managed alike, and readings show what is in force. Both libraries are loaded when a host is connected; the program builds and
+//! starts without them.
 //!
 //! | module | source |
 //! |---|---|

@@ -1,7 +1,7 @@
 //! Functions of libxenctrl and libxenstore, as declared in C, looked up when a host is connected.
 //!
-//! Both libraries are LGPL-2.1 and are loaded, not linked. libxenctrl's structures belong to one version of Xen, and so does
-//! its file's name: an untried version is not loaded.
+//! Both libraries are LGPL-2.1, and are loaded, not linked. The structures and the file name of libxenctrl belong to one version
+//! of Xen, so a version that was never tried is not loaded.
 
 #![allow(unsafe_code)] // a library is trusted to be what its name says, as the loader does at a program's start
 #![allow(missing_docs)] // these are C's names, and C's documentation says what they do
@@ -11,25 +11,25 @@ use std::ffi::{c_char, c_int, c_longlong, c_uint, c_ulong, c_void};
 
 use libloading::os::unix::Library;
 
-/// A version's name, and the name of its libxenctrl.
+/// Versions, each with the file name of its libxenctrl.
 const VERSIONS: [(&str, &str); 1] = [("4.17", "libxenctrl.so.4.17")];
-/// Used only with a libxenctrl of the same version.
+/// libxenguest, which is used only with a libxenctrl of the same version.
 const GUEST: [(&str, &str); 1] = [("4.17", "libxenguest.so.4.17")];
 const STORE: [(&str, &str); 1] = [("4", "libxenstore.so.4")];
 
 macro_rules! functions {
     ($library:ident from $files:ident { $( fn $name:ident($($argument:ty),*) $(-> $result:ty)?; )* }) => {
-        /// Its functions. The library stays loaded as long as the program runs.
+        /// The library's functions. The library stays loaded as long as the program runs.
         #[derive(Clone, Debug)]
         pub struct $library {
             $( pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?, )*
         }
 
         impl $library {
-            /// Loads the first of its versions that exists.
+            /// Loads the first of the library's versions that exists.
             ///
             /// # Errors
-            /// The loader's message about the last.
+            /// Returns the loader's message about the last version.
             pub fn load() -> Result<$library, LoadError> {
                 let library = first_of(&$files)?;
                 let found = $library {
@@ -39,12 +39,12 @@ macro_rules! functions {
                         *found.map_err(|error| reason(&error))?
                     }, )*
                 };
-                // It stays loaded: its functions are called from now on.
+                // Leave it loaded, because its functions are called from now on.
                 let _ = library.into_raw();
                 Ok(found)
             }
 
-            /// No functions: a fake fills in those that a test calls.
+            /// Has no functions. A fake fills in the ones that a test calls.
             #[cfg(test)]
             #[allow(dead_code)]
             pub fn absent() -> $library {
@@ -236,7 +236,7 @@ pub const XENSTORE: u32 = 1 << 7;
 /// `XEN_DOMINF_paused`.
 pub const PAUSED: u32 = 1 << 3;
 
-/// Versions of Xen whose libxenctrl is loaded.
+/// Returns the versions of Xen whose libxenctrl is loaded.
 pub fn versions() -> String {
     VERSIONS.map(|(version, _)| version).join(", ")
 }
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn structures_lie_as_c_has_them() {
         use std::mem::{offset_of, size_of};
-        // As gcc 12 lays out the declarations of Xen 4.17's headers, on x86-64.
+        // Offsets as gcc 12 lays out the declarations in Xen 4.17's headers on x86-64.
         assert_eq!(offset_of!(HostInfo, capabilities), 28);
         assert_eq!(offset_of!(DomainInfo, flags), 4);
         assert_eq!(offset_of!(DomainInfo, cpu_time), 56);

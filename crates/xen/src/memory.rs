@@ -1,5 +1,5 @@
-//! The memory of domains by node, as printed by Xen's debug key `u` on its console: the only source that has it for PV and
-//! PVH domains alike, counted page by page.
+//! The memory of domains by node, as Xen's debug key `u` prints it on Xen's console. No other source has it for both PV and PVH
+//! domains, counted page by page.
 //!
 //! ```text
 //! (XEN) Memory location of each domain:
@@ -8,8 +8,8 @@
 //! (XEN)     Node 3: 32768
 //! ```
 //!
-//! Guests write to that console too, each line behind the guest's own mark `(d3)`: only lines that Xen marks as its own
-//! count. A ring that overflows loses the oldest lines; a domain with missing lines is left out.
+//! Guests write to that console too, but each of their lines begins with the guest's own mark `(d3)`. Only lines that Xen marks
+//! as its own count. A ring that overflows loses its oldest lines, so a domain with missing lines is left out.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +17,10 @@ use homenode_units::{NodeId, NodeMap, Pages};
 
 /// The debug key.
 pub const KEY: &str = "u";
-/// Xen's mark on its own lines.
+/// Xen's mark at the start of its own lines.
 const OWN: &str = "(XEN)";
 
-/// Pages of each domain by node, from the console's output after the key.
+/// Returns the pages of each domain by node, from the console output that follows the key.
 pub fn by_node(console: &str) -> BTreeMap<u32, NodeMap<Pages>> {
     let mut found: BTreeMap<u32, NodeMap<Pages>> = BTreeMap::new();
     let mut current: Option<(u32, u64)> = None;
@@ -41,7 +41,7 @@ pub fn by_node(console: &str) -> BTreeMap<u32, NodeMap<Pages>> {
     found
 }
 
-/// Ends a domain; leaves it out if its nodes do not add up to its pages.
+/// Completes a domain's lines. Leaves the domain out if the pages on its nodes do not add up to its total.
 fn end(of: Option<(u32, u64)>, found: &mut BTreeMap<u32, NodeMap<Pages>>) {
     let Some((domid, total)) = of else { return };
     let counts = found.get(&domid).map(|of| of.values().map(|pages| pages.0));
@@ -51,7 +51,7 @@ fn end(of: Option<(u32, u64)>, found: &mut BTreeMap<u32, NodeMap<Pages>>) {
     }
 }
 
-/// The text after Xen's own mark, and after the time that it adds if booted with `console_timestamps`.
+/// Returns the text after Xen's own mark, and after the time that Xen adds if booted with `console_timestamps`.
 fn own(line: &str) -> Option<&str> {
     let line = line.strip_prefix(OWN)?;
     let timed = line.trim_start().strip_prefix('[');
@@ -61,7 +61,7 @@ fn own(line: &str) -> Option<&str> {
     }
 }
 
-/// Parses `Domain 3 (total: 32768):`, or `d3 (total: 32768):` of later versions.
+/// Parses `Domain 3 (total: 32768):`, or `d3 (total: 32768):`, which later versions print.
 fn domain(line: &str) -> Option<(u32, u64)> {
     let line = line.trim();
     let rest = line.strip_prefix("Domain ").or_else(|| line.strip_prefix('d'))?;
@@ -121,7 +121,7 @@ mod tests {
         let lie = "(d1) (XEN) Domain 2 (total: 5):\n(d1)     Node 3: 5\n(d1) Domain 7 (total: 0):\n";
         let before = by_node(SAID);
         assert_eq!(by_node(&format!("{lie}{SAID}{lie}")), before);
-        // Also in the middle of it.
+        // The same holds if the guest writes in the middle of Xen's output.
         assert_eq!(
             by_node(&SAID.replace("(XEN) Domain 2", &format!("{lie}(XEN) Domain 2"))),
             before

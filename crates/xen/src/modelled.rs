@@ -1,23 +1,23 @@
-//! Assigns the counts of a modelled PMU on an emulated host to its domains ([`modelled_pmu`]).
+//! Assigns the counts that a modelled PMU makes on an emulated host to the host's domains ([`modelled_pmu`]).
 //!
 //! # Problem
-//! The model counts by CPU and by tag of the machine frame used. It knows no domains. On hardware there is no such model,
-//! and stock Xen lets dom0 count nothing: then this module is not used.
+//! The model counts for each CPU, and for each tag of the machine frame that was used. It does not know domains. Hardware has no
+//! such model, and stock Xen lets dom0 count nothing; this module is not used there.
 //!
 //! # Approach
-//! 1. Each PV domain gets its own tag, and so do the frames that Xen reports as its own. First Xen is asked about pieces of
-//!    [`PIECE`] frames; if that finds less than 19 in 20 of the domain's pages, about [`PART_FRAMES`] frames in a look until all
-//!    of the machine's were covered; and again when the domain's number of pages has changed, and every [`FRAMES_EVERY`]. There
-//!    are no counters before.
-//! 2. For PVH and HVM domains Xen reports no frames. They are assigned the untagged counts of the CPUs that their vCPUs were
-//!    on, divided among domains of this kind there by the time that each ran. dom0's own frames then have a tag, so that their
-//!    counts go to no domain.
+//! 1. Each PV domain gets a tag of its own, and so do the frames that Xen reports as the domain's. At first Xen is asked about
+//!    pieces of [`PIECE`] frames. If this finds less than 19 in 20 of the domain's pages, Xen is asked about [`PART_FRAMES`]
+//!    frames per look until all of the machine's frames were covered. All of this is repeated when the domain's number of pages
+//!    has changed, and every [`FRAMES_EVERY`]. There are no counters before the first pass ends.
+//! 2. For PVH and HVM domains Xen reports no frames. They are assigned the untagged counts of the CPUs that their vCPUs ran on,
+//!    divided among the domains of this kind on a CPU by the time that each ran there. dom0's own frames then have a tag, so that
+//!    their counts go to no domain.
 //! 3. The growth of a domain's counts is divided among its vCPUs ([`dealing`]).
 //!
 //! # What the figures are
-//! As in [`homenode_kernel::attribution`], except that no misses are sampled: local memory is taken to answer all of them.
-//! If 2 applies, Xen's own work on a CPU counts for the domain as well, and a vCPU that changed its CPU since the last look
-//! is taken to have been on the new one all the time.
+//! They are as in [`homenode_kernel::attribution`], except that no misses are sampled: local memory is assumed to serve all of
+//! them. Under point 2, Xen's own work on a CPU counts for the domain too, and a vCPU that changed its CPU since the last look is
+//! assumed to have been on the new CPU all the time.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,22 +33,22 @@ use crate::domain::Domain;
 use crate::error::CallError;
 use crate::hypervisor::Hypervisor;
 
-/// How often to query frames while a domain's number of pages does not change.
+/// How often frames are queried again if a domain's number of pages does not change.
 const FRAMES_EVERY: Ns = Ns::from_secs(60);
-/// Frames to query in a look for each domain: 128 MiB.
+/// Number of frames to query per look for each domain: 128 MiB.
 const PART_FRAMES: u64 = 32_768;
-/// Unit in which Xen mostly allocates memory, in frames: 2 MiB.
+/// Unit in which Xen allocates most memory, in frames: 2 MiB.
 const PIECE: u64 = 512;
-/// No misses are sampled.
+/// Share of misses that local memory serves: all of them, since none are sampled.
 const LOCAL: f64 = 1.0;
 
-/// Why a domain has no counters of the model.
+/// Why a domain has no counters from the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Why {
-    /// The model, or the assignment of its counts.
+    /// The model does not count, or its counts cannot be assigned.
     #[error(transparent)]
     NotCounted(#[from] NotCounted),
-    /// Its frames cannot be queried.
+    /// The domain's frames cannot be queried.
     #[error(transparent)]
     Call(#[from] CallError),
 }
@@ -56,24 +56,24 @@ pub enum Why {
 /// Counters of a domain's vCPUs; empty while too little is known.
 pub type Counted = BTreeMap<u16, Counters>;
 
-/// Assigns a modelled PMU's counts to domains. There may be only one, since it owns the tags.
+/// Assigns a modelled PMU's counts to domains. A host may have only one instance, since it owns the tags.
 #[derive(Debug)]
 pub struct Model {
     page: Page<'static>,
     pulse: Pulse,
-    /// Free tags; the last one is given out next.
+    /// Free tags. The last one is used next.
     free: Vec<u8>,
     domains: BTreeMap<VmId, Known>,
-    /// dom0's frames, once there is a domain whose frames are not listed.
+    /// dom0's frames, tagged as soon as there is a domain whose frames Xen does not report.
     dom0: Option<Frames>,
-    /// Untagged counts by CPU, at the last look.
+    /// Untagged counts of each CPU at the last look.
     untagged: BTreeMap<CpuId, Counts>,
 }
 
-/// A domain that is counted.
+/// A domain whose counts are assigned.
 #[derive(Debug)]
 struct Known {
-    /// Its number: another number means another run.
+    /// The domain's number. A different number means another run.
     domid: u32,
     by: By,
     dealt: Dealt,
@@ -83,24 +83,24 @@ struct Known {
 #[derive(Debug)]
 enum By {
     Frames(Frames),
-    /// By running time: its counts so far, and how long its vCPUs had run at the last look.
+    /// From running time: the domain's counts so far, and how long its vCPUs had run at the last look.
     Running(Counts, BTreeMap<u16, Ns>),
 }
 
-/// Frames with a tag.
+/// A domain's frames, which share a tag.
 #[derive(Debug)]
 struct Frames {
     tag: u8,
-    /// Frame to go on from; `None` if all were queried.
+    /// The frame to continue from; `None` if all were queried.
     next: Option<u64>,
     is_read: bool,
-    /// The domain's number of pages when that began.
+    /// The domain's number of pages when the query began.
     pages: u64,
     next_read: Ns,
 }
 
 impl Model {
-    /// Starts with all frames untagged, whatever an earlier agent had set. `clock_hz` is the machine's clock, if known.
+    /// Starts with all frames untagged, whatever an earlier agent had tagged. `clock_hz` is the machine's clock, if known.
     pub fn new(page: Page<'static>, clock_hz: Option<u64>) -> Model {
         page.clear_tags();
         let tags = page.layout().tags.min(256) as u16;
@@ -114,7 +114,7 @@ impl Model {
         }
     }
 
-    /// Counters of each domain's vCPUs, or why it has none. `busy` is all CPUs' busy time.
+    /// Returns the counters of each domain's vCPUs, or why it has none. `busy` is the busy time of all CPUs.
     pub fn look(
         &mut self,
         hypervisor: &Hypervisor,
@@ -158,7 +158,7 @@ impl Model {
         }
     }
 
-    /// Tags the frames that a domain has now.
+    /// Tags the frames that a domain has now, as far as this look covers them.
     fn follow(&mut self, hypervisor: &Hypervisor, vm: VmId, domain: &Domain) -> Result<(), Why> {
         let (domid, listed) = (domain.run.runtime_id, domain.listed);
         let known = match self.domains.entry(vm) {
@@ -178,7 +178,7 @@ impl Model {
         }
     }
 
-    /// Tags dom0's frames from now on.
+    /// Tags dom0's frames.
     fn tag_dom0(&mut self, hypervisor: &Hypervisor) -> Result<(), Why> {
         let Some(listed) = hypervisor.domain(0)? else {
             return Ok(());
@@ -190,7 +190,7 @@ impl Model {
         dom0.follow(self.page, hypervisor, (0, listed.pages))
     }
 
-    /// Divides untagged counts among the domains whose frames are not known, by where each ran.
+    /// Divides the untagged counts among the domains whose frames are unknown, according to where each ran.
     fn deal_untagged(&mut self, domains: &BTreeMap<VmId, Domain>) {
         let mut grown = BTreeMap::new();
         for number in 0..self.page.layout().cpus {
@@ -202,7 +202,7 @@ impl Model {
             let since = before.and_then(|before| dealing::grown(before, now));
             grown.insert(cpu, since.unwrap_or_default());
         }
-        // Which domains ran on each CPU since, and for how long.
+        // For each CPU: the domains that have run on it since the last look, and for how long.
         let mut ran: BTreeMap<CpuId, Vec<(VmId, Ns)>> = BTreeMap::new();
         for (vm, known) in &mut self.domains {
             let (By::Running(_, before), Some(domain)) = (&mut known.by, domains.get(vm)) else {
@@ -255,7 +255,7 @@ impl Model {
     }
 }
 
-/// Stops counting: the emulator gets its speed back.
+/// Stops counting, so that the emulator regains its speed.
 impl Drop for Model {
     fn drop(&mut self) {
         self.page.rest();
@@ -263,7 +263,7 @@ impl Drop for Model {
 }
 
 impl Frames {
-    /// No frames yet, with their own tag.
+    /// Starts with a tag and no frames.
     fn new(free: &mut Vec<u8>, page: Page<'_>) -> Result<Frames, NotCounted> {
         let tags = page.layout().tags - 1;
         Ok(Frames {
@@ -275,7 +275,7 @@ impl Frames {
         })
     }
 
-    /// Queries the next part of them, if that is due.
+    /// Queries the next part of the frames, if that is due.
     fn follow(
         &mut self,
         page: Page<'_>,
@@ -313,8 +313,8 @@ impl Frames {
 }
 
 impl Frames {
-    /// Searches pieces, the units in which Xen allocates memory: those where one frame is the domain's, and their
-    /// neighbours. Returns how many frames there are the domain's.
+    /// Searches pieces, the units in which Xen allocates memory. Takes those with a probed frame that belongs to the domain, and
+    /// their neighbours. Returns how many of their frames belong to the domain.
     fn in_pieces(
         &self,
         page: Page<'_>,
@@ -333,7 +333,7 @@ impl Frames {
         self.tag_those(page, hypervisor, domid, &all)
     }
 
-    /// Tags the domain's frames among these (ascending). Returns how many there are.
+    /// Tags those of these frames (ascending) that belong to the domain. Returns how many there are.
     fn tag_those(
         &self,
         page: Page<'_>,
@@ -355,14 +355,14 @@ impl Frames {
     }
 }
 
-/// Removes a tag, unless the frame is another's by now.
+/// Removes a tag, unless the frame has another tag by now.
 fn untag(page: Page<'_>, tag: u8, frame: u64) {
     if page.tag(frame) == tag {
         page.set_tag(frame, 0);
     }
 }
 
-/// How long each vCPU ran so far.
+/// Returns how long each vCPU has run so far.
 fn times(domain: &Domain) -> BTreeMap<u16, Ns> {
     let times = domain.vcpus.iter().map(|(index, vcpu)| (*index, vcpu.running));
     times.collect()

@@ -1,8 +1,9 @@
-//! Schedules when to have Xen count the pages of domains, and keeps the results. Xen blocks a CPU meanwhile, so it counts as
-//! rarely as possible.
+//! Decides when Xen counts the pages of domains, and keeps the results. Xen blocks a CPU while it counts, so it is made to count
+//! as rarely as possible.
 //!
-//! A new domain is counted at once, and one that is missing from the results again and again, each time after twice as long:
-//! one that is being built appears a little later, and one that never appears costs no more than all others.
+//! A new domain is counted at once. A domain that is missing from the results is counted again, with a pause that doubles each
+//! time. So a domain that is being built is found a little later, and a domain that never appears costs no more than the regular
+//! counts.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +11,9 @@ use homenode_units::{NodeMap, Ns, Pages};
 
 use crate::memory;
 
-/// How often to count everything.
+/// How often all domains are counted.
 const EVERY: Ns = Ns::from_secs(60);
-/// The time between two counts is at least this many times as long as a count took.
+/// The time between two counts is at least this many times the duration of a count.
 const SHARE: u64 = 1000;
 /// Pause after the first time that a domain is missing.
 const AGAIN: Ns = Ns::from_secs(10);
@@ -20,27 +21,27 @@ const AGAIN: Ns = Ns::from_secs(10);
 /// Page counts and their schedule; see the module.
 #[derive(Debug, Default)]
 pub struct PageCounts {
-    /// By the domain's number.
+    /// Pages by node, by the domain's number.
     pages: BTreeMap<u32, NodeMap<Pages>>,
     at: Option<Ns>,
     /// How long the last count took.
     took: Ns,
-    /// Domains missing from the results: how often, and when to count again for them.
+    /// Domains missing from the results: how many repeats they have had, and when to count again for them.
     untold: BTreeMap<u32, (u32, Ns)>,
 }
 
 impl PageCounts {
-    /// Pages of a domain by node, if known.
+    /// Returns a domain's pages by node, if known.
     pub fn of(&self, domid: u32) -> Option<&NodeMap<Pages>> {
         self.pages.get(&domid)
     }
 
-    /// Forgets everything.
+    /// Forgets all page counts.
     pub fn forget(&mut self) {
         self.pages.clear();
     }
 
-    /// A domain's memory has moved: counts with the next look.
+    /// Makes the next look count, because a domain's memory has moved.
     pub fn ask_again(&mut self) {
         self.at = None;
     }
@@ -53,17 +54,17 @@ impl PageCounts {
         let sum = self
             .of(domid)
             .map(|of| of.values().map(|pages| pages.0).sum::<u64>());
-        // A balloon moves its pages gradually: that is not worth a count each time.
+        // A balloon moves pages gradually, so small differences are not worth a count each time.
         sum.is_some_and(|sum| sum.abs_diff(pages) <= pages / 16)
     }
 
-    /// Whether to count now, for these domains by number with their pages.
+    /// Returns true if Xen should count now. `domains` has the number of pages of each domain.
     pub fn is_due(&self, domains: &BTreeMap<u32, u64>, at: Ns) -> bool {
         let Some(last) = self.at else {
             return !domains.is_empty();
         };
         let since = at.saturating_sub(last);
-        // Early counts keep to their share of the time too.
+        // Early counts, too, are limited in their share of the time.
         let may_be_early = since >= Ns(self.every().0 / 6);
         let wants = |(domid, pages): (&u32, &u64)| {
             !self.is_told(*domid, *pages) && self.untold.get(domid).is_none_or(|(_, next)| *next <= at)
@@ -71,7 +72,7 @@ impl PageCounts {
         !domains.is_empty() && (since >= self.every() || (may_be_early && domains.iter().any(wants)))
     }
 
-    /// Stores the console's output of a count, its time and its duration.
+    /// Stores the results of a count, from the console's output, with the count's time and duration.
     pub fn take_in(&mut self, console: &str, domains: &BTreeMap<u32, u64>, (at, took): (Ns, Ns)) {
         self.pages = memory::by_node(console);
         (self.at, self.took) = (Some(at), took);
@@ -96,7 +97,7 @@ mod tests {
         format!("(XEN) Domain {domid} (total: {pages}):\n(XEN)     Node 0: {pages}\n")
     }
 
-    /// Seconds at which it counts within an hour, checked each second.
+    /// Returns the seconds at which it counts within an hour, if it is asked every second.
     fn asked(counted: &mut PageCounts, domains: &BTreeMap<u32, u64>, says: &str, took: Ns) -> Vec<u64> {
         let mut times = Vec::new();
         for second in 0..3600 {
@@ -116,7 +117,7 @@ mod tests {
         let times = asked(&mut counted, &domains, &told(1, 100), Ns::from_millis(1));
         assert_eq!(times[..5], [0, 10, 30, 70, 130]);
         assert_eq!(times.len(), 3 + (3600 - 70_usize).div_ceil(60));
-        // Counts at once for a new one.
+        // A new domain is counted at once.
         let domains = BTreeMap::from([(1, 100), (2, 100), (3, 100)]);
         assert!(counted.is_due(&domains, Ns::from_secs(1000 + 3599)));
     }
@@ -131,7 +132,7 @@ mod tests {
             Ns::from_millis(600),
         );
         assert_eq!(times, [0, 600, 1200, 1800, 2400, 3000]);
-        // For a missing one, at most six times as often.
+        // If a domain is missing, it counts at most six times as often.
         let times = asked(&mut PageCounts::default(), &domains, "", Ns::from_millis(600));
         assert_eq!(times[..3], [0, 100, 200]);
         assert!(

@@ -1,4 +1,4 @@
-//! The machine as Xen sees it. dom0's kernel has a few vCPUs and one node; but its cache sizes are those of the CPUs.
+//! The machine as Xen sees it. dom0's kernel sees only a few vCPUs and one node, but its cache sizes are those of the CPUs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,13 +10,13 @@ use crate::error::XenError;
 use crate::hypervisor::Hypervisor;
 use crate::library::{CpuPlace, NodeMemory};
 
-/// Bytes of a cache line of every x86 that Xen runs on.
+/// Bytes of a cache line, on every x86 CPU that Xen runs on.
 const LINE_BYTES: u32 = 64;
 
 /// Returns the machine that the hypervisor runs on.
 ///
 /// # Errors
-/// When the call fails, or its result makes no machine.
+/// If the call fails, or its result does not make a machine.
 pub fn machine(hypervisor: &Hypervisor, root: &Path) -> Result<Machine, XenError> {
     let nodes = hypervisor.nodes()?;
     let name = std::fs::read_to_string(root.join("proc/sys/kernel/hostname"));
@@ -38,7 +38,7 @@ fn built(
     llc: Option<Bytes>,
 ) -> Result<Machine, XenError> {
     let wrong = |cause: String| XenError::NoMachine { cause };
-    // Core numbers start again on each socket.
+    // Cores are numbered from the start on each socket.
     let mut cores: BTreeMap<(u32, u32), u32> = BTreeMap::new();
     let mut found = Vec::new();
     for (at, place) in cpus.iter().enumerate() {
@@ -105,7 +105,7 @@ fn built(
     .map_err(|error| wrong(error.to_string()))
 }
 
-/// One last-level cache for each node and socket, if its size is known.
+/// Returns one last-level cache for each node and socket, if the size is known.
 fn caches(cpus: &mut [Cpu], size: Option<Bytes>) -> Vec<Llc> {
     let Some(size_bytes) = size else { return Vec::new() };
     let mut groups: BTreeMap<(NodeId, u16), CpuSet> = BTreeMap::new();
@@ -127,7 +127,7 @@ fn caches(cpus: &mut [Cpu], size: Option<Bytes>) -> Vec<Llc> {
     llcs
 }
 
-/// Size of the last-level cache, as reported for dom0's first CPU.
+/// Returns the size of the last-level cache, as reported for dom0's first CPU.
 fn llc_bytes(root: &Path) -> Option<Bytes> {
     let caches = root.join("sys/devices/system/cpu/cpu0/cache");
     let of = |index: u32| {
@@ -135,7 +135,7 @@ fn llc_bytes(root: &Path) -> Option<Bytes> {
         let kib: u64 = text.trim().strip_suffix('K')?.parse().ok()?;
         Some(Bytes(kib.checked_mul(1024)?)).filter(|bytes| *bytes != Bytes::ZERO)
     };
-    // The third level is the last on every x86 server; without it nothing is shared.
+    // On every x86 server the third level is the last. Without a third level, no cache is shared.
     of(3)
 }
 
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn sockets_cores_and_nodes_become_a_machine() {
-        // Two sockets of two cores with two threads; CPU 7 is offline.
+        // Two sockets, each with two cores of two threads. CPU 7 is offline.
         let mut cpus: Vec<_> = (0..8).map(|cpu| place(cpu / 2 % 2, cpu / 4, cpu / 4)).collect();
         cpus[7] = None;
         let distances = vec![vec![10, 21], vec![21, 10]];

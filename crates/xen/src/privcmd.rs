@@ -1,6 +1,6 @@
-//! One hypercall that libxenctrl does not make: it lets a domain's node affinity follow its CPUs again, like that of a new
-//! domain. For that Xen 4.17 takes an affinity to all nodes that there may ever be; libxenctrl's sets end with the host's
-//! last.
+//! Makes one hypercall that libxenctrl does not make. It lets a domain's node affinity follow its CPUs again, like that of a new
+//! domain. Xen 4.17 does this if it is given an affinity to every node number that it supports; libxenctrl's sets end with the
+//! host's last node.
 
 #![allow(unsafe_code)] // a call of the hypervisor, with memory that it reads and writes
 
@@ -20,7 +20,7 @@ const GET: u32 = 69;
 /// `MAX_NUMNODES` on x86.
 const NODES: u32 = 64;
 const PAGE: usize = 4096;
-/// The kernel may be moving a page at that moment, and the hypervisor does not wait for it.
+/// How many times to try. The kernel may be moving a page at that moment, and the hypervisor does not wait for it.
 const TRIES: u32 = 5;
 
 /// `privcmd_hypercall`.
@@ -30,7 +30,7 @@ struct Call {
     arguments: [u64; 5],
 }
 
-/// `xen_domctl` with an `xenctl_bitmap`, and the set that this points to.
+/// `xen_domctl` with an `xenctl_bitmap`, followed by the set that the bitmap points to.
 #[repr(C)]
 struct Order {
     command: u32,
@@ -43,7 +43,8 @@ struct Order {
     nodes: u64,
 }
 
-/// Nodes of a domain in the hypervisor, bit by bit: shows that its calls are the ones known here.
+/// Returns a domain's nodes according to the hypervisor, one bit each. The result shows whether Xen's hypercalls are the ones
+/// known here.
 pub fn nodes(root: &Path, domid: u32) -> std::io::Result<u64> {
     call(root, domid, GET, 0)
 }
@@ -118,7 +119,7 @@ mod tests {
     #[test]
     fn structures_lie_as_c_has_them() {
         use std::mem::offset_of;
-        // `xen_domctl` is 16 bytes and a union of 128, which begins with the set's address.
+        // `xen_domctl` has 16 bytes and then a union of 128 bytes, which begins with the set's address.
         assert_eq!(
             (
                 offset_of!(Order, set),

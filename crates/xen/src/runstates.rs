@@ -1,27 +1,27 @@
-//! How long vCPUs ran, waited for a CPU and were kept off it, from the hypervisor's trace of each change.
+//! How long vCPUs ran, waited for a CPU and were kept off it, derived from the hypervisor's trace of each change.
 //!
 //! # Input
-//! `xentrace -e 0x21000` writes a record for each change (`xen/include/public/trace.h`): a word with the event in its low 28
-//! bits, above them the count of words that follow, and in bit 31 whether a 64-bit time stamp stands between, in cycles. The
-//! event of a change has the old state in bits 8 and 9 and the new one in bits 4 and 5; its one word is the domain's number in
-//! the upper half and the vCPU's in the lower. Words are little-endian.
+//! `xentrace -e 0x21000` writes a record for each change (`xen/include/public/trace.h`). The record's first word has the event in
+//! its low 28 bits, above them the number of words that follow, and in bit 31 whether a 64-bit time stamp in cycles comes in
+//! between. A change's event has the old state in bits 8 and 9 and the new state in bits 4 and 5. One word follows: the domain's
+//! number in the upper half, the vCPU's in the lower. Words are little-endian.
 //!
 //! # Summing
-//! 1. Records of the CPUs come mixed, CPU by CPU, each stamped by its own: they wait until the newest is [`LATE`] newer, and are
-//!    processed in order of time. All CPUs count alike, as Xen itself relies on.
-//! 2. A change has the state of its vCPU since the previous one. If the previous one disagrees, records were lost in between, or
-//!    came too late: that time is not counted, and the vCPU's sums are unknown until its next change.
-//! 3. A vCPU's current state counts up to the newest record that was processed.
+//! 1. Records arrive CPU by CPU, each stamped by its own CPU. So a record waits until the newest one is [`LATE`] newer, and
+//!    records are processed in order of time. The counters of all CPUs are assumed to agree, as Xen itself assumes.
+//! 2. A change carries the state that its vCPU had since the previous change. If the previous change disagrees, records in
+//!    between were lost or came too late. That time is then not counted, and the vCPU's sums are unknown until its next change.
+//! 3. A vCPU's current state counts up to the time of the newest record that was processed.
 //!
 //! # Trust
-//! The input is not trusted: any bytes can be read, what is kept is bounded ([`PENDING_MAX`], [`VCPUS_MAX`]), and sums only
-//! grow. Input that does not fit makes sums unknown, and never wrong.
+//! The input is not trusted. Any bytes can be read, the kept data is bounded ([`PENDING_MAX`], [`VCPUS_MAX`]), and sums only
+//! grow. Input that does not fit makes sums unknown, never wrong.
 
 use std::collections::BTreeMap;
 
 use homenode_units::Ns;
 
-/// Only runstate changes.
+/// The trace's class of events: only runstate changes.
 pub const CLASS: &str = "0x21000";
 const CHANGE: u32 = 0x21001;
 const STATES: u32 = 0x330;
@@ -29,11 +29,11 @@ const EVENT: u32 = 0x0fff_ffff;
 const HAS_CYCLES: u32 = 1 << 31;
 /// Number of the idle domain.
 const IDLE: u16 = 0x7fff;
-/// How long a record waits for older ones. `xentrace` reads all CPUs' buffers every 100 ms, one after the other.
+/// How long a record waits for older ones. `xentrace` reads the buffers of all CPUs every 100 ms, one after the other.
 pub const LATE: Ns = Ns::from_millis(250);
-/// Most records that wait.
+/// The most records that wait.
 pub const PENDING_MAX: usize = 1 << 20;
-/// Most vCPUs that are tracked.
+/// The most vCPUs that are tracked.
 pub const VCPUS_MAX: usize = 1 << 16;
 
 /// State of a vCPU.
@@ -41,11 +41,11 @@ pub const VCPUS_MAX: usize = 1 << 16;
 pub enum State {
     /// It runs.
     Running,
-    /// It wants to run.
+    /// It wants to run, and waits for a CPU.
     Runnable,
-    /// It waits for something.
+    /// It waits for an event, not for a CPU.
     Blocked,
-    /// It may not run: it is paused, off, or over its cap.
+    /// It may not run: it is paused, offline, or over its cap.
     Offline,
 }
 
@@ -60,30 +60,30 @@ impl State {
     }
 }
 
-/// A vCPU's change.
+/// A change of a vCPU's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
-    /// Its time, by the CPU's counter.
+    /// Time of the change, by the CPU's counter.
     pub cycles: u64,
     /// Number of the vCPU's domain.
     pub domain: u16,
     /// The vCPU's number.
     pub vcpu: u16,
-    /// State before.
+    /// State before the change.
     pub from: State,
-    /// State now.
+    /// State after the change.
     pub to: State,
 }
 
-/// Parses a trace as it comes, in parts that may end anywhere.
+/// Parses a trace as it arrives, in parts that may end anywhere.
 #[derive(Debug, Default)]
 pub struct Records {
-    /// The beginning of an incomplete record: fewer than 40 bytes.
+    /// The beginning of an incomplete record, fewer than 40 bytes.
     rest: Vec<u8>,
 }
 
 impl Records {
-    /// The changes in the next part. Skips other records.
+    /// Returns the changes in the next part. Skips other records.
     pub fn read(&mut self, part: &[u8]) -> Vec<Change> {
         let mut bytes = std::mem::take(&mut self.rest);
         bytes.extend_from_slice(part);
@@ -97,13 +97,13 @@ impl Records {
         changes
     }
 
-    /// Whether a record is incomplete.
+    /// Returns true if the last record is incomplete.
     pub fn is_within(&self) -> bool {
         !self.rest.is_empty()
     }
 }
 
-/// Parses the first record, if it is a change, and returns what follows it; `None` if it is incomplete.
+/// Parses the first record. Returns the change, if it is one, and the bytes that follow; `None` if the record is incomplete.
 fn record(bytes: &[u8]) -> Option<(Option<Change>, &[u8])> {
     let (head, rest) = bytes.split_first_chunk::<4>()?;
     let head = u32::from_le_bytes(*head);
@@ -133,26 +133,26 @@ fn record(bytes: &[u8]) -> Option<(Option<Change>, &[u8])> {
 /// Known times of a vCPU since the trace began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Spent {
-    /// Time it wanted to run, and waited.
+    /// Time for which it wanted to run, and waited.
     pub runnable: Ns,
-    /// Time it was kept off: by its cap, or paused.
+    /// Time for which it was kept off by its cap, or paused.
     pub offline: Ns,
 }
 
 /// Sums of a vCPU, in cycles.
 #[derive(Debug, Clone, Copy)]
 struct Vcpu {
-    /// Unknown after records were lost.
+    /// Its current state; `None` after records were lost.
     state: Option<State>,
     since: u64,
     runnable: u64,
     offline: u64,
-    /// Whether its last change did not fit the one before.
+    /// Whether its last change did not fit the previous one.
     is_broken: bool,
 }
 
 impl Vcpu {
-    /// Its sums at a later time, if its state does not change.
+    /// Returns its sums at a later time, if its state does not change until then.
     fn until(mut self, at: u64) -> Vcpu {
         let time = at.saturating_sub(self.since);
         match self.state {
@@ -170,7 +170,7 @@ impl Vcpu {
 pub struct Runstates {
     cycles_per_s: f64,
     late: u64,
-    /// By time; changes of the same time in their order of arrival.
+    /// Waiting changes, by time. Changes with the same time are in order of arrival.
     pending: BTreeMap<u64, Vec<Change>>,
     count: usize,
     newest: u64,
@@ -180,7 +180,7 @@ pub struct Runstates {
 }
 
 impl Runstates {
-    /// No sums yet; `cycles_per_s` is the frequency of the CPUs' counters.
+    /// Starts without sums. `cycles_per_s` is the frequency of the CPUs' counters.
     pub fn new(cycles_per_s: f64) -> Runstates {
         Runstates {
             cycles_per_s,
@@ -193,10 +193,10 @@ impl Runstates {
         }
     }
 
-    /// Adds changes. Too many at once count as lost records.
+    /// Adds changes. Too many at once are treated like lost records.
     pub fn add(&mut self, changes: &[Change]) {
         for change in changes {
-            // A time stamp of another counter would hold up all later changes, or process them at once.
+            // A time stamp from another counter would hold up all later changes, or process them at once.
             let is_far =
                 self.newest > 0 && change.cycles.abs_diff(self.newest) > self.late.saturating_mul(1 << 12);
             if is_far || self.count >= PENDING_MAX {
@@ -209,11 +209,11 @@ impl Runstates {
         self.take(self.newest.saturating_sub(self.late));
     }
 
-    /// Records were lost: vCPUs' states are unknown until two changes agree.
+    /// Handles lost records: the state of each vCPU is unknown until two changes agree.
     pub fn forget(&mut self) {
         self.pending.clear();
         for vcpu in self.vcpus.values_mut() {
-            // Earlier sums stay.
+            // Sums so far are kept.
             *vcpu = vcpu.until(self.taken);
             (vcpu.state, vcpu.since, vcpu.is_broken) = (None, 0, true);
         }
@@ -245,7 +245,7 @@ impl Runstates {
             }
             return;
         };
-        // Earlier sums stay.
+        // Sums so far are kept.
         let taken = self.taken;
         let fits = vcpu.state == Some(change.from) && vcpu.since.max(taken) <= change.cycles;
         *vcpu = match fits {
@@ -263,7 +263,7 @@ impl Runstates {
         };
     }
 
-    /// Sets a vCPU's state if no change has shown it: a vCPU that does not change has no records.
+    /// Sets a vCPU's state if no change has shown it, because a vCPU that does not change has no records.
     pub fn begin(&mut self, domain: u16, vcpu: u16, state: State) {
         let taken = self.taken;
         if taken > 0 && self.vcpus.len() < VCPUS_MAX {
@@ -273,7 +273,7 @@ impl Runstates {
         }
     }
 
-    /// Times of a vCPU so far; `None` if unknown.
+    /// Returns a vCPU's times so far; `None` if they are unknown.
     pub fn spent(&self, domain: u16, vcpu: u16) -> Option<Spent> {
         let known = self.vcpus.get(&(domain, vcpu)).filter(|known| !known.is_broken)?;
         let known = known.until(self.taken);
@@ -302,7 +302,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Counters with a thousand cycles per second: a cycle is a millisecond.
+    /// Frequency of a thousand cycles per second: one cycle is a millisecond.
     const CYCLES_PER_S: f64 = 1000.0;
 
     fn change(cycles: u64, from: State, to: State) -> Change {
@@ -315,7 +315,7 @@ mod tests {
         }
     }
 
-    /// A record of it, in Xen's format.
+    /// Writes a change as a record in Xen's format.
     fn written(change: &Change) -> Vec<u8> {
         let (from, to) = (change.from as u32, change.to as u32);
         let head = HAS_CYCLES | 1 << 28 | CHANGE | from << 8 | to << 4;
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn changes_are_read_wherever_the_parts_end() {
-        // The CPU of the following records: a record of the tracing tool itself, without a time.
+        // A record that the tracing tool itself writes, without a time: it says which CPU the next records are from.
         let mut bytes: Vec<u8> = [2 << 28 | 0x1f003_u32, 3, 0]
             .iter()
             .flat_map(|word| word.to_le_bytes())
@@ -356,7 +356,7 @@ mod tests {
     #[test]
     fn waiting_and_being_kept_off_are_summed_in_order_of_time() {
         let mut runstates = Runstates::new(CYCLES_PER_S);
-        // Two CPUs' records, one after the other.
+        // Records of two CPUs, those of one CPU after those of the other.
         runstates.add(&[
             change(10_000, State::Blocked, State::Runnable),
             change(10_130, State::Running, State::Offline),
@@ -364,7 +364,7 @@ mod tests {
         ]);
         assert_eq!(spent(&runstates), None, "they wait for older ones");
         runstates.add(&[change(10_200, State::Offline, State::Runnable)]);
-        // From 10 to 10.03 s it waited, from 10.13 to 10.2 s it was kept off, and from then on it waits.
+        // From 10 to 10.03 s the vCPU waited, from 10.13 to 10.2 s it was kept off, and since then it waits.
         runstates.add(&[change(10_700, State::Runnable, State::Running)]);
         assert_eq!(spent(&runstates), Some((30 + 250, 70)));
         runstates.add(&[change(11_000, State::Running, State::Blocked)]);
@@ -393,7 +393,7 @@ mod tests {
         runstates.add(&[
             change(1000, State::Running, State::Runnable),
             change(1100, State::Runnable, State::Running),
-            // It was not runnable.
+            // This does not fit, because the vCPU was not runnable.
             change(1900, State::Runnable, State::Running),
             change(3000, State::Running, State::Runnable),
         ]);

@@ -1,4 +1,4 @@
-//! Xenstore, read by a separate thread: if the daemon hangs, or was killed, that thread waits and not the agent.
+//! Xenstore, read by a separate thread. If the daemon hangs or was killed, that thread waits, and the agent does not.
 
 #![allow(unsafe_code)] // calls of a C library
 
@@ -11,11 +11,11 @@ use std::time::Duration;
 use crate::error::{CallError, StoreError};
 use crate::library::Store;
 
-/// How long xenstored may take to answer one batch: it takes milliseconds, and seconds on an emulated host.
+/// How long xenstored may take to answer a batch. It normally takes milliseconds, and seconds on an emulated host.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
 
-/// The values of paths, `None` for a path that does not exist, or why they are unknown. For a path that ends in `/`: the
-/// names below it, one per line.
+/// The values of paths, or why they are unknown. A path that does not exist has `None`. A path that ends in `/` has the names
+/// below it, one per line.
 pub type Read = Result<Vec<Option<String>>, StoreError>;
 
 type Reader = dyn Fn(&[String]) -> Read + Send + Sync;
@@ -31,12 +31,12 @@ impl std::fmt::Debug for Source {
 }
 
 impl Source {
-    /// A source with this function.
+    /// Makes a source from this function.
     pub fn new(read: impl Fn(&[String]) -> Read + Send + Sync + 'static) -> Source {
         Source(Arc::new(read))
     }
 
-    /// This host's xenstore, through its library.
+    /// Makes a source that reads this host's xenstore, through its library.
     pub fn of(library: Store) -> Source {
         Source::new(move |paths| Connection::open(&library)?.read(paths))
     }
@@ -47,13 +47,13 @@ impl Source {
 pub struct Asking {
     questions: Sender<Vec<String>>,
     answers: Receiver<Read>,
-    /// Whether an abandoned answer is still to come.
+    /// Whether an answer that was given up is still to come.
     is_late: bool,
     patience: Duration,
 }
 
 impl Asking {
-    /// Starts the thread. It ends with this value, or, if it hangs, with the program.
+    /// Starts the thread. The thread ends when this value is dropped or, if it hangs, when the program ends.
     pub fn start(source: Source) -> Asking {
         Asking::with(source, ANSWER_MAX)
     }
@@ -76,10 +76,10 @@ impl Asking {
         }
     }
 
-    /// Reads the values of these paths, in their order.
+    /// Reads the values of these paths, in the same order.
     ///
     /// # Errors
-    /// Why they are unknown. While an answer is late this fails at once.
+    /// Returns why they are unknown. While an earlier answer is late, this fails at once.
     pub fn read(&mut self, paths: Vec<String>) -> Read {
         if self.is_late && self.answers.try_recv().is_err() {
             return Err(StoreError::Silent);
@@ -118,7 +118,7 @@ impl Connection<'_> {
             .collect()
     }
 
-    /// The names below a path, one per line.
+    /// Returns the names below a path, one per line.
     fn names(&self, path: &str) -> Result<Option<String>, CallError> {
         let Ok(path) = CString::new(path) else {
             return Ok(None);
@@ -160,10 +160,10 @@ impl Connection<'_> {
     }
 }
 
-/// Notifies xenstored that a domain goes on after it had announced its end.
+/// Tells xenstored that a domain resumes after it had announced its end.
 ///
 /// # Errors
-/// What failed.
+/// Returns what failed.
 pub fn resumed(library: &Store, domid: u32) -> Result<(), CallError> {
     let connection = Connection::open(library)?;
     // SAFETY: the connection is open.
@@ -173,7 +173,7 @@ pub fn resumed(library: &Store, domid: u32) -> Result<(), CallError> {
     }
 }
 
-/// `None` if nothing is there, or the error of the call.
+/// Returns `None` if the path does not exist, or else the call's error.
 fn none_or(call: &'static str) -> Result<Option<String>, CallError> {
     let error = std::io::Error::last_os_error();
     match error.kind() {
@@ -214,7 +214,7 @@ mod tests {
         let begun = std::time::Instant::now();
         assert_eq!(asking.read(of("c")), Err(StoreError::Silent));
         assert!(begun.elapsed() < Duration::from_millis(50), "no second wait");
-        // It goes on: the late answer is to the old question, and is discarded.
+        // The daemon answers again. The late answer belongs to the old question, and is discarded.
         go.send(()).unwrap();
         go.send(()).unwrap();
         let answered = (0..500).find_map(|_| {

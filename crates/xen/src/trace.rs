@@ -1,17 +1,18 @@
-//! Xen's trace of runstates, read through `xentrace` while the agent runs.
+//! Xen's trace of runstates, which the agent reads through `xentrace` while it runs.
 //!
 //! # Ownership
-//! A host has one set of trace buffers, and one reader of them. The agent takes it only if no other program can miss it:
+//! A host has one set of trace buffers, which only one program can read. The agent takes the trace only if this deprives no other
+//! program of it:
 //!
-//! 1. No program is bound to the event that Xen sends to the reader (`VIRQ_TBUF`). Xen binds it to a single one: an operator's
-//!    `xentrace` has it while it runs, and fails to start with a reason while ours does.
-//! 2. Xen has no buffers yet, or those that an agent had made ([`MARK`]). Xen does not report whether it traces, so another
+//! 1. No program is bound to the event that Xen sends to the reader (`VIRQ_TBUF`). Xen binds the event to a single program. An
+//!    operator's `xentrace` has it while it runs; while ours runs, the operator's fails to start and says why.
+//! 2. Xen has no buffers yet, or has buffers that an agent had made ([`MARK`]). Xen does not report whether it traces, so another
 //!    program's buffers count as in use.
 //!
 //! # End
-//! `xentrace` gets SIGTERM when the agent stops, and also when the agent dies in any way: then it stops tracing and ends. If
-//! it could not (it was killed as well), the process that undoes the agent's changes stops tracing ([`stop_leftover`]). The
-//! buffers stay until the host reboots: Xen has no call that frees them.
+//! `xentrace` gets SIGTERM when the agent stops, and also when the agent dies in any way. It then stops tracing and ends. If it
+//! was killed too and could not, the process that undoes the agent's changes stops tracing ([`stop_leftover`]). The buffers stay
+//! until the host reboots, because Xen has no call that frees them.
 
 #![allow(unsafe_code)] // signals to a child, a device that the standard library does not know
 
@@ -32,31 +33,32 @@ use crate::error::CallError;
 use crate::hypervisor::Hypervisor;
 use crate::runstates::{CLASS, Records, Runstates};
 
-/// Marks trace buffers as an agent's, of which boot; in the host's own place, next to the acting lock.
+/// File that marks the trace buffers of a boot as an agent's. It is in the place that the host has for it, next to the acting
+/// lock.
 pub const MARK: &str = "xentrace";
-/// More than the mark's length.
+/// Most bytes of the mark to read.
 const MARK_BYTES_MAX: u64 = 64;
-/// Where events are bound.
+/// Device on which events are bound.
 const EVENTS: &str = "dev/xen/evtchn";
-/// `IOCTL_EVTCHN_BIND_VIRQ`, and the event.
+/// `IOCTL_EVTCHN_BIND_VIRQ`, and the event to bind.
 const BIND_VIRQ: libc::c_ulong = 0x44500;
 const VIRQ_TBUF: u32 = 4;
 /// How long `xentrace` may take to end.
 const ENDING_MAX: Duration = Duration::from_secs(5);
 const READ_BYTES: usize = 64 << 10;
-/// Most bytes of its error output that are read.
+/// Most bytes of its error output to read.
 const SAID_MAX: u64 = 4096;
 
 /// Results of the trace so far.
 #[derive(Debug)]
 pub struct Told {
-    /// Sums of vCPUs.
+    /// Sums of each vCPU's times.
     pub runstates: Runstates,
-    /// Why no more comes, if the trace has ended.
+    /// Why no more results come, if the trace has ended.
     pub ended: Option<String>,
 }
 
-/// Why Xen cannot be traced, or a trace cannot be stopped.
+/// Why Xen cannot be traced, or why a trace cannot be stopped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TraceError {
     #[error("another program traces Xen; end it, and start the agent again")]
@@ -85,7 +87,7 @@ impl TraceError {
     }
 }
 
-/// A trace that goes on until this is dropped.
+/// A running trace, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Trace {
     told: Arc<Mutex<Told>>,
@@ -95,10 +97,10 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Begins to trace.
+    /// Starts to trace.
     ///
     /// # Errors
-    /// Why it cannot: a sentence.
+    /// Returns why it cannot, as a sentence.
     pub fn begin(hypervisor: &Hypervisor, root: &Path) -> Result<Trace, TraceError> {
         let dir = StateDir::open(&place(root))?;
         if is_read(root)? {
@@ -112,7 +114,7 @@ impl Trace {
             });
         }
         let cycles_per_s = hypervisor.cycles_per_s()?;
-        // Before there are any.
+        // Write the mark before there are any buffers.
         let boot = hypervisor.boot().to_string();
         dir.replace(MARK, boot.as_bytes())?;
         let told = Arc::new(Mutex::new(Told {
@@ -128,7 +130,7 @@ impl Trace {
         })
     }
 
-    /// Results so far.
+    /// Returns the results so far.
     pub fn told(&self) -> MutexGuard<'_, Told> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -161,7 +163,7 @@ impl Drop for Trace {
     }
 }
 
-/// Starts `xentrace` on the thread that reads its output: Linux ends such a child with the thread that made it.
+/// Starts `xentrace` on the thread that reads its output, because Linux ends such a child together with the thread that made it.
 fn start(told: Arc<Mutex<Told>>) -> Result<(Child, JoinHandle<()>), TraceError> {
     let (send, receive) = mpsc::channel();
     let read = move || {
@@ -192,7 +194,7 @@ fn start(told: Arc<Mutex<Told>>) -> Result<(Child, JoinHandle<()>), TraceError> 
 
 fn xentrace() -> Command {
     let mut command = Command::new("xentrace");
-    // It needs a file's name.
+    // `xentrace` needs the name of an output file.
     command.args(["-D", "-e", CLASS, "/proc/self/fd/1"]);
     command
         .stdin(Stdio::null())
@@ -205,7 +207,7 @@ fn xentrace() -> Command {
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) != 0 {
                 return Err(Error::last_os_error());
             }
-            // The parent died before that.
+            // The parent died before the signal was set.
             if libc::getppid() as u32 != parent {
                 return Err(Error::from_raw_os_error(libc::ESRCH));
             }
@@ -217,7 +219,7 @@ fn xentrace() -> Command {
     command
 }
 
-/// Reads to the end. Returns why it ended.
+/// Reads the output to its end. Returns why it ended.
 fn follow(mut output: ChildStdout, told: &Mutex<Told>) -> String {
     let mut records = Records::default();
     let mut room = vec![0; READ_BYTES];
@@ -235,7 +237,7 @@ fn follow(mut output: ChildStdout, told: &Mutex<Told>) -> String {
     }
 }
 
-/// Whether a program is bound to the event of the trace's reader.
+/// Returns true if a program is bound to the event of the trace's reader.
 fn is_read(root: &Path) -> Result<bool, TraceError> {
     let path = root.join(EVENTS);
     let failed = |error: Error| TraceError::Events {
@@ -262,16 +264,16 @@ fn place(root: &Path) -> PathBuf {
     root.join(STATE_DIR.trim_start_matches('/'))
 }
 
-/// Whether the trace buffers of this boot are an agent's.
+/// Returns true if an agent made the trace buffers of this boot.
 fn is_marked(dir: &StateDir, hypervisor: &Hypervisor) -> bool {
     let mark = dir.read(MARK, MARK_BYTES_MAX).ok().flatten();
     mark.is_some_and(|of| String::from_utf8_lossy(&of).trim() == hypervisor.boot().to_string())
 }
 
-/// Stops tracing if a dead agent could not: its mark is there, and no program reads.
+/// Stops tracing if a dead agent could not: its mark exists, and no program reads the trace.
 ///
 /// # Errors
-/// Why that failed.
+/// Returns why stopping failed.
 pub fn stop_leftover(hypervisor: &Hypervisor, root: &Path) -> Result<(), TraceError> {
     let dir = StateDir::open_existing(&place(root))?;
     if dir.is_some_and(|dir| is_marked(&dir, hypervisor)) && !is_read(root)? {

@@ -1,7 +1,7 @@
-//! How long each domain's vCPUs waited for a CPU, for samples.
+//! How long each domain's vCPUs waited for a CPU, in the form that samples use.
 //!
-//! Time that a vCPU was kept off counts as waiting, and as throttled, while its domain has a cap. Without a cap it was
-//! paused, which is neither.
+//! While its domain has a cap, the time for which a vCPU was kept off counts as waiting and as throttled. Without a cap the vCPU
+//! was paused, so that time counts as neither.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use crate::domain::{Domain, OfVcpus, Waited};
 use crate::runstates::{Runstates, Spent};
 use crate::trace::Trace;
 
-/// Waiting times of vCPUs, by index; leaves out unknown ones.
+/// Waiting times of vCPUs, by index. vCPUs with unknown times are left out.
 pub type Waits = OfVcpus<Waited>;
 
-/// A trace, and the sums made from it.
+/// A running trace, and sums made from it.
 #[derive(Debug)]
 pub struct Waiting {
     trace: Trace,
@@ -23,7 +23,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// From a trace that has begun.
+    /// Starts from a trace that is already running.
     pub fn new(trace: Trace) -> Waiting {
         Waiting {
             trace,
@@ -32,7 +32,7 @@ impl Waiting {
         }
     }
 
-    /// Waiting times of these domains' vCPUs so far.
+    /// Returns the waiting times of these domains' vCPUs so far.
     pub fn look(&mut self, domains: &BTreeMap<VmId, Domain>) -> BTreeMap<VmId, Waits> {
         let mut told = self.trace.told();
         match told.ended {
@@ -41,7 +41,7 @@ impl Waiting {
         }
     }
 
-    /// Why nothing is known any more, once.
+    /// Returns why waiting times are no longer known, but only once.
     pub fn ended(&mut self) -> Option<String> {
         let ended = self.trace.told().ended.clone().filter(|_| !self.is_said);
         self.is_said |= ended.is_some();
@@ -49,7 +49,7 @@ impl Waiting {
     }
 }
 
-/// By domain's number and vCPU: how long it was kept off at the last look, and how much of that by a cap.
+/// For each domain's number and vCPU: how long it had been kept off at the last look, and for how much of that by a cap.
 #[derive(Debug, Default)]
 struct Sums(BTreeMap<(u16, u16), (Ns, Ns)>);
 
@@ -76,7 +76,7 @@ impl Sums {
         told
     }
 
-    /// Adds a vCPU's times so far.
+    /// Adds a vCPU's times so far. Returns its waiting times.
     fn add(&mut self, key: (u16, u16), spent: Spent, is_capped: bool) -> Waited {
         let (before, throttled) = self.0.entry(key).or_default();
         let since = spent.offline.saturating_sub(*before);

@@ -1,4 +1,4 @@
-//! Short commands of `xl`: each has a time limit, and its output is reported if it fails.
+//! Short commands of `xl`. Each has a time limit, and if it fails, its output is reported.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _};
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
 
-/// How often to check whether it has ended.
+/// How often to check whether a command has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Most bytes of its output that are read.
+/// Most bytes of its output to read.
 const SAID_MAX: u64 = 64 << 10;
 
-/// How long `xl mem-set` may take.
+/// Time limit for `xl mem-set`.
 const SET_MAX: Duration = Duration::from_secs(8);
 
 /// A command of `xl` that failed.
@@ -25,7 +25,7 @@ pub struct XlError {
 
 #[cfg(test)]
 impl XlError {
-    /// A failure that a test plans.
+    /// Returns a failure that a test plans.
     pub fn planned(said: &str) -> XlError {
         XlError {
             arguments: "mem-set".to_owned(),
@@ -37,13 +37,13 @@ impl XlError {
 /// Why a command of `xl` failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum XlFailure {
-    /// The system did not run it.
+    /// The system could not run it.
     #[error("{0}")]
     System(String),
-    /// It was killed.
+    /// It exceeded its time limit, and was killed.
     #[error("it did not end within {} s", .0.as_secs())]
     TooLong(Duration),
-    /// Its output.
+    /// It failed with this output.
     #[error("{0}")]
     Said(String),
 }
@@ -54,26 +54,26 @@ impl From<std::io::Error> for XlFailure {
     }
 }
 
-/// Sets the balloon target of the domain of this number, in KiB.
+/// Sets the balloon target, in KiB, of the domain with this number.
 ///
 /// # Errors
-/// As [`run`].
+/// As for [`run`].
 pub fn set_memory(domid: u32, kib: u64) -> Result<(), XlError> {
     let (domid, kib) = (domid.to_string(), format!("{kib}k"));
     run(&["mem-set", &domid, &kib], SET_MAX)
 }
 
-/// Runs one of them.
+/// Runs a short command of `xl`.
 ///
 /// # Errors
-/// When it failed, with its output, or did not end within `limit`, and was killed.
+/// If it failed, with its output, or if it did not end within `limit` and was killed.
 pub fn run(arguments: &[&str], limit: Duration) -> Result<(), XlError> {
     let failed = |why: XlFailure| XlError {
         arguments: arguments.join(" "),
         why,
     };
     let io = |error: std::io::Error| failed(error.into());
-    // Not a pipe: a full pipe would block the command while we wait for it.
+    // Not a pipe, because a full pipe would block the command while we wait for it.
     let said = rustix::fs::memfd_create("xl", MemfdFlags::CLOEXEC).map_err(|error| io(error.into()))?;
     let mut said = File::from(said);
     let shared = || said.try_clone().map_err(io);
@@ -110,11 +110,11 @@ fn ended(child: &mut Child, limit: Duration) -> Result<ExitStatus, XlFailure> {
     Err(XlFailure::TooLong(limit))
 }
 
-/// The part of the output that tells why something failed: the last line of a program of ours, if one took part, and the
-/// first line of `xl`'s that reports an error.
+/// Returns the parts of the output that tell why something failed: the last line from a program of ours, if one took part, and
+/// the first line from `xl` that reports an error.
 pub fn reason(text: &str) -> String {
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
-    // Ours says that the domain was not sent or received whole, and the other's first word may say why.
+    // Our line says that the domain was not sent or received as a whole. The first error from `xl` may say why.
     let ours = lines().rfind(|line| line.starts_with("homenode"));
     let error = lines().find(|line| line.contains("error") || line.contains("ailed"));
     let told: Vec<&str> = match (ours, error) {

@@ -1,4 +1,4 @@
-//! A topology page as a host would publish it, in a file for a program under test.
+//! A topology page in a file, as a host would publish it to a guest, for programs under test.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -6,12 +6,12 @@ use std::process::Command;
 use homenode_topology_page::{Facts, Mapping, Publisher, Topology};
 use homenode_units::NodeId;
 
-/// Number of virtual and of host nodes.
+/// Number of virtual nodes, and of host nodes.
 pub const NODES: u16 = 4;
-/// Number of vCPUs of the emulated VM: more than this machine has CPUs.
+/// Number of vCPUs of the emulated VM. It exceeds the number of this machine's CPUs.
 const VCPUS: u16 = 256;
 
-/// A page's file, for writing.
+/// The file of a topology page, opened for writing.
 pub struct Page {
     directory: tempfile::TempDir,
     mapping: Mapping,
@@ -43,12 +43,12 @@ impl Page {
         self.directory.path().join("page")
     }
 
-    /// Publishes that all vCPUs are on this node; the memory of each virtual node is on the host node of its number.
+    /// Publishes that all vCPUs are on this host node, and each virtual node's memory on the host node of the same number.
     pub fn put_vcpus_on(&mut self, node: u16) {
         self.put_vcpus(|_| node);
     }
 
-    /// Publishes that each vCPU is on the node of its number, modulo the number of nodes.
+    /// Publishes that each vCPU is on the host node of its own number, modulo the number of nodes.
     #[allow(dead_code, reason = "for the benchmark")]
     pub fn put_each_vcpu_on_its_node(&mut self) {
         self.put_vcpus(|vcpu| vcpu % NODES);
@@ -67,7 +67,7 @@ impl Page {
         self.sequence = publisher.publish(&topology.expect("within bounds"));
     }
 
-    /// Overwrites one word, as a guest could.
+    /// Overwrites one word, as a program in the guest could.
     #[allow(dead_code, reason = "the benchmark does not scribble")]
     pub fn scribble(&self, word: usize, value: u64) {
         self.mapping.words()[word].store(value, std::sync::atomic::Ordering::Relaxed);

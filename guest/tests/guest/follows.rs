@@ -1,4 +1,5 @@
-//! Tests that programs learn of changes through `libhomenode_topology`, and those that use libnuma through a preload.
+//! Tests that programs learn of changes to the page: directly through `libhomenode_topology`, or through libnuma with a
+//! preload.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -131,7 +132,8 @@ fn a_bad_version_is_counted_and_what_was_known_stays() {
 fn programs_that_ask_libnuma_follow() {
     let mut page = Page::new(0);
     let mut program = Asked::start(&page.path(), Some(&library("numa")));
-    // Node of CPU 0, of getcpu(), and for each node whether CPU 0 is on it and a thread can run there.
+    // Expected: the node of CPU 0, the node from getcpu(), and for each node whether CPU 0 is on it ("1") and whether a thread
+    // can run there ("r").
     for (node, expected) in [(0, "0 0 1r 0 0 0"), (3, "3 3 0 0 0 1r"), (1, "1 1 0 1r 0 0")] {
         page.put_vcpus_on(node);
         assert_eq!(program.ask("libnuma"), expected);
@@ -152,7 +154,7 @@ fn without_a_page_libnuma_says_what_it_says() {
     assert_eq!(preloaded.ask("libnuma"), plain.ask("libnuma"));
     preloaded.child.kill().expect("it runs");
     let said = BufReader::new(preloaded.child.stderr.take().expect("a pipe")).lines();
-    // libnuma itself complains as well about nodes that do not exist.
+    // libnuma itself prints complaints about nodes that do not exist, too.
     let said: Vec<String> = said
         .map_while(Result::ok)
         .filter(|line| line.starts_with("homenode: "))

@@ -1,5 +1,5 @@
-//! Tests that an unmodified JVM follows the topology page: here, without a guest, with a page in a file that moves the
-//! "vCPUs".
+//! Tests that an unmodified JVM follows the topology page. No guest is needed: the page is in a file, in which the test moves
+//! the "vCPUs".
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -37,7 +37,7 @@ fn java(home: &Path, page: &Path, libraries: &[PathBuf]) -> Command {
     command
 }
 
-/// ParallelGC with equal parts of eden, which it logs after each collection.
+/// Options for ParallelGC with equal parts of eden, which it logs after each collection.
 const PARALLEL_GC: [&str; 4] = [
     "-XX:+UseParallelGC",
     "-Xmn80m",
@@ -69,7 +69,7 @@ impl Young {
         young
     }
 
-    /// Returns its output up to a word.
+    /// Returns the lines that the JVM prints before a line that is this word.
     fn until(&mut self, word: &str) -> Vec<String> {
         let mut lines = Vec::new();
         loop {
@@ -83,7 +83,7 @@ impl Young {
         }
     }
 
-    /// Returns its log of an allocation of 12 MiB and the collection after it.
+    /// Lets the JVM allocate 12 MiB; returns its log up to the end of the collection that follows.
     fn allocate(&mut self) -> Vec<String> {
         self.input.write_all(b"\n").expect("the JVM reads");
         self.until("done")
@@ -97,7 +97,7 @@ impl Drop for Young {
     }
 }
 
-/// Returns how full each node's part of eden was before the first collection in a log, in percent.
+/// Returns how full each node's part of eden was before the first collection in the log, in percent.
 fn eden_parts(log: &[String]) -> Vec<u32> {
     let part = |line: &String| {
         let (_, rest) = line.split_once("lgrp ")?;
@@ -186,7 +186,7 @@ fn g1_asks_for_regions_where_its_vcpu_is() {
 fn a_page_that_goes_bad_leaves_the_jvm_where_it_was() {
     let mut page = Page::new(3);
     let mut jvm = Young::start(&page, &PARALLEL_GC);
-    // All vCPUs on host node 0x77, with a new version.
+    // These words put all vCPUs on host node 0x77, which does not exist; the next one is a new version.
     (8..136).for_each(|word| page.scribble(word, 0x7777_7777_7777_7777));
     page.scribble(2, 1000);
     assert_eq!(largest(&eden_parts(&jvm.allocate())), 3);
@@ -194,7 +194,7 @@ fn a_page_that_goes_bad_leaves_the_jvm_where_it_was() {
     assert_eq!(largest(&eden_parts(&jvm.allocate())), 1);
 }
 
-/// Returns our messages on standard error of a JVM that only shows its version, which must succeed.
+/// Returns our messages on the standard error of a JVM that only shows its version. The JVM must succeed.
 fn complaints(command: &mut Command) -> Vec<String> {
     let output = command
         .args(["-XX:+UseParallelGC", "-version"])
@@ -252,7 +252,7 @@ fn a_jvm_that_cannot_follow_says_why_in_one_line_and_runs() {
     }
 }
 
-/// Creates a copy of the installed JVM that claims another version in its release file.
+/// Creates a copy of the installed JVM whose release file claims another version.
 fn jvm_that_claims(version: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     let (from, to) = (Path::new(JVM), directory.path());

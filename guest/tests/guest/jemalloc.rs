@@ -1,5 +1,5 @@
-//! Tests that an unmodified jemalloc follows the topology page: here, without a guest, with a page in a file that moves the
-//! "vCPUs".
+//! Tests that an unmodified jemalloc follows the topology page. No guest is needed: the page is in a file, in which the test
+//! moves the "vCPUs".
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ const WAYS: [&str; 10] = [
     "aligned_new",
 ];
 
-/// A program that allocates in every possible way. Compilers would optimise away unused allocations.
+/// A program that allocates in every possible way. `-fno-builtin` keeps the compiler from removing unused allocations.
 fn allocates() -> Command {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     Command::new(PROGRAM.get_or_init(|| compile("jemalloc.c", "allocates", &["-fno-builtin"])))
@@ -115,7 +115,7 @@ fn what_is_freed_elsewhere_goes_home_and_is_not_handed_out_again() {
     program.order("k");
     assert!(program.bytes_in_use() > before + 2_000_000);
     page.put_vcpus_on(3);
-    // It finds itself on node 3, frees objects of node 0, and allocates as many again.
+    // The program finds itself on node 3, frees its objects of node 0, and allocates as many again.
     program.order("a");
     program.order("f");
     assert_eq!(program.order("a"), all_on(3));

@@ -1,4 +1,4 @@
-//! Programs that follow the topology page, without a guest.
+//! Tests of programs that follow the topology page, without a guest.
 
 mod common;
 mod follows;

@@ -1,5 +1,5 @@
-//! Devices of a domU: a disk that is written and checked, and a NIC that is brought up. Their drivers are loaded on first
-//! use: other guests have no such devices.
+//! The devices of a domU: a disk that is written and checked, and a NIC that is brought up. Their drivers are loaded only when
+//! a device is first used, because other guests have no such devices.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -14,24 +14,24 @@ use rustix::fs::OFlags;
 
 use crate::load_module;
 
-/// Drivers in the initramfs.
+/// The drivers' paths in the initramfs.
 const DISK_MODULE: &str = "/devices/xen-blkfront.ko";
 const NIC_MODULE: &str = "/devices/xen-netfront.ko";
 const DISK: &str = "/dev/xvda";
 const NIC: &str = "/sys/class/net/eth0";
-/// `IFF_UP`, and the other flags of such an interface.
+/// `IFF_UP`, with the flags that such an interface has: `IFF_BROADCAST` and `IFF_MULTICAST`.
 const UP: &str = "0x1003";
 /// How long a device may take to appear.
 const APPEARS_WITHIN: Duration = Duration::from_secs(30);
 const BLOCK_BYTES: usize = 4096;
-/// Pause between two blocks, so that the disk does not occupy the host.
+/// Pause between two blocks, which keeps the disk from occupying the host.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// A block aligned for direct I/O, which bypasses the kernel's cache.
 #[repr(align(4096))]
 struct Block([u8; BLOCK_BYTES]);
 
-/// The contents of a disk: blocks written one after the other, in rounds. Each holds its number and its round.
+/// A disk whose blocks are written one after the other, in rounds. Each block holds its number and its round.
 pub struct Disk {
     file: File,
     blocks: u64,
@@ -51,7 +51,7 @@ fn appears(path: &str) -> io::Result<()> {
 }
 
 impl Disk {
-    /// Opens the guest's disk, whose first `mib` MiB are written.
+    /// Opens the guest's disk, of which the first `mib` MiB will be written.
     ///
     /// # Errors
     /// When there is no such disk.
@@ -84,7 +84,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Number of blocks written in all, and of those on the disk that differ from what was written last.
+    /// Returns the number of blocks written in all, and how many blocks on the disk differ from what was last written to them.
     ///
     /// # Errors
     /// When the disk cannot be read.
@@ -105,10 +105,10 @@ impl Disk {
     }
 }
 
-/// Writes a disk until told to stop, or until it fails.
+/// Writes to a disk until told to stop, or until a write fails.
 ///
 /// # Errors
-/// The error that ended it.
+/// When the disk cannot be opened or written.
 pub fn write_disk(disk: &Mutex<Option<Disk>>, mib: u32, stop: &AtomicBool) -> io::Result<()> {
     let held = || disk.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     *held() = Some(Disk::open(mib)?);
@@ -121,7 +121,7 @@ pub fn write_disk(disk: &Mutex<Option<Disk>>, mib: u32, stop: &AtomicBool) -> io
     Ok(())
 }
 
-/// Brings the NIC up, with an address that follows from its MAC; returns the MAC.
+/// Brings the NIC up with an address derived from its MAC; returns the MAC.
 ///
 /// # Errors
 /// When there is no NIC.

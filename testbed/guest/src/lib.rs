@@ -1,90 +1,90 @@
-//! A testbed guest's behaviour, as a value that both sides share.
+//! The behaviour of a testbed guest, as a type that the case and the guest share.
 //!
 //! A case writes a [`Behaviour`] on the guest's kernel command line (`homenode.do=busy=2,touch=40`), schedules changes
-//! (`homenode.at=30:busy=0`), or sends it as a line on the serial console. The guest's init parses the same text. With one
-//! type on both sides a case cannot request something unknown to the guest.
+//! (`homenode.at=30:busy=0`), or sends it as a line on the serial console. The guest's init parses the same text. As both
+//! sides use one type, a case cannot request what the guest does not know.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Kernel command line key of the behaviour at boot.
+/// Kernel command line key of the guest's behaviour from boot on.
 pub const KEY_DO: &str = "homenode.do=";
-/// Kernel command line key of a change at a time: `homenode.at=SECONDS:BEHAVIOUR`. May be repeated.
+/// Kernel command line key of a later change: `homenode.at=SECONDS:BEHAVIOUR`. May be repeated.
 pub const KEY_AT: &str = "homenode.at=";
 
-/// Printed on the console once the behaviour of the command line is in force.
+/// Printed on the console once the behaviour on the command line is in force.
 pub const MARKER_READY: &str = "READY";
-/// Printed when a later behaviour is in force.
+/// Printed once a later behaviour is in force.
 pub const MARKER_PHASE: &str = "PHASE";
 /// Printed in answer to the console command `report`.
 pub const MARKER_REPORT: &str = "REPORT";
-/// Answers the console command `check`: how many pages are held, and how many differ from what was written.
+/// Answers the console command `check`: how many pages are held, and how many of them differ from what was written.
 pub const MARKER_CHECKED: &str = "CHECKED";
-/// Answers the console command `disk`: how many blocks were written, and how many differ from what was written last.
+/// Answers the console command `disk`: how many blocks were written, and how many differ from what was last written to them.
 pub const MARKER_DISK: &str = "DISK";
 /// Answers the console command `up`: the MAC of the NIC that is up.
 pub const MARKER_UP: &str = "UP";
-/// Printed when all passes of a sweep were made.
+/// Printed once a sweep has made all its passes.
 pub const MARKER_SWEPT: &str = "SWEPT";
-/// Begins the console command that runs a line of shell; it needs an initramfs with `/bin/busybox` and programs.
+/// Begins the console command that runs a shell command line. The initramfs must contain `/bin/busybox` and the programs.
 pub const COMMAND_RUN: &str = "run ";
-/// Printed when that has ended, with its exit status.
+/// Printed when the command line has ended, with its exit status.
 pub const MARKER_RAN: &str = "RAN";
 /// Answers the console command `nodes`: the list of CPUs of each node.
 pub const MARKER_NODES: &str = "NODES";
-/// Answers the console command `holds`: how many pages of each node this program has.
+/// Answers the console command `holds`: how many pages of each node belong to this program.
 pub const MARKER_HOLDS: &str = "HOLDS";
 /// Answers the console command `follow` once the topology page's module is loaded.
 pub const MARKER_FOLLOWS: &str = "FOLLOWS";
 /// Printed when a command or a module could not be used.
 pub const MARKER_ERROR: &str = "ERROR";
 
-/// In place of a vCPU number: any vCPU.
+/// Stands for any vCPU, in place of a vCPU's number.
 const ANY: &str = "any";
 
 /// What a guest does with its vCPUs and its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Behaviour {
-    /// Threads that compute. Thread `i` stays on vCPU `i` modulo the number of vCPUs when `pinned`.
+    /// Number of threads that compute. If `pinned`, thread `i` stays on vCPU `i` modulo the number of vCPUs.
     pub busy: u32,
     /// Share of the time that a busy thread computes, in percent of a period of 20 ms.
     pub duty_percent: u32,
     /// Whether each busy thread stays on its own vCPU.
     pub pinned: bool,
-    /// Memory held and written, in MiB.
+    /// Memory that the guest holds and writes, in MiB.
     pub touch_mib: u32,
-    /// vCPU on which it is written first; otherwise the guest's kernel chooses one.
+    /// The vCPU from which that memory is written first; if absent, the guest's kernel chooses one.
     pub touch_on: Option<u32>,
-    /// Pause between two passes over that memory in milliseconds; 0 writes it only once.
+    /// Pause between two passes that write that memory, in milliseconds; 0 means that it is written only once.
     pub every_ms: u32,
-    /// How much of it these passes write, in MiB; 0 is all of it.
+    /// How much of that memory these passes write, in MiB; 0 means all of it.
     pub hot_mib: u32,
-    /// Which pages that is: every `stride`-th from the first on.
+    /// These passes write only every `stride`-th page, from the first on.
     pub stride: u32,
-    /// What passes over that memory do to each of its pages, one after the other without pause.
+    /// What a sweep does to each page of that memory. A sweep makes its passes without pause.
     pub sweep: Sweep,
-    /// Number of such passes; afterwards the guest reports that, and waits.
+    /// Number of passes of a sweep. After the last one, the guest reports, and does nothing more.
     pub passes: u32,
-    /// Memory in KiB that one more thread reads repeatedly, a line of 64 bytes at a time.
+    /// Memory in KiB that one further thread reads repeatedly, one line of 64 bytes at a time.
     pub walk_kib: u32,
-    /// Steps of arithmetic after each of these lines.
+    /// Steps of arithmetic that this thread does after each line.
     pub think: u32,
-    /// That thread alternately reads for this many milliseconds and rests as long; 0 to never rest.
+    /// Milliseconds for which this thread reads, and then rests, in turn; 0 means that it never rests.
     pub burst_ms: u32,
-    /// How much of a domU's disk is written repeatedly, in MiB; 0 for none.
+    /// How much of its disk a domU writes repeatedly, in MiB; 0 for none.
     pub disk_mib: u32,
 }
 
-/// What a pass over memory does to a page.
+/// What each pass of a sweep does to a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sweep {
-    /// No pass.
+    /// There is no sweep.
     Off,
-    /// Reads it.
+    /// Reads the page.
     Read,
-    /// Writes it.
+    /// Writes the page.
     Write,
-    /// Reads it and then writes it.
+    /// Reads the page and then writes it.
     ReadWrite,
 }
 
@@ -126,13 +126,13 @@ impl Default for Behaviour {
 }
 
 impl Behaviour {
-    /// A guest that only waits.
+    /// Returns the behaviour of a guest that only waits.
     #[must_use]
     pub fn idle() -> Self {
         Self::default()
     }
 
-    /// A guest with this many threads that compute all the time.
+    /// Returns the behaviour of a guest with this many threads that compute all the time.
     #[must_use]
     pub fn busy(threads: u32) -> Self {
         Self {
@@ -141,7 +141,7 @@ impl Behaviour {
         }
     }
 
-    /// Makes them compute only this share of the time.
+    /// Makes the threads compute only this share of the time.
     #[must_use]
     pub fn with_duty(self, percent: u32) -> Self {
         Self {
@@ -168,7 +168,8 @@ impl Behaviour {
         }
     }
 
-    /// A guest that reads this much memory repeatedly, with this many steps of arithmetic after each line.
+    /// Returns the behaviour of a guest that reads this much memory repeatedly, with this many steps of arithmetic after each
+    /// line.
     #[must_use]
     pub fn walking(kib: u32, think: u32) -> Self {
         Self {
@@ -178,13 +179,13 @@ impl Behaviour {
         }
     }
 
-    /// Reads that memory in bursts of `ms` milliseconds, with rests as long between them.
+    /// Makes the guest read that memory in bursts of `ms` milliseconds, with rests of the same length between them.
     #[must_use]
     pub fn with_bursts(self, ms: u32) -> Self {
         Self { burst_ms: ms, ..self }
     }
 
-    /// Writes only this much of the memory repeatedly: every `stride`-th page.
+    /// Restricts repeated writing to this much of the memory: every `stride`-th page.
     #[must_use]
     pub fn with_hot(self, mib: u32, stride: u32) -> Self {
         Self {
@@ -194,7 +195,7 @@ impl Behaviour {
         }
     }
 
-    /// A guest that holds this much memory and makes this many passes over it.
+    /// Returns the behaviour of a guest that holds this much memory and makes this many passes over it.
     #[must_use]
     pub fn sweeping(mib: u32, sweep: Sweep, passes: u32) -> Self {
         Self {
@@ -205,7 +206,7 @@ impl Behaviour {
         }
     }
 
-    /// Writes this much of its disk repeatedly.
+    /// Writes this much of the guest's disk repeatedly.
     #[must_use]
     pub fn with_disk(self, mib: u32) -> Self {
         Self {
@@ -256,9 +257,9 @@ pub enum BehaviourError {
     /// A value is not a number in range.
     #[error("'{value}' is not a valid value of '{key}' in a guest behaviour")]
     BadValue {
-        /// The key that the value belongs to.
+        /// The key of that value.
         key: String,
-        /// The text found.
+        /// The value found.
         value: String,
     },
 }
@@ -266,7 +267,7 @@ pub enum BehaviourError {
 impl FromStr for Behaviour {
     type Err = BehaviourError;
 
-    /// Reads `key=value` pairs, comma-separated. An absent key has its default, so a line is a complete state.
+    /// Parses `key=value` pairs, separated by commas. An absent key has its default, so a line describes a complete behaviour.
     fn from_str(text: &str) -> Result<Self, BehaviourError> {
         let mut behaviour = Self::default();
         for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
@@ -311,29 +312,29 @@ impl FromStr for Behaviour {
     }
 }
 
-/// A behaviour that begins some seconds after the guest was ready.
+/// A behaviour that begins some seconds after the guest is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Phase {
-    /// Seconds after READY.
+    /// Seconds after the guest printed READY.
     pub at_s: u32,
     /// What the guest does from then on.
     pub behaviour: Behaviour,
 }
 
-/// The orders on a kernel command line.
+/// The behaviours that a kernel command line orders.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Orders {
-    /// The behaviour at boot.
+    /// The behaviour from boot on.
     pub first: Behaviour,
-    /// Later changes, by time.
+    /// Later changes, in order of time.
     pub phases: Vec<Phase>,
 }
 
 impl Orders {
-    /// Reads the orders from a kernel command line, ignoring everything that is not ours.
+    /// Parses the orders on a kernel command line, and ignores all other arguments.
     ///
     /// # Errors
-    /// When one of our own arguments is malformed.
+    /// When one of our arguments is malformed.
     pub fn from_cmdline(cmdline: &str) -> Result<Self, BehaviourError> {
         let mut orders = Self::default();
         for word in cmdline.split_whitespace() {

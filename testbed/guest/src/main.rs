@@ -1,10 +1,15 @@
-//! Init of a testbed guest, and its only process besides those that `run` starts.
+//! Init of a testbed guest, and the guest's only process besides those that `run` starts.
 //!
-//! It mounts /proc and /dev, loads the modules of the initramfs, starts the behaviour on the kernel command line, prints
-//! `READY`, and then obeys the console: a [`Behaviour`] as a line replaces the present one, `report` prints counters, `check`
-//! whether the memory that it holds is as written, `nodes` which CPUs each node has, `holds` from which nodes its memory is,
-//! `disk` whether its disk is as written, `up` brings its NIC up, `follow` loads the topology page's module, `run LINE` runs
-//! a line of shell, `poweroff` ends the guest. It never exits: that would panic the guest's kernel.
+//! It mounts /proc and /dev, loads the modules of the initramfs, starts the behaviour on the kernel command line, and prints
+//! `READY`. Then it obeys the console. A line with a [`Behaviour`] replaces the present one. The other commands are:
+//!
+//! - `report` prints counters;
+//! - `check` says whether the memory that it holds is as written, and `disk` whether the disk is;
+//! - `nodes` lists the CPUs of each node, and `holds` the nodes that its memory is on;
+//! - `up` brings the NIC up, and `follow` loads the topology page's module;
+//! - `run LINE` runs a shell command line, and `poweroff` ends the guest.
+//!
+//! Init never exits: that would panic the guest's kernel.
 
 #![allow(clippy::print_stdout, reason = "the console is how the guest speaks")]
 
@@ -31,14 +36,14 @@ use rustix::mount::{MountFlags, mount};
 const PERIOD: Duration = Duration::from_millis(20);
 const PAGE_BYTES: usize = 4096;
 const LINE_BYTES: usize = 64;
-/// Position of a page's number in it.
+/// The bytes of a page that hold its number.
 const NUMBER: std::ops::Range<usize> = 8..16;
-/// Left to the guest's kernel: page tables, and threads of the next behaviour.
+/// Memory left to the guest's kernel, for page tables and the threads of the next behaviour.
 const MEMORY_MARGIN_MIB: u32 = 4;
 /// Directory of the kernel modules in the initramfs; they are loaded in the order of their names.
 const MODULES: &str = "/modules";
 
-/// The module that follows the topology page; loaded on command.
+/// The kernel module that follows the topology page; loaded on command.
 const TOPOLOGY_MODULE: &str = "/topology/homenode_topology.ko";
 
 /// Counts that `report` prints.
@@ -48,7 +53,7 @@ struct Counters {
     passes: AtomicU64,
 }
 
-/// What one behaviour leaves to the next.
+/// What stays when one behaviour replaces another.
 #[derive(Clone, Default)]
 struct Held {
     memory: Arc<Mutex<Vec<u8>>>,
@@ -108,14 +113,14 @@ impl Load {
     fn finish(self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads {
-            // A thread that panicked has already said so on the console.
+            // A thread that panicked has already reported that on the console.
             let _ = thread.join();
         }
     }
 }
 
-/// Holds the behaviour's memory, with each page written, and releases the rest to the guest's kernel. A sweep leaves memory
-/// that is already held unchanged.
+/// Makes the guest hold the behaviour's memory, writes each page of it, and releases the rest to the guest's kernel. A sweep
+/// does not rewrite memory that is already held.
 fn resize(memory: &Mutex<Vec<u8>>, behaviour: Behaviour) {
     let mut held = memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mib = behaviour.touch_mib;
@@ -128,7 +133,7 @@ fn resize(memory: &Mutex<Vec<u8>>, behaviour: Behaviour) {
         if let Some(available) =
             memory_available_mib().filter(|available| mib + MEMORY_MARGIN_MIB > *available)
         {
-            // The kernel would panic: there is no other process to kill.
+            // Without this check the kernel would panic when memory runs out, as there is no other process to kill.
             println!(
                 "{MARKER_ERROR} touch={mib} MiB asked for, {available} MiB available: give the guest more memory"
             );
@@ -142,7 +147,7 @@ fn resize(memory: &Mutex<Vec<u8>>, behaviour: Behaviour) {
         pin([vcpu as usize]);
         anywhere
     });
-    // `vec![0]` only maps: the pages come with the first write.
+    // `vec![0]` only maps memory: a page is allocated when it is first written.
     for (number, page) in held.chunks_mut(PAGE_BYTES).enumerate() {
         page[0] = number as u8;
         page[NUMBER].copy_from_slice(&number.to_le_bytes());
@@ -152,7 +157,7 @@ fn resize(memory: &Mutex<Vec<u8>>, behaviour: Behaviour) {
     }
 }
 
-/// Memory that the guest's kernel reports as available.
+/// Returns the memory that the guest's kernel reports as available.
 fn memory_available_mib() -> Option<u32> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -173,8 +178,8 @@ fn write_pages(behaviour: Behaviour, memory: &Mutex<Vec<u8>>, counters: &Counter
     counters.passes.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Number of pages held, and of those not as they were written: each holds its number, and its first byte is as many passes
-/// ahead of that as every other's.
+/// Returns the number of pages held, and how many of them are not as written. Each page holds its number; its first byte is
+/// the number's lowest byte, plus one for each pass.
 fn check(memory: &Mutex<Vec<u8>>) -> (usize, usize) {
     let held = memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let passes = held.first().copied().unwrap_or_default();
@@ -185,7 +190,7 @@ fn check(memory: &Mutex<Vec<u8>>) -> (usize, usize) {
     (held.len() / PAGE_BYTES, pages.filter(is_wrong).count())
 }
 
-/// Makes passes over the memory, a byte of each page, and reports when they are done.
+/// Makes the passes of a sweep over the memory, touching one byte of each page, and reports when they are done.
 fn sweep(behaviour: Behaviour, memory: &Mutex<Vec<u8>>, stop: &AtomicBool) {
     let mut held = memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut sum = 0_u8;
@@ -228,16 +233,16 @@ fn step(state: u64) -> u64 {
     state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1)
 }
 
-/// Reads its own memory line by line, repeatedly, until told to stop.
+/// Reads memory of its own line by line, repeatedly, until told to stop.
 fn walk(behaviour: Behaviour, stop: &AtomicBool, counters: &Counters) {
-    // Written, not zeroed: to the kernel, memory never written is one page of zeroes.
+    // Filled with ones, because the kernel uses a single page of zeroes for all memory that was never written.
     let memory = vec![1_u8; behaviour.walk_kib as usize * 1024];
     let burst = Duration::from_millis(u64::from(behaviour.burst_ms));
     let mut begun = Instant::now();
     let mut state = 1_u64;
     while !stop.load(Ordering::Relaxed) {
         for page in memory.chunks(PAGE_BYTES) {
-            // A pass takes longer than a burst may.
+            // Checked at each page, because a pass over all memory may take longer than a burst.
             if !burst.is_zero() && begun.elapsed() >= burst {
                 thread::sleep(burst);
                 begun = Instant::now();
@@ -267,7 +272,7 @@ fn pin(cpus: impl IntoIterator<Item = usize>) {
     }
 }
 
-/// The CPUs of each node, as the kernel sees them now.
+/// Returns the CPUs of each node, as the kernel reports them now.
 fn nodes() -> String {
     let list = |node: usize| {
         let path = format!("/sys/devices/system/node/node{node}/cpulist");
@@ -277,7 +282,7 @@ fn nodes() -> String {
     (0..).map_while(list).collect()
 }
 
-/// Pages of nodes 0 and 1 that belong to this program.
+/// Returns how many pages of nodes 0 and 1 belong to this program.
 fn holds() -> [u64; 2] {
     let maps = fs::read_to_string("/proc/self/numa_maps").unwrap_or_default();
     let anonymous = maps.lines().filter(|line| line.contains(" anon="));
@@ -293,7 +298,7 @@ fn holds() -> [u64; 2] {
     pages
 }
 
-/// Mounts and modules. A missing one is reported and tolerated: most cases need none of them.
+/// Mounts file systems and loads modules. If one is missing, it only reports that, as most cases need none of them.
 fn prepare() {
     for (source, target, kind) in [
         ("proc", "/proc", "proc"),
@@ -325,7 +330,7 @@ fn load_module(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Lines of the console, from a separate thread so that phases can begin while no line arrives.
+/// Reads the console's lines in a separate thread, so that a phase can begin while no line arrives.
 fn console_lines() -> mpsc::Receiver<String> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
@@ -335,7 +340,7 @@ fn console_lines() -> mpsc::Receiver<String> {
                 break;
             }
         }
-        // The end of input is not the end of the guest.
+        // The guest goes on when its input ends.
         loop {
             thread::sleep(Duration::from_secs(3600));
             if sender.send(String::new()).is_err() {
@@ -383,7 +388,7 @@ fn main() {
     }
 }
 
-/// Time for which vCPUs wanted to run and did not, by the guest's kernel: in ticks of 10 ms.
+/// Returns how long vCPUs wanted to run but did not, as the guest's kernel counts it, in ticks of 10 ms.
 fn steal_ms() -> u64 {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let all = text.lines().next().unwrap_or_default();
@@ -394,7 +399,7 @@ fn steal_ms() -> u64 {
     ticks.unwrap_or(0) * 10
 }
 
-/// Runs a console command; a behaviour is returned for the caller to begin.
+/// Runs a console command. If the line is a behaviour, returns it for the caller to begin.
 fn follow(line: &str, counters: &Counters, held: &Held) -> Option<Behaviour> {
     match line {
         "" => None,
@@ -467,7 +472,7 @@ fn follow(line: &str, counters: &Counters, held: &Held) -> Option<Behaviour> {
     }
 }
 
-/// Runs a line of shell to its end, without access to the console's input.
+/// Runs a shell command line until it ends, without access to the console's input.
 fn run(line: &str) {
     let status = Command::new("/bin/busybox")
         .args(["sh", "-c", line])
@@ -475,7 +480,7 @@ fn run(line: &str) {
         .stdin(Stdio::null())
         .status();
     match status {
-        // After a signal there is no status.
+        // A program ended by a signal has no status.
         Ok(status) => say(&format!("{MARKER_RAN} status={}", status.code().unwrap_or(-1))),
         Err(error) => say(&format!("{MARKER_ERROR} cannot start /bin/busybox: {error}")),
     }

@@ -1,5 +1,5 @@
-//! The agent on a real host. Cases judge by the kernel: affinity and numa_maps, read by our own readers. The agent's own
-//! statements are only noted.
+//! The agent on a real host. Cases judge by what the kernel reports, affinity and numa_maps, using their own readers. The
+//! agent's own statements are only noted.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -43,15 +43,15 @@ pub fn start_agent_with(inside: &Inside, arguments: &[&str]) -> anyhow::Result<P
     Ok(agent)
 }
 
-/// Starts an agent that gives each guest a home at once, as published (TAVO). By default a guest gets a home once that pays,
-/// which here, without counters, it never does.
+/// Starts an agent that gives each guest a home at once, as published (TAVO). By default a guest gets a home only once that
+/// pays, and without counters, as here, it never pays.
 pub fn start_placing(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Program> {
     let mut all = vec!["--policies", "tavo"];
     all.extend_from_slice(arguments);
     start_agent_with(inside, &all)
 }
 
-/// A configuration file that makes page moves slow.
+/// Writes a configuration file that makes page moves slow.
 fn slow_moves(inside: &Inside) -> anyhow::Result<String> {
     let path = inside.dir().join("slow.toml");
     std::fs::write(
@@ -63,19 +63,19 @@ fn slow_moves(inside: &Inside) -> anyhow::Result<String> {
     Ok(path.display().to_string())
 }
 
-/// Metadata that makes these nodes the operator's choice of home.
+/// Returns metadata by which the operator chooses these nodes as the guest's home.
 pub fn home_of_operator(nodes: &str) -> String {
     format!(
         "<metadata><homenode:vm xmlns:homenode='https://homenode.dev/xmlns/vm/1' home='{nodes}'/></metadata>"
     )
 }
 
-/// Lightly busy, with 40 MiB of memory.
+/// A guest that is lightly busy and has 40 MiB of memory.
 fn ordinary(name: &str) -> GuestSpec {
     GuestSpec::new(name).doing(Behaviour::busy(1).with_duty(30).with_touch(40))
 }
 
-/// The node on which all vCPUs of a guest must run, if it is only one. CPU `n` is node `n` in the testbed.
+/// Returns the node to which all of a guest's vCPUs are confined, if there is exactly one. CPU `n` is node `n` in the testbed.
 fn node_of_vcpus(affinity: &BTreeMap<u32, Vec<u32>>) -> Option<u32> {
     let mut nodes = affinity.values();
     let first = nodes.next()?;
@@ -120,7 +120,7 @@ pub fn wait_memory(inside: &Inside, guest: &Guest, node: u32, limit: Duration) -
     Ok(())
 }
 
-/// Waits until some of a guest's memory has moved to `node`, but not all.
+/// Waits until part of a guest's memory has moved to `node`.
 fn wait_mid_move(guest: &Guest, node: u32, before: u64, limit: Duration) -> anyhow::Result<u64> {
     let what = format!("pages of {} to be moving to node {node}", guest.spec.name);
     wait_until(&what, limit, || {
@@ -145,7 +145,7 @@ pub fn stop(mut agent: Program) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Scattered memory comes home, and never faster than the budget.
+/// Scattered memory comes home, and never faster than the budget allows.
 pub fn bring_home(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&ordinary("scattered"))?;
     guest.scatter(&[0, 1, 2, 3])?;
@@ -167,7 +167,7 @@ pub fn bring_home(inside: &mut Inside) -> anyhow::Result<()> {
         "{} MiB came home, {rate:.0} pages per second",
         mib(moved)
     ));
-    // A cycle is a second or longer. Two more budgets: a cycle may overlap each end of the measurement.
+    // A cycle takes at least a second. Two budgets are added, because a cycle may overlap each end of the measurement.
     let allowed = (begin.elapsed().as_secs_f64() + 2.0) * f64::from(SMALL_BUDGET_PAGES);
     ensure!(
         (moved as f64) <= allowed,
@@ -176,7 +176,7 @@ pub fn bring_home(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// A guest whose home has one CPU, and another that the operator pins to that CPU and that can compete for it.
+/// Creates a guest whose home has one CPU, and a second guest that is pinned to that CPU and can compete for it.
 fn two_on_one_cpu(inside: &Inside, lent: &GuestSpec) -> anyhow::Result<(Program, Guest, Guest, u32)> {
     let agent = start_placing(inside, &[])?;
     let lent = inside.create(lent)?;
@@ -202,9 +202,9 @@ fn wait_away(inside: &Inside, guest: &Guest, home: u32) -> anyhow::Result<u32> {
     Ok(node)
 }
 
-/// Two busy vCPUs on one CPU while others idle: one is lent to another CPU, and comes back when there is room.
+/// Two busy vCPUs share a CPU while other CPUs idle: one of the vCPUs is lent to another CPU, and returns when there is room.
 pub fn lend_and_return(inside: &mut Inside) -> anyhow::Result<()> {
-    // The operator's choice of home: otherwise a long absence would make a new home.
+    // The operator chooses the home: otherwise a long absence would give the guest a new one.
     let mut spec = ordinary("lent");
     spec.extra_xml = home_of_operator("1");
     let (agent, lent, pinned, home) = two_on_one_cpu(inside, &spec)?;
@@ -227,10 +227,10 @@ pub fn lend_and_return(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Away for more than 8 of 10 cycles: it gets a new home, and the memory follows.
+/// A guest that is away from home for more than 8 of 10 cycles gets a new home, and its memory follows.
 pub fn rehome(inside: &mut Inside) -> anyhow::Result<()> {
     let (agent, moved, pinned, home) = two_on_one_cpu(inside, &ordinary("moved"))?;
-    // The other guest's boot keeps the CPU busy: the first may have been lent, and even re-homed, by now.
+    // The boot of the second guest keeps the CPU busy, so the first guest may already have been lent, and even re-homed.
     pinned.switch_to(Behaviour::busy(1))?;
     moved.switch_to(Behaviour::busy(1).with_touch(40))?;
     let away = wait_away(inside, &moved, home)?;
@@ -262,7 +262,7 @@ pub fn rehome(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Two guests on two nodes: one ends while its pages move, and the other's memory follows.
+/// Two guests are on two nodes. One ends while its pages move, and the other guest's memory still follows.
 pub fn destroyed_in_move(inside: &mut Inside) -> anyhow::Result<()> {
     let guests = inside.create_at_once(&[ordinary("doomed"), ordinary("other")])?;
     let [doomed, other] = guests.as_slice() else {
@@ -288,7 +288,7 @@ pub fn destroyed_in_move(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// libvirtd is killed and restarted; the agent goes on with old and new guests.
+/// libvirtd is killed and restarted; the agent keeps working, for guests created before and after.
 pub fn libvirtd_restarted(inside: &mut Inside) -> anyhow::Result<()> {
     let mut agent = start_placing(inside, &[])?;
     let old = inside.create(&ordinary("old"))?;
@@ -311,7 +311,7 @@ pub fn libvirtd_restarted(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// CPU limits in force on a guest's threads, from the kernel.
+/// Returns the CPU limits that the kernel applies to a guest's threads.
 pub fn limits(guest: &Guest) -> anyhow::Result<Vec<String>> {
     let mut found = Vec::new();
     for (thread, name) in guest.process.threads()? {
@@ -350,11 +350,11 @@ pub fn agent_killed(inside: &mut Inside) -> anyhow::Result<()> {
     stop(successor)
 }
 
-/// With nothing reading its output the agent goes on, and its guard does not treat it as hung.
+/// While no program reads the agent's output, the agent goes on, and its guard does not treat it as hung.
 pub fn output_not_read(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&ordinary("watched"))?;
     let (reader, writer) = std::io::pipe()?;
-    // The first cycles fill it.
+    // So small that the output of the first cycles fills it.
     rustix::pipe::fcntl_setpipe_size(&writer, 4096)?;
     let mut command = std::process::Command::new(inside.homenode()?);
     command.args(["run", "--host", "libvirt", "--json", "--policies", "tavo"]);
@@ -369,7 +369,7 @@ pub fn output_not_read(inside: &mut Inside) -> anyhow::Result<()> {
             bail!("expected the agent to go on unread, it ended with {ended}");
         }
     }
-    // How full a blocked pipe is depends on the length of the next line.
+    // A full pipe may have some bytes left, as the next line does not fit. So this checks that the pipe takes no more.
     let full = rustix::io::ioctl_fionread(&reader)?;
     thread::sleep(Duration::from_secs(5));
     let still_full = rustix::io::ioctl_fionread(&reader)?;

@@ -1,8 +1,8 @@
-//! Homes decided from counters: those of the modelled PMU. Each case compares two agents in one boot: one that only watches
-//! counts and does nothing, which stands for no agent, and then one that decides. Cases judge by where the kernel ran and put
-//! guests, and by the model's counts; the agent's statements are checked against those.
+//! Homes decided from counters, here those of the modelled PMU. Each case compares two agents in one boot: first an agent that
+//! only observes and counts, which stands for no agent, and then an agent that decides. Cases judge by where the kernel ran
+//! and placed guests, and by the model's counts; the agent's statements are checked against those.
 //!
-//! Two guests are busy at a time, as many as the emulated host can handle.
+//! Two guests are busy at a time, which is as many as the emulated host can handle.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -25,21 +25,21 @@ use crate::inside::process::Program;
 use crate::inside::wait::{Look, wait_until};
 use crate::outside::emulated::LLC_BYTES;
 
-/// How long counts are taken.
+/// Length of a window in which accesses are counted.
 const WINDOW: Duration = Duration::from_secs(20);
-/// How long a lone guest must be left alone.
+/// How long the agent must leave a lone guest alone.
 const MINUTE: Duration = Duration::from_secs(60);
 /// Memory that the lone guest wrote once, in MiB.
 const COLD_MIB: u32 = 20;
-/// How long the agent may take to notice, try and prove: under emulation a cycle takes seconds.
+/// How long the agent may take to notice a problem, try a remedy and prove it: under emulation a cycle takes seconds.
 pub(super) const DECIDED: Duration = Duration::from_secs(420);
-/// Most misses of a polluter once parted, in percent of its misses together.
+/// Most misses of a polluter once the two are parted, in percent of its misses while they were together.
 const PARTED_PERCENT: u64 = 50;
 /// CPUs per node of this host.
 const CPUS_PER_NODE: u32 = 2;
-/// How long a move that did not pay must not be tried again.
+/// How long the agent must not try a move again after it did not pay.
 const PEACE: Duration = Duration::from_secs(30);
-/// Actions that restrict where a guest may run or be.
+/// Actions that restrict where a guest's vCPUs or memory may be.
 const PLACING: [&str; 3] = ["set-home", "pin-vcpus", "move-pages"];
 
 /// A guest that reads this much memory repeatedly.
@@ -51,9 +51,9 @@ fn walker(name: &str, bytes: u64) -> GuestSpec {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     misses_per_s: u64,
-    /// Of its references to the cache.
+    /// Percentage of the guest's references to the cache that missed.
     pub(super) misses_percent: u64,
-    /// Of its accesses to memory; `None` if unknown.
+    /// Percentage of the guest's accesses to memory that were remote; `None` if unknown.
     remote_percent: Option<u64>,
 }
 
@@ -74,19 +74,20 @@ impl fmt::Display for Seen {
     }
 }
 
-/// The model of caches that a case counts with, at rest until an agent starts it: guests boot faster without it.
+/// Returns the model of caches that a case counts with. It rests until an agent starts it, since guests boot faster without
+/// it.
 pub(super) fn resting_model() -> anyhow::Result<Page<'static>> {
     let page = modelled_pmu::find(Path::new("/"))?.context("this host has no modelled PMU")?;
     page.rest();
     Ok(page)
 }
 
-/// The agent's status of a guest.
+/// Returns what the agent reports about a guest.
 pub(super) fn status(inside: &Inside, guest: &Guest) -> anyhow::Result<Value> {
     Ok(inside.told("vm", &[&guest.spec.name])?["vms"][0].clone())
 }
 
-/// Waits until the agent counts what these guests do to caches.
+/// Waits until the agent counts these guests' cache misses.
 pub(super) fn wait_counted(inside: &Inside, guests: &[&Guest]) -> anyhow::Result<()> {
     for guest in guests {
         let what = format!("the misses of {} to be counted", guest.spec.name);
@@ -104,7 +105,8 @@ pub(super) fn wait_counted(inside: &Inside, guests: &[&Guest]) -> anyhow::Result
     Ok(())
 }
 
-/// What these guests do in a window, by the model's page; their remote shares by the agent, sampled during the window.
+/// Watches these guests for a window. Misses come from the model's page, remote shares from the agent, sampled during the
+/// window.
 pub(super) fn watch(inside: &Inside, page: Page<'_>, guests: &[&Guest]) -> anyhow::Result<Vec<Seen>> {
     let tags = guests
         .iter()
@@ -140,7 +142,7 @@ pub(super) fn note(inside: &Inside, when: &str, guests: &[&Guest], seen: &[Seen]
     }
 }
 
-/// The agent's decisions so far about a guest: policy, action and reason of each.
+/// Returns the policy, action and reason of each of the agent's decisions about a guest so far.
 pub(super) fn decisions(agent: &Program, guest: &Guest) -> Vec<[String; 3]> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let lines = agent.json();
@@ -158,7 +160,7 @@ fn runs_on(guest: &Guest) -> anyhow::Result<BTreeSet<u32>> {
     Ok(cpus.into_values().map(|cpu| cpu / CPUS_PER_NODE).collect())
 }
 
-/// CPUs that each thread of a guest's QEMU may run on, and the memory policy of its RAM.
+/// Returns the CPUs that a guest's vCPUs and its QEMU's main thread may run on, and the memory policy of its RAM.
 fn freedom(guest: &Guest) -> anyhow::Result<String> {
     let vcpus = guest.process.vcpu_affinity()?;
     let emulator = std::fs::read_to_string(format!("/proc/{}/status", guest.process.0))?;
@@ -169,8 +171,8 @@ fn freedom(guest: &Guest) -> anyhow::Result<String> {
     Ok(format!("vCPUs {vcpus:?}, emulator {emulator:?}, memory {policy}"))
 }
 
-/// A lone guest that gains nothing from a home is as free for a minute as without an agent. It works from the cache: a guest
-/// whose memory happens to be away from where it runs would gain, and the kernel may cause that for any other guest.
+/// A lone guest that gains nothing from a home is left as free as without an agent, for a minute. What it reads fits into the
+/// cache: any other guest would gain if its memory happened to be away from where it runs, which the kernel may cause.
 pub fn alone_free(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let doing = Behaviour {
@@ -225,14 +227,14 @@ pub fn alone_free(inside: &mut Inside) -> anyhow::Result<()> {
 /// Two guests on one node.
 struct Together {
     guests: Vec<Guest>,
-    /// How free each was before it had a home.
+    /// The CPUs and memory policy of each guest before it had a home.
     free: Vec<String>,
-    /// What they did to the cache there.
+    /// How each guest used the cache on that node.
     seen: Vec<Seen>,
 }
 
-/// Two guests for which the operator chose one home, node 0, where they run and have their memory; then the operator lifts
-/// the choice, and the next agent finds them there.
+/// Creates two guests for which the operator chose node 0 as home, where they run and have their memory. Then the operator
+/// lifts that choice, so the next agent finds both on node 0.
 fn together(inside: &Inside, page: Page<'_>, bytes: u64) -> anyhow::Result<Together> {
     let specs = ["left", "right"].map(|name| {
         let mut spec = walker(name, bytes);
@@ -245,7 +247,8 @@ fn together(inside: &Inside, page: Page<'_>, bytes: u64) -> anyhow::Result<Toget
         guest.move_to(0)?;
     }
     let free = guests.iter().map(freedom).collect::<anyhow::Result<_>>()?;
-    // The published policy keeps a home that the operator chose: like pinning there, without an agent.
+    // The published policy keeps a home that the operator chose, so this has the effect of pinning both there without an
+    // agent.
     let agent = start_agent_with(inside, &["--policies", "tavo", "--keep"])?;
     let both: Vec<&Guest> = guests.iter().collect();
     for guest in &guests {
@@ -271,10 +274,10 @@ fn together(inside: &Inside, page: Page<'_>, bytes: u64) -> anyhow::Result<Toget
     Ok(Together { guests, free, seen })
 }
 
-/// Two guests that evict each other from one cache are parted, and then miss little.
+/// Two guests that evict each other from one cache are parted, and then have few misses.
 pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
-    // One fits into a node's cache, two do not.
+    // One guest fits into a node's cache, two do not.
     let Together {
         guests, seen: before, ..
     } = together(inside, page, LLC_BYTES / 8 * 5)?;
@@ -313,7 +316,7 @@ pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Waits until the agent decides something about one of these guests for a reason with this text; returns the guest.
+/// Waits until the agent makes a decision about one of these guests whose reason contains this text; returns the guest.
 fn wait_reason<'a>(agent: &Program, guests: &[&'a Guest], text: &str) -> anyhow::Result<&'a Guest> {
     let what = format!("a decision with `{text}` in its reason");
     wait_until(&what, DECIDED, || {
@@ -338,11 +341,11 @@ fn wait_reason<'a>(agent: &Program, guests: &[&'a Guest], text: &str) -> anyhow:
     })
 }
 
-/// Two guests that miss as much apart as together are parted on trial, which does not pay: the move is undone and, for now,
+/// Two guests that miss as much apart as together are parted on trial. That does not pay, so the move is undone and, for now,
 /// not tried again.
 pub fn move_undone(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
-    // More than any cache holds: a larger share of one does not help them, which no counter shows beforehand.
+    // More than any cache holds: a larger share of a cache does not help these guests, but no counter shows that beforehand.
     let Together {
         guests,
         free,
@@ -365,7 +368,7 @@ pub fn move_undone(inside: &mut Inside) -> anyhow::Result<()> {
     let is_back = || -> anyhow::Result<Look<String>> {
         let (said, now) = (status(inside, undone)?, freedom(undone)?);
         let home = &said["home"];
-        // Free again, or where it was found.
+        // The guest has no home and is free again, or has the home where the agent found it.
         let is_back = (home.is_null() && now == free[at]) || *home == json!([0]);
         Ok(match is_back {
             true => Look::Done(home.to_string()),
@@ -374,7 +377,7 @@ pub fn move_undone(inside: &mut Inside) -> anyhow::Result<()> {
     };
     let back = wait_until("the guest to be back where it was", SOON, is_back)?;
     inside.note(format!("{} is back, its home {back}", undone.spec.name));
-    // Stray pages may go on coming home; only a new home counts as trying again.
+    // Stray pages may still come home. Only decisions of the policy `arrange` count as trying again.
     let arranged = || {
         let all = both.iter().flat_map(|guest| decisions(&agent, guest));
         all.filter(|[policy, ..]| policy == "arrange").count()

@@ -1,8 +1,9 @@
-//! Records what the kernel's automatic balancing (`kernel.numa_balancing`) does with VMs on two nodes of two CPUs: data for
-//! the twin's model, which `crates/twin/src/engine/autonuma/measured.rs` compares with it.
+//! Records what the kernel's automatic balancing (`kernel.numa_balancing`) does with VMs on two nodes of two CPUs. The records
+//! are data for the twin's model, which `crates/twin/src/engine/autonuma/measured.rs` compares with them.
 //!
 //! To the host's kernel a VM is a process whose threads are its vCPUs. Each VM here has two vCPUs at work on separate memory:
-//! one walks it line by line, the other writes a byte of each page. Balancing is off until a VM is where the set-up wants it.
+//! one reads it line by line, the other writes a byte of each page. Balancing is off until a VM is in the state that the
+//! set-up describes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -20,10 +21,10 @@ use crate::outside::KEPT;
 /// How long a set-up is watched, and the time between samples.
 const TIME: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_secs(1);
-/// CPUs per node, and all of the host's CPUs as a byte for libvirt.
+/// CPUs per node, and all of the host's CPUs as a bit mask for libvirt.
 const CPUS_PER_NODE: u32 = 2;
 const ALL_CPUS: u8 = 0b1111;
-/// Memory of each of a VM's vCPUs, in MiB, and a VM's whole memory.
+/// Memory that each of a VM's vCPUs works on, and a VM's whole memory, in MiB.
 const OWN_MIB: u32 = 64;
 const VM_MIB: u64 = 256;
 /// The counters read from `/proc/vmstat`.
@@ -39,18 +40,18 @@ const COUNTED: [&str; 6] = [
 /// The state of VMs when balancing begins.
 struct SetUp {
     name: &'static str,
-    /// Whether QEMU has its guests' memory in transparent huge pages.
+    /// Whether QEMU's memory for its guests is in transparent huge pages.
     huge: bool,
     vms: &'static [Vm],
 }
 
-/// A VM of two vCPUs.
+/// A VM with two vCPUs.
 struct Vm {
-    /// The node of each vCPU; `None` if the kernel chooses.
+    /// The node of each vCPU at first; `None` if the kernel chooses.
     vcpus_on: Option<[u32; 2]>,
     /// The nodes that its pages alternate between; empty if they stay where they were allocated.
     pages_on: &'static [u32],
-    /// Whether its vCPUs stay on those nodes.
+    /// Whether its vCPUs must stay on those nodes.
     pinned: bool,
     /// Whether its memory is bound to node 0.
     bound: bool,
@@ -133,8 +134,8 @@ const MEMORY: [SetUp; 2] = [
     },
 ];
 
-/// The host's setting of transparent huge pages, reset to `never` when dropped. `khugepaged` must not run: it has locked up
-/// the emulated host. So huge pages form only when memory is first touched.
+/// The host's setting of transparent huge pages, reset to `never` when dropped. `khugepaged` must not run, as it has locked up
+/// the emulated host; so huge pages form only when memory is first touched.
 struct HugePages;
 
 impl HugePages {
@@ -152,7 +153,7 @@ impl Drop for HugePages {
     }
 }
 
-/// The first number after a key in a file of the kernel.
+/// Returns the first number after a key in one of the kernel's files.
 fn number_of(path: &str, key: &str) -> anyhow::Result<u64> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
     let mut fields = text.split_whitespace().skip_while(|field| *field != key).skip(1);
@@ -160,24 +161,25 @@ fn number_of(path: &str, key: &str) -> anyhow::Result<u64> {
     Ok(value.with_context(|| format!("{path} has no {key}"))?.parse()?)
 }
 
-/// The kernel's counts.
+/// Returns the kernel's counts, in the order of [`COUNTED`].
 fn counts() -> anyhow::Result<Vec<u64>> {
     let counts = COUNTED.iter().map(|name| number_of("/proc/vmstat", name));
     counts.collect()
 }
 
-/// Free memory of a node in MiB: the kernel moves nothing to one that is nearly full, and then scans less often.
+/// Returns the free memory of a node in MiB. The kernel moves nothing to a node that is nearly full, and then scans less
+/// often.
 fn free_mib(node: u32) -> anyhow::Result<u64> {
     let path = format!("/sys/devices/system/node/node{node}/meminfo");
     Ok(number_of(&path, "MemFree:")? >> 10)
 }
 
-/// How often the kernel has scanned a guest's memory.
+/// Returns how many times the kernel has scanned a guest's memory.
 fn passes(guest: &Guest) -> anyhow::Result<u64> {
     number_of(&format!("/proc/{}/sched", guest.process.0), "mm->numa_scan_seq")
 }
 
-/// MiB of a process in transparent huge pages.
+/// Returns how much of a guest's memory is in transparent huge pages, in MiB.
 fn in_huge_pages(guest: &Guest) -> anyhow::Result<u64> {
     let path = format!("/proc/{}/smaps_rollup", guest.process.0);
     Ok(number_of(&path, "AnonHugePages:")? >> 10)
@@ -186,11 +188,11 @@ fn in_huge_pages(guest: &Guest) -> anyhow::Result<u64> {
 /// What a VM did while it was watched.
 struct Watched {
     passes_before: u64,
-    /// Seconds since the start at which a pass was seen to have ended.
+    /// For each pass, the seconds from the start until it was seen to have ended.
     ended: Vec<f64>,
     on: BTreeMap<u32, u32>,
     node_changes: u32,
-    /// Seconds in which both vCPUs were on one node.
+    /// Number of looks at which both vCPUs were on one node.
     together: u32,
     looks: u32,
     ran_ns: u64,
@@ -231,7 +233,7 @@ impl Watched {
     }
 }
 
-/// The node on which each vCPU ran last.
+/// Returns the node on which each vCPU ran last.
 fn nodes(guest: &Guest) -> anyhow::Result<BTreeMap<u32, u32>> {
     let cpus = guest.process.vcpu_last_cpu()?;
     Ok(cpus
@@ -245,7 +247,7 @@ fn ran_ns(guest: &Guest) -> anyhow::Result<u64> {
     Ok(times.values().map(|(run, _)| run).sum())
 }
 
-/// How often each guest has walked its memory.
+/// Returns how many times each guest has walked its memory.
 fn walked(guests: &[Guest]) -> anyhow::Result<Vec<u64>> {
     let passes = guests.iter().map(|guest| Ok(guest.progress()?.1));
     passes.collect()
@@ -271,7 +273,7 @@ fn spec(number: usize, vm: &Vm) -> GuestSpec {
     spec
 }
 
-/// Runs a set-up's VMs under the balancing kernel, and adds the counts to a table.
+/// Runs the VMs of a set-up under the kernel's balancing, and adds the counts to a table.
 fn watch(inside: &Inside, set_up: &SetUp, table: &mut String) -> anyhow::Result<()> {
     let huge = set_up.huge.then(HugePages::on).transpose()?;
     let specs: Vec<GuestSpec> = set_up
@@ -305,7 +307,7 @@ fn watch(inside: &Inside, set_up: &SetUp, table: &mut String) -> anyhow::Result<
     let (after, seconds) = (counts()?, begin.elapsed().as_secs_f64());
     drop(balancing);
     for ((guest, before), after) in guests.iter().zip(walked_before).zip(walked(&guests)?) {
-        // Emulated guests hang now and then.
+        // An emulated guest hangs now and then.
         ensure!(
             after > before,
             "guest {} does not walk its memory",
@@ -351,22 +353,22 @@ fn watch(inside: &Inside, set_up: &SetUp, table: &mut String) -> anyhow::Result<
     Ok(())
 }
 
-/// Records set-ups of one VM.
+/// Records set-ups with one VM.
 pub fn one(inside: &mut Inside) -> anyhow::Result<()> {
     measure(inside, "one", &ONE)
 }
 
-/// Records set-ups of two VMs.
+/// Records set-ups with two VMs.
 pub fn two(inside: &mut Inside) -> anyhow::Result<()> {
     measure(inside, "two", &TWO)
 }
 
-/// Records set-ups of one VM whose memory is bound, or in transparent huge pages.
+/// Records set-ups with one VM whose memory is bound, or in transparent huge pages.
 pub fn memory(inside: &mut Inside) -> anyhow::Result<()> {
     measure(inside, "memory", &MEMORY)
 }
 
-/// Watches set-ups and keeps their table.
+/// Runs set-ups, and saves the table of their counts.
 fn measure(inside: &Inside, name: &str, set_ups: &[SetUp]) -> anyhow::Result<()> {
     let release =
         fs::read_to_string("/proc/sys/kernel/osrelease").context("cannot read the kernel's release")?;

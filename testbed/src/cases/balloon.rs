@@ -1,4 +1,5 @@
-//! Memory taken from a guest by its balloon, and returned. Cases judge by libvirt's figures for the balloon.
+//! Memory that the agent takes from a guest through its balloon, and returns. Cases judge by libvirt's figures for the
+//! balloon.
 
 use std::time::{Duration, Instant};
 
@@ -12,16 +13,16 @@ use crate::inside::Inside;
 use crate::inside::guest::{Balloon, Guest, GuestSpec};
 use crate::inside::wait::{Look, wait_until};
 
-/// Memory of the guest, and what it touches, in MiB.
+/// Memory of the guest, and how much of it the guest touches, in MiB.
 const MEMORY_MIB: u64 = 256;
 const TOUCHED_MIB: u32 = 120;
-/// The least that the operator lets it keep.
+/// The least memory that the operator lets the guest keep.
 const FLOOR_MIB: u64 = 176;
-/// A guest with this little unused is under pressure.
+/// A guest with only this much unused memory is under pressure.
 const LEFT_MIB: u64 = 6;
-/// By then the guest has reported its memory again.
+/// After this time the guest has reported its memory again.
 const REPORTED: Duration = Duration::from_secs(10);
-/// Memory is taken in steps, from an estimate that has settled.
+/// How long taking memory may last: it is taken in steps, and only once the estimate has settled.
 const TAKEN: Duration = Duration::from_secs(240);
 
 fn spec(name: &str) -> GuestSpec {
@@ -31,7 +32,7 @@ fn spec(name: &str) -> GuestSpec {
     spec
 }
 
-/// Guests of which nothing can be taken, whatever their operator allows, and the agent's reasons.
+/// Guests from which the agent can take nothing, whatever their operator allows, and the agent's reasons.
 const UNWILLING: [(&str, Balloon, &str); 2] = [
     (
         "undriven",
@@ -40,10 +41,10 @@ const UNWILLING: [(&str, Balloon, &str); 2] = [
     ),
     ("bare", Balloon::Missing, "has a memory floor and no balloon"),
 ];
-/// Memory of each of them.
+/// Memory of each of these guests.
 const UNWILLING_MIB: u64 = 128;
 
-/// The guest's memory, by libvirt.
+/// Returns the guest's memory, as libvirt reports it.
 pub(super) fn has_mib(guest: &Guest) -> anyhow::Result<u64> {
     let info = guest.domain.info();
     Ok(info.map_err(|error| anyhow!("{}", error.message()))?.memory >> 10)
@@ -60,7 +61,7 @@ fn wait_has(guest: &Guest, what: &str, limit: Duration, is_so: impl Fn(u64) -> b
     })
 }
 
-/// Guests that do not follow a balloon keep all their memory.
+/// Checks that guests that do not follow a balloon still have all their memory.
 fn ensure_untouched(unwilling: &[Guest]) -> anyhow::Result<()> {
     for guest in unwilling {
         let has = has_mib(guest)?;
@@ -73,8 +74,8 @@ fn ensure_untouched(unwilling: &[Guest]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The agent takes what a guest does not use and returns it when the guest needs it; when the agent is killed, its guard
-/// returns it. From guests without a balloon, or without a driver for it, it takes nothing, and says why.
+/// The agent takes memory that a guest does not use, and returns it when the guest needs it. When the agent is killed, its
+/// guard returns it. The agent takes nothing from guests that lack a balloon or a driver for it, and says why.
 pub fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
     let unwilling = UNWILLING.map(|(name, balloon, _)| GuestSpec {
         balloon,
@@ -113,7 +114,7 @@ pub fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
         agent.wait_json(said, SOON, about)?;
     }
     ensure_untouched(&unwilling)?;
-    // The guest's report from before the last step is above what it can have; it reports every 2 s.
+    // The guest reports every 2 s. A report from before the last step shows more memory than the guest now has.
     std::thread::sleep(REPORTED);
     let shown = inside.told("memory", &["show", "thrifty"])?;
     let usable = shown["vms"][0]["memory"]["usable_bytes"]

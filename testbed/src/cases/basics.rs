@@ -1,4 +1,4 @@
-//! The basis of everything else: the host, libvirt, guests, moving pages. No agent is involved.
+//! What all other cases rely on: the host, libvirt, guests, moving pages. No agent is involved.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::inside::pages::expect_share;
 use crate::inside::proc::parse_list;
 use crate::outside::emulated::NODES;
 
-/// Four nodes, their distances, cgroup v2, KVM.
+/// The host has four nodes, their distances, cgroup v2 and KVM.
 pub fn boot(inside: &mut Inside) -> anyhow::Result<()> {
     let read = |path: &str| fs::read_to_string(path).with_context(|| format!("cannot read {path}"));
     let online = parse_list(&read("/sys/devices/system/node/online")?)?;
@@ -52,7 +52,7 @@ pub fn boot(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// libvirt answers and knows the nodes.
+/// libvirt answers, and knows the nodes.
 pub fn libvirt(inside: &mut Inside) -> anyhow::Result<()> {
     let version = inside
         .connection
@@ -81,7 +81,7 @@ pub fn libvirt(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Pages on four nodes are seen on four nodes; once moved to one, they are on one.
+/// Pages spread over four nodes are seen on all four; once moved to one node, they are seen there.
 pub fn scattered_memory(inside: &mut Inside) -> anyhow::Result<()> {
     let spec = GuestSpec::new("scattered").doing(Behaviour::idle().with_touch(40));
     let begin = Instant::now();
@@ -131,7 +131,7 @@ pub fn scattered_memory(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Guests survive their daemon, and the new daemon manages them.
+/// Guests survive the end of their libvirtd, and the new libvirtd manages them.
 pub fn libvirtd_killed(inside: &mut Inside) -> anyhow::Result<()> {
     let mut guest = inside.create(&GuestSpec::new("survivor").doing(Behaviour::busy(1).with_duty(50)))?;
     inside.kill_libvirtd()?;
@@ -165,7 +165,7 @@ pub fn libvirtd_killed(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A record: which moves the kernel refuses, by memory mode, and what a move costs.
+/// Records which moves the kernel refuses, by memory mode, and what a move costs.
 pub fn page_moves(inside: &mut Inside) -> anyhow::Result<()> {
     let variants = [
         ("none", Memory::Default),
@@ -229,7 +229,7 @@ pub fn page_moves(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ways to move a guest's pages to a node outside its cpuset.
+/// Tries ways to move a guest's pages to a node outside its cpuset.
 fn ways_around(inside: &Inside, guest: &Guest) -> anyhow::Result<()> {
     let (name, pid) = (&guest.spec.name, guest.process.0.to_string());
     let begin = Instant::now();
@@ -298,7 +298,7 @@ pub fn busy_guests(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// MiB per node, for people.
+/// Converts pages per node to MiB, for people.
 pub fn in_mib(pages: &BTreeMap<u32, u64>) -> BTreeMap<u32, u64> {
     pages.iter().map(|(node, pages)| (*node, mib(*pages))).collect()
 }

@@ -1,6 +1,6 @@
 //! Hosts that an operator has configured: isolated CPUs, a cpuset on the slice of all domains, bound cells, huge pages, an
-//! agent in a separate slice, two VMs of the same name. Each bound holds at every sample, and everything is as before once
-//! the agent has ended.
+//! agent in a separate slice, two VMs of the same name. Each bound must hold at every sample, and everything must be as before
+//! once the agent has ended.
 //!
 //! ```text
 //!   node 0: CPU 0 (the agent's slice), CPU 1      node 1: CPU 2, CPU 3 (isolcpus)      machine: cpuset 1-3
@@ -31,13 +31,13 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 const MACHINE: &str = "machine";
 /// The CPUs that the operator leaves to all domains.
 const MACHINE_CPUS: &str = "1-3";
-/// Those of them that the kernel schedules on.
+/// The CPUs among these on which the kernel schedules ordinary threads.
 const ORDINARY: [u32; 2] = [1, 2];
-/// How long the agent acts.
+/// How long the agent runs.
 const ACTING: Duration = Duration::from_secs(600);
 const HUGE_PAGES: &str = "/sys/devices/system/node/node0/hugepages/hugepages-2048kB";
 
-/// Makes a cgroup whose processes run on these CPUs only.
+/// Makes a cgroup whose processes run only on these CPUs.
 fn cpuset(name: &str, cpus: &str) -> anyhow::Result<()> {
     let group = Path::new(CGROUPS).join(name);
     write(&Path::new(CGROUPS).join("cgroup.subtree_control"), "+cpu +cpuset")?;
@@ -49,7 +49,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {text:?} to {}", path.display()))
 }
 
-/// A guest, the CPUs that its operator leaves it, and its state before the agent.
+/// A guest, the CPUs that its operator leaves it, and its state before the agent started.
 struct Watched {
     guest: Guest,
     allowed: Vec<u32>,
@@ -71,8 +71,8 @@ impl Watched {
         Ok(watched)
     }
 
-    /// Its CPUs and memory in libvirt's definition. libvirt never forgets a pin, so a pin to all CPUs of the machine, or of
-    /// the domain's own `cpuset`, counts as none.
+    /// Returns what libvirt's definition says about the guest's CPUs and memory. libvirt never forgets a pin, so a pin to all
+    /// CPUs of the machine, or of the domain's own `cpuset`, counts as no pin.
     fn definition(&self) -> anyhow::Result<String> {
         let xml = self.guest.domain.xml_desc(0);
         let xml = xml.map_err(|error| anyhow!("{}: {}", self.guest.spec.name, error.message()))?;
@@ -90,7 +90,8 @@ impl Watched {
         Ok(lines.collect::<Vec<_>>().join("\n"))
     }
 
-    /// Checks that every thread runs where it did, or within what its operator leaves it, and bound memory is where it was.
+    /// Checks that every thread runs where it ran before, or within the CPUs that the operator leaves, and that bound memory
+    /// has not moved.
     fn holds(&self) -> anyhow::Result<()> {
         let name = &self.guest.spec.name;
         for (thread, cpus) in affinities(self.guest.process.0)? {
@@ -116,7 +117,7 @@ impl Watched {
         Ok(())
     }
 
-    /// Whether the agent runs one of its vCPUs on fewer CPUs than it could have.
+    /// Whether the agent has confined one of the guest's threads to fewer CPUs than it had before.
     fn is_placed(&self) -> anyhow::Result<bool> {
         let now = affinities(self.guest.process.0)?;
         Ok(now.iter().any(|(thread, cpus)| {
@@ -130,8 +131,8 @@ impl Watched {
         let now = affinities(self.guest.process.0)?;
         let vcpus = self.guest.process.vcpu_threads()?;
         let is_vcpu = |thread: &u32| vcpus.values().any(|vcpu| vcpu == thread);
-        // libvirt pins its emulator by a cpuset, and the kernel gives all of that, isolated CPUs included, to a thread that
-        // had less of it since its start: then it has what the emulator's other threads had before.
+        // libvirt pins its emulator through a cpuset. The kernel then gives a thread that had fewer CPUs from its start all
+        // CPUs of that cpuset, isolated ones included; so the thread has what the emulator's other threads had before.
         let same = self.affinities.iter().all(|(thread, before)| {
             let is_wider = |now: &Vec<u32>| !is_vcpu(thread) && before.iter().all(|cpu| now.contains(cpu));
             now.get(thread).is_none_or(|now| now == before || is_wider(now))
@@ -147,13 +148,13 @@ impl Watched {
     }
 }
 
-/// The value of an attribute on a line with this element.
+/// Returns the value of an attribute on a line with this element.
 fn attribute<'a>(line: &'a str, element: &str, name: &str) -> Option<&'a str> {
     let (_, rest) = line.split_once(element)?.1.split_once(&format!("{name}='"))?;
     Some(rest.split_once('\'')?.0)
 }
 
-/// CPUs that each thread of a process may run on.
+/// Returns the CPUs that each thread of a process may run on.
 fn affinities(pid: u32) -> anyhow::Result<BTreeMap<u32, Vec<u32>>> {
     let mut all = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
@@ -169,7 +170,7 @@ fn affinities(pid: u32) -> anyhow::Result<BTreeMap<u32, Vec<u32>>> {
     Ok(all)
 }
 
-/// Pages per node of each large mapping that is bound to nodes, or in huge pages.
+/// Returns the nodes of each large mapping that is bound to nodes, or that is in huge pages.
 fn bound_memory(pid: u32) -> anyhow::Result<BTreeMap<String, String>> {
     let text = fs::read_to_string(format!("/proc/{pid}/numa_maps"))?;
     let is_large = |line: &&str| line.contains("kernelpagesize_kB=2048") || line.contains("anon=");
@@ -186,7 +187,7 @@ fn bound_memory(pid: u32) -> anyhow::Result<BTreeMap<String, String>> {
                         .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
                 })
                 .collect();
-            // The number of pages may grow; their nodes may not change.
+            // Only the nodes are compared, as the number of pages may grow.
             let nodes: Vec<&str> = nodes.iter().filter_map(|word| word.split('=').next()).collect();
             Some((words.next()?.to_owned(), nodes.join(" ")))
         });
@@ -210,14 +211,14 @@ fn huge_pages(inside: &mut Inside, count: u32) -> anyhow::Result<()> {
             None,
         )
         .context("cannot mount /dev/hugepages")?;
-        // It looks for mounts when it starts.
+        // libvirtd looks for mounts when it starts.
         inside.kill_libvirtd()?;
         inside.restart_libvirtd()?;
     }
     Ok(())
 }
 
-/// An agent in a slice that its operator confined to CPU 0.
+/// Starts an agent in a slice that its operator confined to CPU 0.
 fn confined_agent(inside: &Inside) -> anyhow::Result<Program> {
     cpuset("agent.slice", "0")?;
     let homenode = inside.homenode()?;
@@ -230,7 +231,7 @@ fn confined_agent(inside: &Inside) -> anyhow::Result<Program> {
     Ok(agent)
 }
 
-/// Ten minutes of an agent that places guests, on a host with every kind of bound.
+/// An agent places guests for ten minutes, on a host with every kind of bound.
 pub fn held(inside: &mut Inside) -> anyhow::Result<()> {
     cpuset(MACHINE, MACHINE_CPUS)?;
     huge_pages(inside, 64)?;
@@ -260,7 +261,7 @@ pub fn held(inside: &mut Inside) -> anyhow::Result<()> {
         let guest = inside.create(&spec)?;
         watched.push(Watched::new(guest, &allowed)?);
     }
-    // The free ones have memory everywhere, so that there is something to bring home.
+    // The memory of the free guests is scattered, so that the agent has something to bring home.
     for free in &watched[3..] {
         free.guest.scatter(&[0, 1])?;
     }
@@ -296,8 +297,8 @@ pub fn held(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The cpuset in force of each cgroup below the domains' cgroup. libvirt does not restore an empty one, which has its
-/// parent's: it stays at everything the domain may use.
+/// Returns the effective cpuset of each cgroup below the domains' cgroup. An empty cpuset has its parent's CPUs. libvirt does
+/// not restore an empty one, but leaves it at all CPUs that the domain may use.
 fn cpusets() -> anyhow::Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     let mut open = vec![Path::new(CGROUPS).join(MACHINE)];
@@ -310,7 +311,7 @@ fn cpusets() -> anyhow::Result<BTreeMap<String, String>> {
     Ok(all)
 }
 
-/// A QEMU that runs no guest, without libvirt; it ends when dropped.
+/// A QEMU process that runs no guest and that libvirt does not know; it ends when dropped.
 struct Plain(Child);
 
 impl Plain {
@@ -331,7 +332,7 @@ impl Drop for Plain {
     }
 }
 
-/// Why a VM is left alone, once that is known.
+/// Waits until the agent says why it leaves a VM alone; returns the reason.
 fn left_alone(inside: &Inside, vm: &str) -> anyhow::Result<String> {
     wait_until(&format!("{vm} to be left alone, with the reason"), SOON, || {
         let said = inside.ask("vm", &[vm])?;
@@ -343,7 +344,7 @@ fn left_alone(inside: &Inside, vm: &str) -> anyhow::Result<String> {
     })
 }
 
-/// Leaves a domain alone if its cpuset contains only reserved CPUs. Tells two VMs of the same name apart.
+/// The agent leaves a domain alone if its cpuset contains only reserved CPUs, and tells two VMs of the same name apart.
 pub fn names(inside: &mut Inside) -> anyhow::Result<()> {
     let settings = inside.dir().join("reserved.toml");
     write(

@@ -1,5 +1,5 @@
 //! A small version of a stock host: two nodes of two last-level caches of two CPUs each, and a kernel that balances. As in
-//! `arrange`, an agent that only watches stands for no agent, and one that decides follows in the same boot.
+//! `arrange`, each boot first has an agent that only observes, which stands for no agent, and then an agent that decides.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,21 +16,22 @@ use crate::outside::emulated::LLC_BYTES;
 
 /// CPUs per last-level cache.
 const CPUS_PER_CACHE: u32 = 2;
-/// All CPUs, as a byte for libvirt.
+/// All CPUs, as a bit mask for libvirt.
 const ALL_CPUS: u8 = 0xff;
-/// Most misses of victims without polluters, in percent of their misses next to polluters.
+/// Most misses of the victims once polluters are elsewhere, in percent of their misses next to polluters.
 const PARTED_PERCENT: u64 = 70;
-/// How long the kernel's balancing, or an agent that leaves the guest to the kernel for a minute of work, may take to bring
-/// the guest's memory to it: under emulation cycles and scans are slow.
+/// How long the kernel's balancing, or an agent, may take to bring the guest's memory to it. The agent first leaves the guest
+/// to the kernel for a minute of work, and under emulation cycles and scans are slow.
 const BROUGHT: Duration = Duration::from_secs(900);
-/// How long its accesses must then stay local.
+/// How long the guest's accesses must then stay local.
 const PEACE: Duration = Duration::from_secs(60);
-/// Share of a guest's accesses that are local if it runs next to its memory.
+/// Least share of a guest's accesses that is local if the guest runs next to its memory.
 const LOCAL_MIN: f64 = 0.8;
-/// How often its pages may move meanwhile: once each, plus what its own kernel frees and allocates again.
+/// How many times its pages may move meanwhile, on average: once each, and more for pages that its own kernel frees and
+/// allocates again.
 const MOVED_MAX: f64 = 1.25;
 
-/// A guest of two vCPUs that are both at work: one thread computes, one walks memory.
+/// A guest with two busy vCPUs: one thread computes, one walks memory.
 fn busy_walker(name: &str, bytes: u64, think: u32, cpus: [u32; 2]) -> GuestSpec {
     let doing = Behaviour {
         busy: 1,
@@ -43,7 +44,7 @@ fn busy_walker(name: &str, bytes: u64, think: u32, cpus: [u32; 2]) -> GuestSpec 
         .cpus(Cpus::Pinned(pins))
 }
 
-/// The caches on whose CPUs a guest's vCPUs ran last.
+/// Returns the caches of the CPUs on which a guest's vCPUs ran last.
 fn caches_of(guest: &Guest) -> anyhow::Result<Vec<u32>> {
     let cpus = guest.process.vcpu_last_cpu()?;
     let mut caches: Vec<u32> = cpus.into_values().map(|cpu| cpu / CPUS_PER_CACHE).collect();
@@ -52,7 +53,7 @@ fn caches_of(guest: &Guest) -> anyhow::Result<Vec<u32>> {
     Ok(caches)
 }
 
-/// A full host on which each cache has a vCPU of a polluter and one of a victim: the agent gives polluters separate caches.
+/// On a full host, each cache has a vCPU of a polluter and one of a victim. The agent gives the polluters caches of their own.
 pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let specs = [
@@ -115,8 +116,8 @@ pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Waits until a guest's accesses are local, then for some time more. Returns how often its pages moved between nodes since
-/// `last`, over their number: pages that the kernel never sees used stay where they are, so this may be little.
+/// Waits until a guest's accesses have been local for some time. Returns the page moves between nodes since `last`, divided by
+/// the number of pages. It may be little, since pages that the kernel never sees used stay where they are.
 fn brought_home(inside: &Inside, guest: &Guest, mut last: BTreeMap<u32, u64>) -> anyhow::Result<f64> {
     let begin = Instant::now();
     let mut came = 0;
@@ -152,8 +153,8 @@ fn brought_home(inside: &Inside, guest: &Guest, mut last: BTreeMap<u32, u64>) ->
     Ok(moved)
 }
 
-/// A guest that runs away from its memory is brought together with it by the kernel or by the agent, and its pages move at
-/// most once.
+/// The kernel or the agent brings a guest and its memory together if it runs away from it, and the guest's pages move at most
+/// once.
 pub fn brought_once(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let away = |name: &str, cpu: &str| {
@@ -173,7 +174,8 @@ pub fn brought_once(inside: &mut Inside) -> anyhow::Result<()> {
             bail!("two guests were created");
         };
         guest.move_to(1)?;
-        // From here on its moves count: until it is counted the kernel may have brought it together.
+        // Moves count from here on, because the kernel may bring the guest and its memory together before the agent counts the
+        // guest.
         let begun = guest.pages_per_node()?;
         guest.run_on(ALL_CPUS)?;
         let agent = start_agent_with(inside, arguments)?;

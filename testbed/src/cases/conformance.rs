@@ -1,4 +1,4 @@
-//! The live host under the suite that the twin passes as well, and the agent's own cost.
+//! Runs the suite of checks that the twin passes as well on the live host, and measures the agent's own cost.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,22 +18,23 @@ use crate::inside::guest::GuestSpec;
 use crate::inside::process::Ended;
 use crate::inside::wait::{Look, wait_until};
 
-/// How long the agent is watched, and with how many guests: as many as the emulated host can handle.
+/// How long the agent is watched, and with how many guests: the most that the emulated host can handle.
 const WATCHED: Duration = Duration::from_secs(30);
 const GUESTS: usize = 3;
 
-/// What an emulated host cannot show on either guest: it has no resctrl.
+/// The check that neither guest can pass on an emulated host, which has no resctrl.
 const NOT_HERE: [&str; 1] =
     ["a part of caches or bandwidth is seen, can be renewed and lifted, and ends with its lease"];
 
-/// Every check of the host contract, against real libvirt, KVM and `move_pages`: one guest shows what the other cannot.
+/// Runs every check of the host contract against real libvirt, KVM and `move_pages`. What one of two guests cannot show, the
+/// other must.
 pub fn live_host(inside: &mut Inside) -> anyhow::Result<()> {
     let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
     let options = Options {
         state_dir: inside.dir().join("state"),
         ..Options::new(machine)
     };
-    // It serves topology pages, which a guest looks for as it starts.
+    // The host serves topology pages, which a guest looks for when it starts, so it connects before the guests start.
     let mut host = KvmHost::connect(&Vms::of_libvirt(), options)?;
     let spec = GuestSpec::new("conforming").doing(Behaviour::busy(1).with_duty(30).with_touch(40));
     let skipped = run(inside, &mut host, &spec.nodes("restrictive", "0-3"), CHECKS)?;
@@ -92,7 +93,7 @@ fn vm_named(host: &mut dyn Host, name: &str) -> anyhow::Result<VmId> {
     Ok(vm.context("the guest is not in the sample")?.id)
 }
 
-/// CPU time of the agent with a few guests (record: every instruction here is emulated).
+/// Records the CPU time of the agent with a few guests; it is not judged, because every instruction here is emulated.
 pub fn agent_cpu(inside: &mut Inside) -> anyhow::Result<()> {
     let mut agent = start_placing(inside, &[])?;
     for number in 0..GUESTS {

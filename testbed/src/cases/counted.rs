@@ -1,9 +1,9 @@
-//! Cases that need counters: those of the modelled PMU.
+//! Cases that need counters, here those of the modelled PMU.
 //!
-//! Permits: two guests share a last-level cache, each with a separate CPU. The kernel holds the polluter (`cpu.max`); the
+//! Permits: two guests share a last-level cache, each with a separate CPU. The kernel holds the polluter (`cpu.max`). The
 //! effect on misses is read from the model's page, not from the agent.
 //!
-//! Carrefour: a guest whose memory is on a node where it does not run. `numa_maps` shows where its pages are in the end.
+//! Carrefour: a guest's memory is on a node where it does not run. `numa_maps` shows where its pages are in the end.
 
 use std::fmt;
 use std::path::Path;
@@ -25,16 +25,17 @@ use crate::inside::pages::PAGE_BYTES;
 use crate::inside::wait::{Look, wait_until};
 use crate::outside::emulated::LLC_BYTES;
 
-/// How long misses are counted before and after.
+/// How long misses are counted, before the permit and with it.
 const WINDOW: Duration = Duration::from_secs(10);
 /// The permit is this fraction of the thrasher's misses without one.
 pub(super) const PERMIT_PART: u64 = 5;
-/// How far the thrasher may be from its permit over a window, in percent: the agent samples once a second, and under
-/// emulation each sample is late by a part of that.
+/// How far the thrasher may miss its permit over a window, in percent. The agent samples once a second, and under emulation
+/// each sample is late by a fraction of that.
 pub(super) const NEAR_PERCENT: u64 = 35;
-/// Time to repay what it owes when it is first held: seconds for a guest, and minutes for an emulated one on a busy machine.
+/// Time in which a newly held thrasher repays what it owes: seconds for a real guest, minutes for an emulated one on a busy
+/// machine.
 const REPAID: Duration = Duration::from_secs(400);
-/// Most misses of the victim, in percent of its misses next to a free thrasher.
+/// Most misses of the victim next to a held thrasher, in percent of its misses next to a free one.
 pub(super) const VICTIM_PERCENT: u64 = 70;
 
 /// Walks eight times what the cache holds, so that each line evicts another.
@@ -54,7 +55,7 @@ fn walker(name: &str, bytes: u64, think: u32, cpu: &str) -> GuestSpec {
         .nodes("strict", "0")
 }
 
-/// The tag that most of a guest's frames have; `None` before the agent tags it.
+/// Returns the tag that most of a guest's frames have; `None` until the agent has tagged the guest.
 pub(super) fn tag(page: Page<'_>, guest: &Guest) -> anyhow::Result<Option<u8>> {
     let ram = guest.ram()?;
     let pid = i32::try_from(guest.process.0)?;
@@ -75,11 +76,11 @@ pub(super) fn tag(page: Page<'_>, guest: &Guest) -> anyhow::Result<Option<u8>> {
 
 /// LLC misses in a window.
 pub(super) struct Seen {
-    /// Of the thrasher, per slice.
+    /// The thrasher's misses, per slice.
     pub(super) thrasher: u64,
-    /// Of the victim.
+    /// The victim's misses, per slice.
     pub(super) victim: u64,
-    /// Share of the victim's references that missed.
+    /// Percentage of the victim's references that missed.
     victim_percent: u64,
 }
 
@@ -97,7 +98,7 @@ impl fmt::Display for Seen {
     }
 }
 
-/// Counts of all CPUs for memory with this tag so far.
+/// Returns the counts so far for memory with this tag, summed over all CPUs.
 pub(super) fn counts(page: Page<'_>, tag: u8) -> Counts {
     let counts = (0..page.layout().cpus).filter_map(|cpu| page.counts(cpu, tag));
     counts.fold(Counts::default(), |sum, counts| Counts {
@@ -121,7 +122,7 @@ pub(super) fn watch(page: Page<'_>, tags: [u8; 2]) -> Seen {
     }
 }
 
-/// Waits until the agent knows these guests' misses.
+/// Waits until the agent reports these guests' misses.
 pub(super) fn wait_counted(inside: &Inside, names: [&str; 2]) -> anyhow::Result<()> {
     wait_until("the agent to count both guests", SOON, || {
         let shown = permit(inside, &["show"]).unwrap_or_default();
@@ -137,7 +138,7 @@ pub(super) fn wait_counted(inside: &Inside, names: [&str; 2]) -> anyhow::Result<
     })
 }
 
-/// A thrasher is held to its permit, and its neighbour misses less; everything is restored when the agent has died.
+/// A thrasher is held to its permit, and its neighbour misses less. Everything is restored after the agent has died.
 pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     let page = modelled_pmu::find(Path::new("/"))?.context("this host has no modelled PMU")?;
     let guests = inside.create_at_once(&[thrasher(), victim()])?;
@@ -183,7 +184,8 @@ pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the thrasher has repaid what it owed and misses as much as it booked, while its neighbour misses less.
+/// Waits until the thrasher has repaid what it owed and misses as much as it booked, while its neighbour misses less than
+/// before.
 pub(super) fn wait_held(
     inside: &Inside,
     (page, tags): (Page<'_>, [u8; 2]),
@@ -197,7 +199,7 @@ pub(super) fn wait_held(
             false => Look::NotYet(shown.to_string()),
         })
     })?;
-    // In windows in which the host was busy elsewhere neither could do much.
+    // Repeated, because neither guest can do much in a window in which the host is busy with other work.
     wait_until(
         "the thrasher to miss as it booked, and the victim less",
         SOON,
@@ -218,14 +220,15 @@ pub(super) fn wait_held(
 
 /// Memory that the follower walks through all the time: four times what a cache holds.
 const HOT_KIB: u64 = (4 * LLC_BYTES) >> 10;
-/// Memory that it wrote once.
+/// Memory that the follower wrote once.
 const COLD_MIB: u32 = 20;
-/// Share of the pages that it uses, in percent, that must have come to it.
+/// Percentage of the pages it uses that must have come to its node.
 const HOT_PERCENT: u64 = 90;
 
-/// Pages that a guest uses come to the node where it runs, and others stay; while it is paused none moves.
+/// The pages that a guest uses come to the node where it runs, and its other pages stay. While it is paused, the agent refuses
+/// the policy.
 pub fn carrefour(inside: &mut Inside) -> anyhow::Result<()> {
-    // A killed agent has left the model running; guests boot faster without it.
+    // The model rests first: a killed agent may have left it running, and guests boot faster without it.
     modelled_pmu::find(Path::new("/"))?
         .context("this host has no modelled PMU")?
         .rest();
@@ -237,7 +240,7 @@ pub fn carrefour(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&spec)?;
     guest.move_to(0)?;
     inside.note(format!("before: {:?} MiB", in_mib(&guest.pages_per_node()?)));
-    // An emulated host makes a hundredth of the accesses for which Carrefour's threshold is meant.
+    // An emulated host makes a hundredth of the accesses that Carrefour's threshold is meant for.
     let settings = inside.dir().join("carrefour.toml");
     std::fs::write(&settings, "[memory.carrefour]\naccesses_per_us_min = 0.001\n")?;
     let agent = start_agent_with(inside, &["--config", &settings.display().to_string()])?;

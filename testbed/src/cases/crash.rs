@@ -1,5 +1,5 @@
-//! The agent, its guard and libvirtd are killed, stopped and robbed of their files in ten ways. Afterwards, by the kernel and
-//! libvirt, the guest runs where it ran before, has no limit and carries no mark.
+//! In ten ways, the agent, its guard and libvirtd are killed, stopped and robbed of their files. Afterwards, as the kernel and
+//! libvirt report it, the guest runs where it ran before, has no limit and carries no mark.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,19 +21,20 @@ use crate::outside::emulated::NODES;
 
 /// The agent's default state directory.
 const STATE: &str = "/run/homenode";
-/// The promise, counted from the moment when the processes it needs answer.
+/// The time within which the agent promises to undo everything, once the processes that this needs answer.
 const UNDONE_WITHIN: Duration = Duration::from_secs(30);
-/// A hung agent is first noticed by its silence: 20 s, and 7 more for a guard that was stopped with it.
+/// How long the guard takes to notice a hung agent: 20 s of silence, and 7 more if the guard was stopped together with the
+/// agent.
 const NOTICED_WITHIN: Duration = Duration::from_secs(27);
 
-/// A guest whose vCPUs an agent has confined to one node, and that agent.
+/// A guest, and the agent that has confined the guest's vCPUs to one node.
 struct Scene<'a> {
     inside: &'a mut Inside,
     guest: Guest,
     agent: Program,
 }
 
-/// A kill point: what is done, and how long it may then take until everything is undone.
+/// A kill point: its name, what is done, and how long undoing everything may then take.
 type Point = (&'static str, fn(&mut Scene<'_>) -> anyhow::Result<()>, Duration);
 
 const POINTS: [Point; 10] = [
@@ -85,7 +86,7 @@ const POINTS: [Point; 10] = [
     ),
 ];
 
-/// All points, one after the other, on one guest.
+/// Runs all kill points, one after the other, on one guest.
 pub fn kill_points(inside: &mut Inside) -> anyhow::Result<()> {
     let mut guest =
         inside.create(&GuestSpec::new("held").doing(Behaviour::busy(1).with_duty(30).with_touch(16)))?;
@@ -99,7 +100,8 @@ pub fn kill_points(inside: &mut Inside) -> anyhow::Result<()> {
         let mut scene = Scene { inside, guest, agent };
         happens(&mut scene).with_context(|| what.to_owned())?;
         let begin = Instant::now();
-        // Under emulation the same instructions take many times as long; the note has the figure.
+        // Under emulation the same instructions take many times as long, so the limit is four times the promise. The note has
+        // the real figure.
         wait_given_back(scene.inside, &scene.guest, limit * 4).with_context(|| what.to_owned())?;
         scene.inside.note(format!(
             "{what}: undone after {:.1} s",
@@ -119,8 +121,8 @@ pub fn kill_points(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A guest is saved while an agent holds it, and restored when both agent and guard have gone: libvirt restores the pins, and
-/// the next agent recognises them.
+/// A guest is saved while an agent holds it, and restored when both agent and guard are gone. libvirt restores the pins, and
+/// the next agent recognises them as an agent's.
 pub fn saved(inside: &mut Inside) -> anyhow::Result<()> {
     let mut guest =
         inside.create(&GuestSpec::new("held").doing(Behaviour::busy(1).with_duty(30).with_touch(16)))?;
@@ -221,7 +223,7 @@ fn damaged(scene: &mut Scene<'_>) -> anyhow::Result<()> {
 }
 
 impl Scene<'_> {
-    /// The guard first: it would undo.
+    /// Kills the guard first, because it would undo everything once the agent is gone.
     fn kill_both(&mut self) -> anyhow::Result<()> {
         self.agent.signal(Signal::STOP)?;
         for guard in guards()? {
@@ -250,7 +252,7 @@ fn signal(process: Process, signal: Signal) -> anyhow::Result<()> {
     kill_process(pid, signal).with_context(|| format!("cannot send a signal to {}", process.0))
 }
 
-/// The running guards.
+/// Returns the running guards.
 fn guards() -> anyhow::Result<BTreeSet<Process>> {
     let mut guards = BTreeSet::new();
     for entry in fs::read_dir("/proc")?.flatten() {
@@ -269,7 +271,7 @@ fn guards() -> anyhow::Result<BTreeSet<Process>> {
     Ok(guards)
 }
 
-/// Whether the guest's live XML has the agent's mark.
+/// Whether the guest's live XML contains the agent's mark.
 fn is_marked(inside: &Inside) -> anyhow::Result<bool> {
     let domain = inside.connection.lookup_domain_by_name("held");
     let xml = domain.and_then(|domain| domain.xml_desc(0));
@@ -277,7 +279,7 @@ fn is_marked(inside: &Inside) -> anyhow::Result<bool> {
     Ok(xml.contains(homenode_kvm::mark::NAMESPACE))
 }
 
-/// Waits until a guest is as if there had never been an agent.
+/// Waits until a guest is as if no agent had ever run.
 fn wait_given_back(inside: &Inside, guest: &Guest, limit: Duration) -> anyhow::Result<()> {
     let anywhere: Vec<u32> = (0..NODES).collect();
     wait_until("everything restored", limit, || {

@@ -1,4 +1,4 @@
-//! Nodes that are emptied by an operator, and by the kernel, which takes their CPUs offline.
+//! Nodes that are emptied: by an operator who drains them, or by the kernel, which takes their CPUs offline.
 
 use std::fs;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use crate::inside::guest::{Cpus, Guest, GuestSpec};
 use crate::inside::process::Program;
 use crate::inside::wait::{Look, wait_until};
 
-/// Lightly busy, with 40 MiB of memory.
+/// A guest that is lightly busy and has 40 MiB of memory.
 fn ordinary(name: &str) -> GuestSpec {
     GuestSpec::new(name).doing(Behaviour::busy(1).with_duty(30).with_touch(40))
 }
 
-/// A CPU that is offline while this value lives. CPU `n` is node `n` in the testbed.
+/// Keeps a CPU offline while this value lives. CPU `n` is node `n` in the testbed.
 struct Offline(u32);
 
 impl Offline {
@@ -44,7 +44,7 @@ fn left_on(guest: &Guest, node: u32) -> anyhow::Result<u64> {
     Ok(guest.pages_per_node()?.get(&node).copied().unwrap_or(0))
 }
 
-/// Checks that the agent reports no foreign change to what it set.
+/// Checks that the agent does not report that another program changed what it had set.
 fn expect_nobody_else(agent: &Program) -> anyhow::Result<()> {
     let text = agent.json().iter().map(Value::to_string).collect::<String>();
     ensure!(
@@ -54,9 +54,10 @@ fn expect_nobody_else(agent: &Program) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A guest leaves the drained node to its last page, another that starts meanwhile goes elsewhere, and the next agent knows.
+/// A guest leaves the drained node to its last page. A guest that starts meanwhile goes to another node, and the next agent
+/// still knows of the drain.
 pub fn drained(inside: &mut Inside) -> anyhow::Result<()> {
-    // An earlier try may have ended in the middle, when a guest vanished.
+    // An earlier try may have stopped midway because a guest vanished, and left this file.
     let _ = fs::remove_file("/run/homenode/private/drained");
     let agent = start_placing(inside, &[])?;
     let guest = inside.create(&ordinary("leaves"))?;
@@ -95,11 +96,11 @@ pub fn drained(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// A node's only CPU goes offline under a guest: it gets another home, its memory follows, and when the CPU is back, it is
-/// used.
+/// A node's only CPU goes offline under a guest. The guest gets another home, and its memory follows. Once the CPU is back, it
+/// is used again.
 pub fn offline(inside: &mut Inside) -> anyhow::Result<()> {
     let agent = start_placing(inside, &[])?;
-    // CPU 0 cannot go offline.
+    // The guest may not use CPU 0, which cannot go offline.
     let guest = inside.create(&ordinary("hops").cpus(Cpus::Set("1-3".into())))?;
     let node = wait_home(inside, &guest, SOON)?;
     let gone = Offline::take(node)?;

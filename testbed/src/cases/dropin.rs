@@ -1,4 +1,4 @@
-//! Our numad in place of the real one.
+//! Our numad as a drop-in replacement for the real one.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,12 +16,12 @@ use crate::inside::guest::{Cpus, GuestSpec};
 use crate::inside::pages::expect_share;
 use crate::outside::emulated::DEVICE_NODE;
 
-/// Installs libvirt's hook; returns the path of our numad.
+/// Installs libvirt's hook, and our numad; returns the path of our numad.
 fn put_in_place(inside: &mut Inside) -> anyhow::Result<PathBuf> {
     // The binary answers as numad when it is called by that name.
     let numad = PathBuf::from("/run/homenode-testbed/numad");
     fs::copy(inside.homenode()?, &numad).context("cannot copy the homenode binary")?;
-    // The hook says which guest is about to ask; libvirtd looks for hooks when it starts.
+    // The hook tells the agent which guest libvirt is about to ask for. libvirtd looks for hooks when it starts.
     let hook = format!("#!/bin/sh\nexec {} hook \"$@\"\n", inside.homenode()?.display());
     write_script(Path::new("/etc/libvirt/hooks/qemu.d/homenode"), &hook)?;
     inside.kill_libvirtd()?;
@@ -29,7 +29,8 @@ fn put_in_place(inside: &mut Inside) -> anyhow::Result<PathBuf> {
     Ok(numad)
 }
 
-/// Three guests started at once with `placement='auto'` get three nodes, since the agent's ledger is behind the answer.
+/// Three guests started at once with `placement='auto'` get three different nodes, because the answers come from the agent's
+/// ledger.
 pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
     let numad = put_in_place(inside)?;
     let agent = start_agent(inside)?;
@@ -44,7 +45,7 @@ pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
     let guests = inside.create_at_once(&specs)?;
     let mut nodes = Vec::new();
     for guest in &guests {
-        // The decision is in force as soon as the guest is created; whether its kernel then boots does not matter.
+        // The advice is in force as soon as the guest is created, so it does not matter whether the guest's kernel then boots.
         let advice = inside.numad_advice(&guest.spec.name)?;
         inside.note(format!("{}: our numad said {advice:?}", guest.spec.name));
         ensure!(
@@ -62,8 +63,8 @@ pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// libvirt asks our numad for a guest with a PCI device: it gets the device's node, though all nodes have equal room. Its
-/// memory, which the device pins, is there from the start.
+/// libvirt asks our numad about a guest with a PCI device. The guest gets the device's node, though all nodes have equal room.
+/// Its memory, which the device pins, is on that node from the start.
 pub fn near_its_device(inside: &mut Inside) -> anyhow::Result<()> {
     let device = Device::take()?;
     inside.note(format!("{} is on node {DEVICE_NODE}", device.address));

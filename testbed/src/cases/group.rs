@@ -1,51 +1,51 @@
-//! What cases share: a boot of an emulated host, or none.
+//! Groups of cases: the cases of a group share a boot of an emulated host, or need none.
 
 use crate::outside::emulated::HostKind;
 
 /// Cases that share a boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Group {
-    /// The host itself and the agent on it, with the kernel's balancing off except where a case turns it on.
+    /// The host itself and the agent on it. The kernel's balancing is off unless a case turns it on.
     Agent,
     /// The agent with counters from a modelled PMU.
     Counted,
-    /// What the agent decides and explains from counters: run by name only, as a run takes a quarter of an hour.
+    /// What the agent decides and explains using counters. Run by name only, as a run takes a quarter of an hour.
     Arrange,
-    /// The same on a small version of a stock host, whose nodes have two last-level caches and whose kernel balances: run by
-    /// name only.
+    /// Like [`Group::Arrange`], on a small version of a stock host: its nodes have two last-level caches, and its kernel
+    /// balances. Run by name only.
     Caches,
-    /// What the stock kernel's balancing does: run by name only.
+    /// What the stock kernel's balancing does. Run by name only.
     Balancing,
-    /// An operator's settings of all kinds, on a configured host: ten minutes of an agent that acts.
+    /// A host on which the operator has configured bounds of all kinds, and an agent that acts for ten minutes.
     Bounds,
-    /// Trackers of memory use, on a kernel with DAMON: run by name only, as that kernel is not the stock one.
+    /// Trackers of memory use, on a kernel with DAMON. Run by name only, as that kernel is not the stock one.
     Damon,
-    /// Guests of a plain QEMU, under the plugin that logs pages: no emulated host.
+    /// Guests of a plain QEMU, under the plugin that logs pages. They need no emulated host.
     Pages,
-    /// The guest's kernel module in guests of a plain QEMU: no emulated host.
+    /// The guest's kernel module, in guests of a plain QEMU. They need no emulated host.
     Module,
-    /// Like [`Group::Module`], on kernels that `scripts/testbed-kernel.sh` fetches: run by name only.
+    /// Like [`Group::Module`], on kernels that `scripts/testbed-kernel.sh` fetches. Run by name only.
     Kernels,
-    /// The cost of the plugin that logs pages: run by name only.
+    /// The cost of the plugin that logs pages. Run by name only.
     Speed,
-    /// Programs that `scripts/testbed-setup.sh --programs` installs, under that plugin: run by name only.
+    /// Programs that `scripts/testbed-setup.sh --programs` installs, under the plugin that logs pages. Run by name only.
     Programs,
-    /// Findings about libvirt, the kernel and the emulation: run by name only.
+    /// Facts about libvirt, the kernel and the emulation, recorded but not judged. Run by name only.
     Record,
-    /// A Xen host, which `scripts/xen-setup.sh` makes: run by name only.
+    /// A Xen host, which `scripts/xen-setup.sh` makes. Run by name only.
     Xen,
-    /// Like [`Group::Xen`], cases of minutes: run by name only.
+    /// Like [`Group::Xen`], for cases that take minutes. Run by name only.
     XenLong,
-    /// Findings there that are not judged: run by name only.
+    /// Facts about Xen hosts, recorded but not judged. Run by name only.
     XenRecord,
-    /// A Xen host whose dom0 has systemd: run by name only.
+    /// A Xen host whose dom0 runs systemd. Run by name only.
     XenService,
-    /// A Xen host with a modelled PMU: run by name only.
+    /// A Xen host with a modelled PMU. Run by name only.
     XenCounted,
 }
 
 impl Group {
-    /// Its name on the command line.
+    /// Returns the group's name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -70,7 +70,7 @@ impl Group {
         }
     }
 
-    /// Whether its cases run only when they are named.
+    /// Whether the group's cases run only when they are named.
     pub(super) fn is_by_name(self) -> bool {
         matches!(
             self,
@@ -90,7 +90,7 @@ impl Group {
         )
     }
 
-    /// The emulated host that it needs, if it needs one.
+    /// Returns the kind of emulated host that the group needs; `None` if it needs none.
     #[must_use]
     pub fn host_kind(self) -> Option<HostKind> {
         match self {

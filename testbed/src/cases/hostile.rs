@@ -1,20 +1,21 @@
-//! A tenant that tries to harm its neighbour through the agent, on a host whose caches are counted. It changes its behaviour
-//! so that the agent moves a VM, pollutes in bursts between two samples, and pretends to need memory.
+//! A tenant that tries to harm its neighbour through the agent, on a host whose caches are counted. The tenant changes its
+//! behaviour so that the agent moves a VM, pollutes in bursts between two samples, and pretends to need memory.
 //!
-//! # What is held against what
-//! Both have the home that their operator chose, a node each, under the agent's own policies. Next to a polluting tenant the
-//! neighbour would suffer even without an agent; so it is compared with its state next to an honest tenant of the same
-//! average use, which reads half of the time, in bursts of [`HONEST_MS`]: samples taken once a second cannot tell these from
-//! a steady load.
+//! # What is compared
+//! Operators chose a node of its own as home for each guest, and the agent runs its own policies. Next to a polluting tenant
+//! the neighbour would suffer even without an agent. So its state is compared with that next to an honest tenant of the same
+//! average use. The honest tenant reads half of the time, in bursts of [`HONEST_MS`]: samples taken once a second cannot tell
+//! these from a steady load.
 //!
 //! # The measure
-//! Time means nothing here, as each CPU is emulated. Instead, the cost of the neighbour's work is counted: cycles for each
-//! line that it reads, which are the arithmetic between two lines, the way to the cache, and for the lines missing from the
-//! cache the way to memory, by the figures that the agent itself uses for the model. Misses are those of the neighbour's
-//! frames, from the model's page; the distance of its memory follows from where its pages are (`numa_maps`), as if it used
-//! all of them alike. Its loss is the share of work per cycle that it lacks compared with the honest tenant. Waiting for CPUs
-//! is not included: here that is mostly the emulator's. So the causes of waiting are checked directly: its vCPU must keep the
-//! CPUs of its home, and no quota may hold it. No memory may be taken from it at any time.
+//! Time means nothing here, as each CPU is emulated. Instead, the cost of the neighbour's work is counted, in cycles for each
+//! line that it reads. These are the arithmetic between two lines, the way to the cache, and, for lines missing from the
+//! cache, the way to memory, with the figures that the agent uses for the model. Misses are those of the neighbour's frames,
+//! from the model's page. The distance of its memory follows from where its pages are (`numa_maps`), as if it used all of them
+//! equally. The neighbour's loss is the share of work per cycle that it lacks compared with its work next to the honest
+//! tenant. Waiting for CPUs is not included, as most of it here is the emulator's. So the causes of waiting are checked
+//! directly: the neighbour's vCPU must keep the CPUs of its home, and no quota may hold it. No memory may be taken from it at
+//! any time.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -36,47 +37,48 @@ use crate::outside::emulated::LLC_BYTES;
 
 /// How long each behaviour of the tenant is counted.
 const WINDOW: Duration = Duration::from_secs(30);
-/// How long it has lasted before that.
+/// How long a behaviour lasts before it is counted.
 const SETTLED: Duration = Duration::from_secs(5);
-/// The most that the neighbour may lose.
+/// The largest share of its work that the neighbour may lose.
 const LOSS_MAX: f64 = 0.01;
-/// Steps of arithmetic of the neighbour for each line: ten references to the cache in 1000 instructions, as memory-intensive
-/// programs make.
+/// Steps of arithmetic that the neighbour does for each line: it makes ten references to the cache in 1000 instructions, like
+/// memory-intensive programs.
 const THINK: u32 = 100;
-/// CPUs of each one's node.
+/// CPUs of each guest's node.
 const NEIGHBOURS_CPUS: [u32; 2] = [0, 1];
 const TENANTS_CPUS: [u32; 2] = [2, 3];
-/// Bursts of an honest tenant, of one that changes between two samples, and of one that changes over several.
+/// Length of bursts: of an honest tenant, of one that changes between two samples, and of one that changes over several
+/// samples.
 const HONEST_MS: u32 = 10;
 const BELOW_PERIOD_MS: u32 = 450;
 const PROVOKING_MS: u32 = 5000;
-/// Memory of the tenant, its floor, and what it grabs to pretend that it needs more, in MiB. Its kernel keeps 81 for itself
-/// and its walk 16, so it has some 80 to grab when only its floor is left, as it is by then; with less than a tenth of its
-/// memory unused it gets some of it back.
+/// Memory of the tenant, its floor, and what it grabs to pretend that it needs more, in MiB. Its kernel uses 81, and what it
+/// reads takes 16. By the time it grabs, only its floor is left, so it has some 80 to grab from. Once less than a tenth of its
+/// memory is unused, the agent returns some memory to it.
 const TENANT_MIB: u64 = 256;
 const FLOOR_MIB: u64 = 176;
 const GRABBED_MIB: u32 = 68;
-/// How long it grabs, and how long it then pretends to need nothing.
+/// How long the tenant grabs memory, and how long it then pretends to need none.
 const TURN: Duration = Duration::from_secs(10);
 
-/// A tenant that reads more than the cache holds, in bursts of this length.
+/// The behaviour of a tenant that reads more than the cache holds, in bursts of this length.
 fn reading(burst_ms: u32) -> Behaviour {
     Behaviour::walking(((8 * LLC_BYTES) >> 10) as u32, 0).with_bursts(burst_ms)
 }
 
-/// Cost of the neighbour's work over a stretch of time.
+/// What the neighbour's work cost in a window.
 #[derive(Clone, Copy)]
 struct Cost {
-    /// Lines requested from the cache.
+    /// Number of lines requested from the cache.
     references: u64,
-    /// Those that the cache did not have.
+    /// Number of these lines that the cache did not have.
     misses: u64,
-    /// Largest share of its memory that was off its node at any time.
+    /// Largest share of the neighbour's memory that was away from its node at any time.
     remote: f64,
 }
 
 impl Cost {
-    /// Cycles per line.
+    /// Returns the cycles per line.
     fn cycles(self) -> f64 {
         let missed = self.misses as f64 / self.references.max(1) as f64;
         let memory = (1.0 - self.remote) * MEMORY_CYCLES + self.remote * REMOTE_CYCLES;
@@ -97,7 +99,7 @@ impl fmt::Display for Cost {
     }
 }
 
-/// The two guests, and where the neighbour's misses are counted.
+/// The two guests, and the page in which the neighbour's misses are counted.
 struct Scene<'a> {
     inside: &'a Inside,
     page: Page<'static>,
@@ -115,7 +117,7 @@ impl Scene<'_> {
             .all(|on| on.iter().all(|cpu| cpus.contains(cpu))))
     }
 
-    /// Share of the neighbour's pages that are not on its node.
+    /// Returns the share of the neighbour's pages that are not on its node.
     fn remote(&self) -> anyhow::Result<f64> {
         let pages = self.neighbour.pages_per_node()?;
         let all: u64 = pages.values().sum();
@@ -123,8 +125,8 @@ impl Scene<'_> {
         Ok((all - home) as f64 / all.max(1) as f64)
     }
 
-    /// The neighbour's cost under the tenant's behaviour, which `in_turn` may change every [`TURN`]. Fails if the neighbour
-    /// loses CPUs or memory.
+    /// Measures the neighbour's cost for a window, while `in_turn` may change the tenant's behaviour every [`TURN`]. Fails if
+    /// the neighbour loses CPUs or memory.
     fn watch(&self, mut in_turn: impl FnMut(u32) -> anyhow::Result<()>) -> anyhow::Result<Cost> {
         std::thread::sleep(SETTLED);
         let tag = tag(self.page, self.neighbour)?.context("no frame of the neighbour has a tag")?;
@@ -161,7 +163,7 @@ impl Scene<'_> {
         })
     }
 
-    /// The neighbour's cost next to a tenant with this steady behaviour.
+    /// Measures the neighbour's cost next to a tenant with this steady behaviour.
     fn beside(&self, what: &str, behaviour: Behaviour) -> anyhow::Result<Cost> {
         self.tenant.switch_to(behaviour)?;
         let cost = self.watch(|_| Ok(()))?;
@@ -169,7 +171,8 @@ impl Scene<'_> {
         Ok(cost)
     }
 
-    /// The neighbour's cost next to a tenant that grabs and releases memory in turns, and reads like the honest one.
+    /// Measures the neighbour's cost next to a tenant that grabs and releases memory in turn, and reads like the honest
+    /// tenant.
     fn beside_liar(&self) -> anyhow::Result<Cost> {
         let cost = self.watch(|turn| {
             let touched = if turn % 2 == 0 { GRABBED_MIB } else { 0 };
@@ -183,7 +186,7 @@ impl Scene<'_> {
     }
 }
 
-/// An agent that takes memory where it may.
+/// Starts an agent that takes memory wherever it may.
 fn start(inside: &Inside) -> anyhow::Result<Program> {
     let path = inside.dir().join("hostile.toml");
     std::fs::write(

@@ -1,4 +1,4 @@
-//! On a real host, the agent tells a guest its topology: the guest's kernel follows what the host does with its vCPUs.
+//! On a real host, the agent tells a guest its topology, and the guest's kernel follows what the host does with its vCPUs.
 
 use std::path::Path;
 
@@ -14,13 +14,14 @@ use crate::inside::guest::{Cpus, Guest, GuestSpec, mib};
 use crate::inside::wait::{Look, wait_until};
 
 const NAME: &str = "told";
-/// What the guest touches at a time, and how much of it must be where it is expected: the program has other memory, too.
+/// What the guest touches at a time, and how much of that must be found on the expected node: the program has other memory,
+/// too.
 const TOUCH_MIB: u32 = 24;
 const FOUND_MIB: u64 = 20;
-/// Least share of a virtual node's memory that must be on its node, in percent.
+/// Least share of a virtual node's memory that must be on its host node, in percent.
 const WHOLE_PERCENT: u64 = 90;
 
-/// The host's view of each virtual node's memory.
+/// Returns the host's view of each virtual node's memory.
 fn memory(guest: &Guest) -> anyhow::Result<Vec<NodeMap<Pages>>> {
     let (root, pid) = (Path::new("/"), i32::try_from(guest.process.0)?);
     let count = guest.spec.virtual_nodes.len();
@@ -31,8 +32,8 @@ fn memory(guest: &Guest) -> anyhow::Result<Vec<NodeMap<Pages>>> {
     Ok(objects.into_iter().map(|at| pages[at].clone()).collect())
 }
 
-/// Has the guest allocate memory from a vCPU, and returns its MiB on nodes 0 and 1 of the host. The guest reports the virtual
-/// node of the memory, and the host where each virtual node is.
+/// Lets the guest allocate memory from a vCPU; returns the MiB of it on host nodes 0 and 1. The guest reports on which virtual
+/// nodes the memory is, and the host where each virtual node is.
 fn touched_from(guest: &Guest, vcpu: u32, touch_mib: u32) -> anyhow::Result<[u64; 2]> {
     guest.switch_to(Behaviour::busy(1).with_touch(touch_mib).with_touch_on(vcpu))?;
     for (node, pages) in (0..).map(NodeId).zip(memory(guest)?) {
@@ -53,8 +54,8 @@ fn touched_from(guest: &Guest, vcpu: u32, touch_mib: u32) -> anyhow::Result<[u64
     Ok([mib(first), mib(second)])
 }
 
-/// Waits until the guest's kernel has each vCPU on the node with the number of the host node that the vCPU is confined to.
-/// CPU `n` is node `n` in the testbed.
+/// Waits until the guest's kernel has each vCPU on the virtual node of the same number as the host node to which the vCPU is
+/// confined. CPU `n` is node `n` in the testbed.
 fn wait_follows(inside: &Inside, guest: &Guest) -> anyhow::Result<()> {
     let seen = wait_until("the guest's kernel to follow", SOON, || {
         let affinity = guest.process.vcpu_affinity()?;
@@ -90,7 +91,7 @@ fn wait_seats(guest: &Guest, what: &str, is_so: impl Fn([u32; 2]) -> bool) -> an
     })
 }
 
-/// Waits until `homenode topology` reports that the guest was told these places of its vCPUs.
+/// Waits until `homenode topology` reports that the agent has told the guest these nodes of its vCPUs.
 fn wait_told(inside: &Inside, expected: [u64; 2]) -> anyhow::Result<()> {
     let what = format!("the agent to tell its guest of vCPUs on {expected:?}");
     let vm = wait_until(&what, SOON, || {
@@ -108,8 +109,9 @@ fn wait_told(inside: &Inside, expected: [u64; 2]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The agent moves a vCPU between two nodes at home; until the guest's kernel follows, it allocates memory where the vCPU
-/// was, and afterwards where it is. An agent that takes over from a killed one continues to update the page.
+/// The agent moves a vCPU between the two nodes of the guest's home. Until the guest's kernel follows, it allocates memory on
+/// the vCPU's old node, and afterwards on the new one. An agent that takes over from a killed one continues to update the
+/// page.
 pub fn live_topology(inside: &mut Inside) -> anyhow::Result<()> {
     let mut agent = start_agent(inside)?;
     let mut spec = GuestSpec::new(NAME).vcpus(2).cpus(Cpus::Set("0-1".to_owned()));
@@ -123,7 +125,7 @@ pub fn live_topology(inside: &mut Inside) -> anyhow::Result<()> {
     )?;
     wait_told(inside, [0, 1])?;
 
-    // The operator's other guest competes for CPU 0, on which the first one's busy vCPU is.
+    // The operator pins another guest to CPU 0, where it competes with the first guest's busy vCPU.
     let rival = GuestSpec::new("rival").cpus(Cpus::Pinned(vec!["0".to_owned()]));
     let rival = inside.create(&rival.nodes("preferred", "0"))?;
     rival.switch_to(Behaviour::busy(1))?;

@@ -1,4 +1,4 @@
-//! Memory policies and drift on a real kernel. Cases judge by `numa_maps`.
+//! Memory policies, and memory that drifts away from its guest, on a real kernel. Cases judge by `numa_maps`.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -17,16 +17,17 @@ use crate::inside::guest::{Balloon, Guest, GuestSpec, mib};
 use crate::inside::pages::{PAGE_BYTES, migrate};
 use crate::inside::wait::{Look, wait_until};
 
-/// Memory that guests here touch and release, in MiB. Free-page reporting needs some more free memory than that in the guest.
+/// Memory that guests here touch and release, in MiB. Free-page reporting needs a little more free memory than that in the
+/// guest.
 const TOUCHED_MIB: u32 = 100;
 /// Memory that the drifting guest touches: enough that the balloon, half of the guest, must take some of it.
 const DRIFTING_MIB: u32 = 160;
-/// The least of it that comes back on another node.
+/// The least of that memory that must come back on another node.
 const DRIFTED_MIB: u64 = 50;
-/// The least of released memory that returns to the host, and the least of it that is on the right node once touched again:
-/// blocks are reported whole, and the guest's kernel takes some of them.
+/// The least released memory that must return to the host, and the least of it that must be on the right node once touched
+/// again. Blocks are reported only as a whole, and the guest's kernel takes some of them.
 const COMES_BACK_MIB: u64 = 60;
-/// Rounds in the record of how fast pages move to and fro.
+/// Number of rounds in the record of how fast pages move back and forth.
 const MOVE_ROUNDS: usize = 11;
 
 /// A guest large enough for free-page reporting, at home on these nodes.
@@ -69,8 +70,8 @@ fn wait_shrunk(guest: &Guest, mib_max: u64) -> anyhow::Result<()> {
     })
 }
 
-/// Round-4K by migration over four home nodes; then first-touch: what the guest releases and touches again from another node
-/// is allocated on that node.
+/// First round-4K, by migration over four home nodes. Then first-touch: memory that the guest releases and then touches from
+/// another node is allocated on that node.
 pub fn policies(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&roomy("laid-out", "0-3"))?;
     guest.move_to(0)?;
@@ -133,8 +134,8 @@ pub fn policies(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// A guest at home on node 1 whose memory is mostly on node 3: a balloon took it away, and it came back while the vCPU ran
-/// there.
+/// Creates a guest at home on node 1 whose memory is mostly on node 3. A balloon took the memory, which came back while the
+/// vCPU ran on node 3.
 pub fn drifted(inside: &Inside) -> anyhow::Result<Guest> {
     let mut spec = roomy("drifted", "1");
     spec.balloon = Balloon::Driven;
@@ -151,7 +152,7 @@ pub fn drifted(inside: &Inside) -> anyhow::Result<Guest> {
     inside.note(format!("balloon up: {:?} MiB", in_mib(&guest.pages_per_node()?)));
     guest.process.run_vcpus_on(3)?;
     target(256)?;
-    // The balloon returns memory at once or a little later.
+    // The balloon may return memory a little later.
     std::thread::sleep(Duration::from_secs(3));
     let again = Behaviour::busy(1).with_duty(30).with_touch(DRIFTING_MIB);
     guest.switch_to(again.with_every(2000))?;
@@ -166,11 +167,11 @@ pub fn drifted(inside: &Inside) -> anyhow::Result<Guest> {
     Ok(guest)
 }
 
-/// Budgets in pages, for the record of how exactly they are kept.
+/// Budgets in pages, to record how exactly the mover keeps them.
 const BUDGETS: [u64; 3] = [2_000, 10_000, 20_000];
 
-/// A record: the same pages of a guest to one node by migrate_pages(2) and back by the agent's way, several times; then by
-/// budgets.
+/// Records how fast the same pages of a guest move, several times: by migrate_pages(2) to one node, and back in the agent's
+/// way. Then records moves within budgets.
 pub fn move_speed(inside: &mut Inside) -> anyhow::Result<()> {
     let mut spec = roomy("moved", "0-3");
     spec.orders.first.touch_mib = DRIFTING_MIB;
@@ -186,7 +187,7 @@ pub fn move_speed(inside: &mut Inside) -> anyhow::Result<()> {
     let mut mover = Mover::new(i32::try_from(guest.process.0)?, vec![range]);
     let (zero, one) = (NodeSet::one(NodeId(0)), NodeSet::one(NodeId(1)));
     let mut rates = [Vec::new(), Vec::new()];
-    // The first round also moves QEMU's memory besides the guest's, which then stays on node 1.
+    // The first round also moves QEMU's own memory, which then stays on node 1, so the round does not count.
     for round in 0..=MOVE_ROUNDS {
         let before = pages_on(&guest, 0)?;
         let begin = Instant::now();
@@ -232,7 +233,7 @@ pub fn move_speed(inside: &mut Inside) -> anyhow::Result<()> {
 /// How long the kernel's balancing alone manages a guest, before and after the agent.
 const BALANCED: Duration = Duration::from_secs(15);
 
-/// The kernel's automatic NUMA balancing, on until dropped.
+/// Keeps the kernel's automatic NUMA balancing on until dropped.
 pub(super) struct Balancing;
 
 impl Balancing {

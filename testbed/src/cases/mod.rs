@@ -1,7 +1,7 @@
-//! The cases: what a real NUMA host with real guests must show.
+//! The cases: what real guests on a real NUMA host must show.
 //!
 //! A case is a function in one of the modules here and a row in [`ALL`]. It runs in a separate process inside the emulated
-//! host, must finish within its `limit`, and finds no guests of other cases.
+//! host, must end within its `limit`, and finds no guests of other cases.
 
 mod agent;
 mod arrange;
@@ -48,24 +48,24 @@ pub use group::Group;
 /// One case.
 #[derive(Debug)]
 pub struct Case {
-    /// Unique.
+    /// Its unique name.
     pub name: &'static str,
-    /// The boot that it shares.
+    /// The group of cases with which it shares a boot.
     pub group: Group,
-    /// What it shows, in one line.
+    /// What the case shows, in one line.
     pub about: &'static str,
-    /// Time after which it has failed.
+    /// Time limit after which the case has failed.
     pub limit: Duration,
     /// The case itself.
     pub run: Run,
 }
 
-/// A case's function, by where it runs.
+/// The function of a case, according to where it runs.
 #[derive(Debug, Clone, Copy)]
 pub enum Run {
     /// Inside the emulated host.
     Inside(fn(&mut Inside) -> anyhow::Result<()>),
-    /// Beside plain guests, on this machine.
+    /// On this machine, next to plain guests.
     Outside(fn(&mut Outside<'_>) -> anyhow::Result<()>),
 }
 
@@ -616,16 +616,17 @@ pub static ALL: &[Case] = &[
     ),
 ];
 
-/// The case of this name.
+/// Returns the case of this name.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static Case> {
     ALL.iter().find(|case| case.name == name)
 }
 
-/// The cases named on the command line, by their own name or their group's; without names all except those run by name only.
+/// Returns the cases that the command line selects, by their own name or their group's. Without names, these are all cases
+/// except those run by name only.
 ///
 /// # Errors
-/// The first name that is neither.
+/// The first name that is neither a case nor a group.
 pub fn select(names: &[String]) -> Result<Vec<&'static Case>, &str> {
     if let Some(unknown) = names
         .iter()

@@ -1,4 +1,4 @@
-//! How libvirt calls numad, and what the real numad answers. Records of facts that our drop-in relies on.
+//! Records how libvirt calls numad, and what the real numad answers. Our drop-in relies on these facts.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -56,7 +56,7 @@ pub fn write_script(path: &Path, text: &str) -> anyhow::Result<()> {
         .with_context(|| format!("cannot make {} executable", path.display()))
 }
 
-/// Three guests with automatic placement.
+/// Returns three guests with automatic placement.
 fn auto_guests(prefix: &str) -> Vec<GuestSpec> {
     (0..3)
         .map(|number| {
@@ -67,9 +67,9 @@ fn auto_guests(prefix: &str) -> Vec<GuestSpec> {
         .collect()
 }
 
-/// When hook and numad run, first for one start, then for three at once.
+/// Records when hook and numad run, first for one guest's start, then for three starts at once.
 pub fn order(inside: &mut Inside) -> anyhow::Result<()> {
-    // The hook reads its standard input: libvirt waits until it has.
+    // The hook reads its standard input, as libvirt waits until it has.
     write_script(
         Path::new(HOOK),
         &format!(
@@ -85,7 +85,7 @@ pub fn order(inside: &mut Inside) -> anyhow::Result<()> {
              {REAL_NUMAD} \"$@\"; rc=$?\necho \"$EPOCHREALTIME numad-end $* pid=$$\" >>{ORDER_LOG}\nexit $rc\n"
         ),
     )?;
-    // From /run: the exchange directory may be mounted noexec.
+    // Installed below /run, because the exchange directory may be mounted noexec.
     let installed = Path::new("/run/homenode-testbed/fake-numad");
     fs::copy(&fake, installed).context("cannot copy the fake numad")?;
     let _numad = NumadReplaced::with(installed)?;
@@ -106,7 +106,7 @@ pub fn order(inside: &mut Inside) -> anyhow::Result<()> {
     let before = hook < numad;
     let word = if before { "before" } else { "after" };
     inside.note(format!("the prepare hook ran {word} numad was called"));
-    // Ignore the hooks of the destroyed guest.
+    // The hooks of the destroyed guest do not count.
     let _ = fs::remove_file(ORDER_LOG);
 
     let guests = inside.create_at_once(&auto_guests("order"))?;
@@ -137,7 +137,7 @@ fn take_order(inside: &Inside, title: &str) -> anyhow::Result<Vec<String>> {
     Ok(lines)
 }
 
-/// How the real numad handles three starts at once.
+/// Records how the real numad handles three starts at once.
 pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
     let guests = inside.create_at_once(&auto_guests("auto"))?;
     let mut advice = Vec::new();
@@ -164,7 +164,7 @@ pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
 /// numad's log.
 const NUMAD_LOG: &str = "/var/log/numad.log";
 
-/// How the real numad, as a daemon in charge of the guest, handles memory that drifted.
+/// Records how the real numad, as a daemon in charge of the guest, handles memory that drifted.
 pub fn drift(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = drifted(inside)?;
     let numad = |arguments: &[&str]| {
@@ -182,7 +182,7 @@ pub fn drift(inside: &mut Inside) -> anyhow::Result<()> {
             guest.process.vcpu_affinity()?
         ));
     }
-    // An interval of 0 ends it.
+    // An interval of 0 ends the daemon.
     numad(&["-i", "0"])?;
     let log = fs::read_to_string(NUMAD_LOG).unwrap_or_default();
     let about =

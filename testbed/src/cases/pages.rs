@@ -1,7 +1,7 @@
-//! Page logs that the plugin writes of a real guest, compared with what this machine's kernel sees and what the guest does.
+//! Compares page logs that the plugin writes of a real guest with what this machine's kernel sees and what the guest does.
 //!
-//! The programs are those of [PRL, figure 9]: 400 MB, tau 50, omega 4 intervals. Only time is scaled: the paper has 17 passes
-//! in an interval of 30 s, here an interval (mu) is the time of 17 passes in this run.
+//! The programs are those of [PRL, figure 9]: 400 MB, tau 50, omega 4 intervals. Only time is scaled. The paper has 17 passes
+//! in an interval of 30 s; here an interval (mu) is the time that 17 passes take in this run.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -23,13 +23,14 @@ const GUEST_MIB: u32 = 1024;
 /// Memory that is used repeatedly while this machine's kernel watches as well.
 const HOT_MIB: u32 = 64;
 const WATCHED: Duration = Duration::from_secs(3);
-/// Passes of each half of a program: five intervals. A page is hot in the third, and PRL's loop ends four later.
+/// Passes in each half of a program: five intervals. A page is hot in the third interval, and PRL's loop ends four intervals
+/// later.
 const PASSES: u32 = 85;
-/// Passes in an interval of the estimator: the paper's table 1 gives as many for 30 s.
+/// Passes in an interval of the estimator. By the paper's table 1, 30 s have as many.
 const PASSES_OF_MU: u32 = 17;
-/// Largest difference between the exact set and the accessed bits.
+/// Largest allowed difference between the exact set and the accessed bits, as a share.
 const APART: f64 = 0.02;
-/// The claim's margin (prl.accuracy-synthetic), and how far a half may differ from PML's ideal.
+/// The claim's margin (prl.accuracy-synthetic), and how far one half of a program may differ from PML's ideal.
 const MARGIN_MB: f64 = 1.0;
 
 const PROGRAMS: [(&str, [Sweep; 2]); 3] = [
@@ -38,7 +39,7 @@ const PROGRAMS: [(&str, [Sweep; 2]); 3] = [
     ("wwrr", [Sweep::Write, Sweep::Read]),
 ];
 
-/// A guest and its log.
+/// A guest and its page log.
 pub(super) struct Logged {
     pub(super) guest: PlainGuest,
     pub(super) log: PathBuf,
@@ -51,7 +52,7 @@ impl Logged {
         Logged::boot_from(outside, &initramfs, name, first, how)
     }
 
-    /// A guest of which nothing is logged before the first [`Logged::next`].
+    /// Boots a guest. Nothing is logged before the first [`Logged::next`].
     pub(super) fn boot_from(
         outside: &mut Outside<'_>,
         initramfs: &Path,
@@ -93,7 +94,7 @@ impl Logged {
     }
 }
 
-/// PRL, and the exact set from outside.
+/// Checks PRL's estimates, and the plugin's exact set against what this machine's kernel sees.
 pub fn log(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     let first = Behaviour {
         touch_mib: HOT_MIB,
@@ -143,9 +144,9 @@ pub fn log(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// KiB that this kernel saw used while a window was open.
+/// Returns the KiB of memory that this machine's kernel saw used while a window was open.
 fn watched(logged: &Logged) -> anyhow::Result<u64> {
-    // The first command begins the log, and the guest's code is translated again.
+    // The first command begins the log, for which the guest's code is translated again; hence the warm-up.
     logged.next("warm-up")?;
     thread::sleep(Duration::from_secs(1));
     logged.next("watched")?;
@@ -156,7 +157,7 @@ fn watched(logged: &Logged) -> anyhow::Result<u64> {
     Ok(accessed_kib)
 }
 
-/// PML, half by half.
+/// Checks what PML logs, half by half.
 pub fn pml(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     let first = Behaviour::idle().with_touch(ARRAY_MIB);
     let (name, halves) = PROGRAMS[1];
@@ -185,18 +186,18 @@ pub fn pml(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Size of the log that the plugin keeps for a reader that follows it.
+/// How much of the log the plugin keeps for a reader that follows it.
 const FEED_MIB: u64 = 1;
 const FED: Duration = Duration::from_secs(10);
 
-/// A log in shared memory, which `homenode wss --follow` reads, never exceeds its limit.
+/// A log in shared memory that `homenode wss --follow` reads never exceeds its limit.
 pub fn live(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     let first = Behaviour {
         touch_mib: 16,
         every_ms: 1,
         ..Behaviour::idle()
     };
-    // Shared memory is a separate file system; the directory is removed with the case.
+    // The directory is in shared memory, outside the case's own, and is removed when the case ends.
     let shared = tempfile::tempdir_in("/dev/shm").context("cannot make a directory in /dev/shm")?;
     let feed = shared.path().join("guest.pages");
     let arguments = format!(
@@ -235,7 +236,7 @@ pub fn live(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     ));
     ensure!(said.len() >= 3, "{} estimates in {FED:?}", said.len());
     ensure!((16.0..17.0).contains(&exact), "{exact} MB are in use");
-    // A window may exceed the limit before the oldest is dropped; the header's page stays.
+    // A new window may exceed the limit before the oldest is dropped, and the header's page always stays.
     ensure!(
         largest < length && largest < (FEED_MIB << 20) + (1 << 18),
         "the feed took {largest} bytes of {length}"
@@ -243,14 +244,15 @@ pub fn live(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A guest's pace under a plugin or none.
+/// A guest's speed, with or without a plugin.
 struct Pace {
     boot_s: f64,
     walk_passes: f64,
     sweep_s: f64,
 }
 
-/// Whole guests, timed: without a plugin, under ours and under one of QEMU's own design (`qemu-plugin/examples/hotpages.rs`).
+/// Times whole guests: without a plugin, under ours, and under a plugin designed like QEMU's own
+/// (`qemu-plugin/examples/hotpages.rs`).
 pub fn speed(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     let ours = outside.workshop.plugin()?.to_owned();
     let programs = std::env::current_exe()?;
@@ -321,7 +323,7 @@ fn pace(outside: &mut Outside<'_>, name: &str, plugin: Option<(&Path, &str)>) ->
     })
 }
 
-/// Distinct frames in windows of a label whose marks are `wanted`.
+/// Returns the number of distinct frames whose marks are `wanted`, in the windows of a label.
 fn frames(log: &Log, label: &str, wanted: impl Fn(Marks) -> bool) -> u64 {
     let windows = log.windows.iter().filter(|window| window.label == label);
     let rows = windows
@@ -331,7 +333,7 @@ fn frames(log: &Log, label: &str, wanted: impl Fn(Marks) -> bool) -> u64 {
     distinct.len() as u64
 }
 
-/// The estimates of `homenode wss` from the windows of a label.
+/// Returns the estimates of `homenode wss` for the windows of a label.
 pub(super) fn estimates(
     outside: &Outside<'_>,
     log: &Path,

@@ -17,12 +17,12 @@ use crate::inside::acts::{commit, find};
 use crate::inside::guest::{Guest, GuestSpec};
 use crate::inside::wait::{Look, wait_until};
 
-/// How long a guard here waits for a successor of a dead agent.
+/// How long a guard here waits for another agent after its own has died.
 const GRACE: &str = "2s";
-/// Time over which a throttled guest is watched.
+/// How long a throttled guest is watched.
 const WATCHED: Duration = Duration::from_secs(5);
 
-/// Always busy, so that a quota throttles it.
+/// A guest that is always busy, so that a quota throttles it.
 fn thrasher(name: &str) -> GuestSpec {
     GuestSpec::new(name).doing(Behaviour::busy(1).with_touch(40))
 }
@@ -42,7 +42,7 @@ pub(super) fn wait_limits(
     })
 }
 
-/// Time for which the vCPUs were throttled, by the kernel, in microseconds.
+/// Returns for how long the kernel has throttled the vCPUs, in microseconds.
 fn throttled_us(guest: &Guest) -> anyhow::Result<u64> {
     let mut sum = 0;
     for thread in guest.process.vcpu_threads()?.into_values() {
@@ -62,7 +62,7 @@ fn ran_ns(guest: &Guest) -> anyhow::Result<u64> {
     Ok(guest.process.vcpu_schedstat()?.values().map(|(ran, _)| ran).sum())
 }
 
-/// A quota set through libvirt takes effect, throttles, and is lifted by the guard when the agent is gone.
+/// A quota set through libvirt takes effect and throttles. The guard lifts it when the agent is gone.
 pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&thrasher("throttled"))?;
     let state = inside.dir().join("state");
@@ -101,7 +101,8 @@ pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
     ));
     ensure!(share < 0.13, "expected at most a tenth of a CPU, saw {share:.3}");
     ensure!(throttled > 0, "expected throttled time in cpu.stat, saw none");
-    // As if the agent had died: its lock and its end of the guard's pipe are gone without a goodbye.
+    // Dropped as if the agent had died: its lock and its end of the guard's pipe are gone, but it has not told the guard to
+    // end.
     drop(host);
     drop(guard);
     wait_limits(&guest, "the guard to lift the quota", <[String]>::is_empty)?;
@@ -109,13 +110,13 @@ pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs `homenode permit` and reads its JSON.
+/// Runs `homenode permit` and returns its JSON.
 pub(super) fn permit(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Value> {
     inside.told("permit", arguments)
 }
 
-/// A permit set over the agent's socket is kept in the domain's metadata. With counters the guest is throttled until the
-/// agent is killed; without, no guest is throttled, and the agent says why.
+/// A permit set over the agent's socket is kept in the domain's metadata. With counters, the guest is throttled until the
+/// agent is killed. Without counters no guest is throttled, and the agent says why.
 pub fn permit_set(inside: &mut Inside) -> anyhow::Result<()> {
     let mut agent = start_agent(inside)?;
     let guest = inside.create(&thrasher("thrasher"))?;

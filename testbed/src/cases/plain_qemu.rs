@@ -1,5 +1,5 @@
-//! VMs that libvirt does not manage: a QEMU as Proxmox starts it, in its own scope below `qemu.slice`, and one as in a pod of
-//! KubeVirt, with its own mount and PID namespaces and unnamed threads.
+//! VMs that libvirt does not manage. One QEMU is started like Proxmox starts it, in its own scope below `qemu.slice`, and one
+//! as in a pod of KubeVirt, with its own mount and PID namespaces and unnamed threads.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,7 +32,7 @@ use crate::outside::emulated::{DEVICE_NODE, NODES};
 const SETTINGS: &str = "/etc/homenode/vms";
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// What an emulated host cannot show, or a VM without libvirt does not have.
+/// Checks that need what an emulated host lacks, or what a VM without libvirt lacks.
 const NOT_HERE: [&str; 3] = [
     "a part of caches or bandwidth is seen, can be renewed and lifted, and ends with its lease",
     "a virtual node's memory moves within the budget, and no other's with it",
@@ -50,14 +50,14 @@ struct Guest {
 /// How a guest is started.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum As {
-    /// With named threads, and a monitor visible to all.
+    /// With named threads, and a monitor that every process can reach.
     Proxmox,
     /// In its own namespaces.
     Pod,
 }
 
 impl Guest {
-    /// Starts one in its own cgroup, and waits until it is ready.
+    /// Starts a guest in its own cgroup, and waits until it is ready.
     fn start(inside: &Inside, spec: GuestSpec, how: As) -> anyhow::Result<Guest> {
         Guest::start_with(inside, spec, how, "")
     }
@@ -76,8 +76,8 @@ impl Guest {
             As::Proxmox => format!("{},debug-threads=on", spec.name),
             As::Pod => spec.name.clone(),
         };
-        // As `qm showcmd` prints it, without options that this guest does not need, and without `-id`, which only Proxmox'
-        // QEMU has.
+        // The command line that `qm showcmd` prints, without options that this guest does not need, and without `-id`, which
+        // only Proxmox' QEMU has.
         let qemu = format!(
             "exec /usr/bin/qemu-system-x86_64 -name '{name}' -no-shutdown \
              -chardev 'socket,id=qmp,path={monitor}/{}.qmp,server=on,wait=off' -mon 'chardev=qmp,mode=control' \
@@ -158,7 +158,7 @@ impl Guest {
             .to_owned())
     }
 
-    /// CPUs that each of its threads may run on.
+    /// Returns the CPUs that each of the guest's threads may run on.
     fn affinities(&self) -> anyhow::Result<BTreeMap<u32, String>> {
         let allowed = |tid: &u32| {
             let status = fs::read_to_string(format!("/proc/{}/task/{tid}/status", self.process.0)).ok()?;
@@ -179,13 +179,13 @@ impl Drop for Guest {
     }
 }
 
-/// A stable UUID for each name.
+/// Returns a UUID that depends only on the name.
 fn uuid(name: &str) -> String {
     let sum: u32 = name.bytes().map(u32::from).sum();
     format!("6695eb01-f6a4-8304-79aa-{sum:012x}")
 }
 
-/// `qemu.slice/NAME.scope`, with what systemd provides to a scope with a weight: no control over its CPUs.
+/// Makes `qemu.slice/NAME.scope` as systemd does for a scope with a weight, without control over the CPUs that it may use.
 fn own_group(name: &str) -> anyhow::Result<PathBuf> {
     let slice = Path::new(CGROUPS).join("qemu.slice");
     let group = slice.join(format!("{name}.scope"));
@@ -197,7 +197,7 @@ fn own_group(name: &str) -> anyhow::Result<PathBuf> {
     Ok(group)
 }
 
-/// The QEMU of this name.
+/// Finds the QEMU of the guest of this name.
 fn qemu_of(name: &str) -> anyhow::Result<Option<Process>> {
     let wanted = uuid(name);
     for entry in fs::read_dir("/proc")?.flatten() {
@@ -225,8 +225,8 @@ fn ordinary() -> Behaviour {
     Behaviour::busy(1).with_duty(30).with_touch(40)
 }
 
-/// The guest is moved to another cgroup while the agent holds it to a quota: the old one's quota is restored, and the new one
-/// is left alone.
+/// Moves the guest to another cgroup while the agent holds it to a quota. The old cgroup's quota is restored, and the new
+/// cgroup is left alone.
 fn moved_while_held(inside: &mut Inside, host: &mut KvmHost, vm: VmId, guest: &Guest) -> anyhow::Result<()> {
     let limit = Limit::CpuQuota(CpuQuota::of(0.3, Ns::from_millis(100)));
     let lease_ns = Ns::from_secs(60);
@@ -259,7 +259,7 @@ fn moved_while_held(inside: &mut Inside, host: &mut KvmHost, vm: VmId, guest: &G
     Ok(())
 }
 
-/// Every check of the host contract, on a guest as Proxmox starts it.
+/// Runs every check of the host contract, on a guest started like Proxmox starts it.
 pub fn conforming(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = Guest::start(inside, spec("proxmox", ordinary()), As::Proxmox)?;
     let before = guest.affinities()?;
@@ -310,7 +310,7 @@ fn start_agent(inside: &Inside) -> anyhow::Result<Program> {
     Ok(agent)
 }
 
-/// Waits until a guest's vCPU runs only on this node's CPU, and its memory is there.
+/// Waits until all of a guest's threads run only on this node's CPU, and its memory is on the node.
 fn wait_home(inside: &Inside, guest: &Guest, node: u32) -> anyhow::Result<()> {
     let begun = Instant::now();
     wait_until(
@@ -335,14 +335,14 @@ fn wait_home(inside: &Inside, guest: &Guest, node: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A settings directory without those of an earlier case.
+/// Makes the settings directory empty, as an earlier case may have left files.
 fn no_settings() -> anyhow::Result<()> {
     let _ = fs::remove_dir_all(SETTINGS);
     Ok(fs::create_dir_all(SETTINGS)?)
 }
 
-/// Two guests whose operators chose a home, in files: both come home, threads and scattered memory; the agent is killed, and
-/// everything is restored.
+/// Operators chose homes for two guests, in files. Both guests come home, with their threads and scattered memory. When the
+/// agent is killed, everything is restored.
 pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
     no_settings()?;
     let guests = [
@@ -375,7 +375,8 @@ pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
                 false => Look::NotYet(format!("{now:?}, it was {before:?}")),
             })
         })?;
-        // Another agent, and a misspelt file: that guest is watched but not touched.
+        // Starts another agent, with a misspelt settings file for one guest: the agent watches that guest but does not touch
+        // it.
         fs::write(format!("{SETTINGS}/pod.toml"), "hoem = 1\n")?;
         let agent = start_agent(inside)?;
         wait_home(inside, &guests[0], 2)?;
@@ -419,7 +420,8 @@ fn taskset(cpus: &str, pid: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the agent has confined a guest to a node, and says why its memory stays on node 0, where all of it is.
+/// Waits until the agent has confined a guest to a node, and has said why the guest's memory, all of it on node 0, stays
+/// there.
 fn wait_left(agent: &Program, guest: &Guest, node: u32, why: &str) -> anyhow::Result<()> {
     let name = &guest.spec.name;
     let what = format!("{name} to run on node {node}, and a word on its memory");
@@ -445,8 +447,8 @@ fn wait_left(agent: &Program, guest: &Guest, node: u32, why: &str) -> anyhow::Re
     Ok(())
 }
 
-/// Locked memory, memory that a device pins through VFIO, and huge pages of a pool: it stays, and the agent says why, while
-/// vCPUs go home. Huge pages come home once the operator lets them move and reserves some there.
+/// Locked memory, memory that a device pins through VFIO, and huge pages of a pool stay where they are. The agent says why,
+/// while the vCPUs go home. Huge pages come home once the operator lets them move and reserves some on the home node.
 pub fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
     let device = Device::take()?;
     let memory_mib = spec("", ordinary()).memory_mib;
@@ -469,7 +471,7 @@ pub fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
     let mut guests = Vec::new();
     let result = (|| {
         for (name, options, home, _) in &kinds {
-            // This process stays on node 0 meanwhile, so that all of the memory comes from there.
+            // QEMU inherits these CPUs, so all of its memory comes from node 0.
             taskset("0", std::process::id())?;
             let guest = Guest::start_with(inside, spec(name, ordinary()), As::Proxmox, options);
             taskset("0-3", std::process::id())?;
@@ -494,7 +496,7 @@ pub fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
     })();
     let _ = fs::remove_dir_all(SETTINGS);
     drop(guests);
-    // Return them to the host for later cases.
+    // Returns the reserved huge pages to the host, for later cases.
     [0, 3]
         .into_iter()
         .try_for_each(|node| reserve_huge_pages(node, 0))?;

@@ -1,18 +1,18 @@
-//! Debian's programs under the plugin: what PML and PRL would log of them, compared with all that they use.
+//! Debian's programs under the plugin: what PML and PRL would log of them, compared with all memory that they use.
 //!
-//! # Choices, made before anything was run
+//! # Choices, made before any program was run
 //!
 //! - *Input* is generated here, always the same, and small enough to be emulated in a minute or two. It is not PARSEC's.
-//! - *Time.* A program is watched from its start to its end, in [`INTERVALS`] intervals (mu) of the same length; PRL's other
+//! - *Time.* A program is watched from its start to its end, in [`INTERVALS`] intervals (mu) of the same length. PRL's other
 //!   parameters are the paper's, tau 50 and omega four intervals.
-//! - *PML* shows the pages that were written, by any writer: the kernel writes a file's contents into a page that a program
-//!   uses. It starts again in each interval, since a client that asks for a VM's need does so in mid-run: a page that was
-//!   written once, long ago, and only read since would not be there. Both sums are over all intervals. The alternative, what
-//!   was written from the program's start to its end, is kept as well.
+//! - *PML* shows the pages that were written, by any writer: the kernel, too, writes when it copies a file into a page that a
+//!   program uses. PML starts again in each interval, since a client that asks for a VM's need does so in mid-run: a page that
+//!   was written once, long ago, and only read since would not be logged. Both sums are over all intervals. The alternative,
+//!   all pages written from the program's start to its end, is recorded as well.
 //! - *What a processor would do in minutes* takes hours here: a run corresponds to about a second. A tau of 50 is therefore
 //!   hard to reach, so everything that PRL logged is recorded next to its estimate.
-//! - *Pages* are those of a program's data (marks of the lower half of addresses); those it only executes and the kernel's
-//!   are separate.
+//! - *Pages* are those of a program's data (marks of the lower half of addresses). Pages that it only executes, and the
+//!   kernel's pages, are counted separately.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,20 +31,20 @@ use super::pages::{Logged, estimates, of};
 use crate::outside::plain::{Outside, whole_log};
 use crate::outside::program_image::{INPUT, Image};
 
-/// As in `prl.accuracy-hpl`.
+/// The same number as in `prl.accuracy-hpl`.
 const INTERVALS: u64 = 12;
 
-/// A program, and its task.
+/// A program, and what it is told to do.
 struct Program {
     name: &'static str,
-    /// Whether it is in PARSEC.
+    /// Whether the program is part of PARSEC.
     parsec: bool,
-    /// Debian's package.
+    /// The Debian package that has it.
     package: &'static str,
     /// Files of this machine, and their names in the guest.
     files: &'static [(&'static str, &'static str)],
     input: fn(&mut Image, &Path) -> anyhow::Result<()>,
-    /// A line of shell.
+    /// The shell command line that runs it.
     command: &'static str,
 }
 
@@ -58,7 +58,7 @@ const PROGRAMS: [Program; 8] = [
             image.add("/input/video.y4m", video(640, 360, 24));
             Ok(())
         },
-        // PARSEC's own options, as far as this version still has them.
+        // PARSEC's own options, as far as this version of x264 still has them.
         command: "x264 --quiet --qp 20 --partitions b8x8,i4x4 --ref 5 --direct auto --b-pyramid normal --weightb --no-fast-pskip \
                   --me umh --subme 7 --threads 1 -o /tmp/video.264 video.y4m",
     },
@@ -71,8 +71,8 @@ const PROGRAMS: [Program; 8] = [
             image.add("/input/picture.ppm", picture(2336, 2336));
             Ok(())
         },
-        // The size of PARSEC's medium input, and the stages of its pipeline as one command each: crop, shrink, adjust,
-        // sharpen.
+        // The picture has the size of PARSEC's medium input. Each stage of PARSEC's pipeline is a command: crop, shrink,
+        // adjust, sharpen.
         command: "vips crop picture.ppm /tmp/1.v 100 100 2136 2136 && vips affine /tmp/1.v /tmp/2.v '0.9 0 0 0.9' \
                   && vips colourspace /tmp/2.v /tmp/3.v lab && vips linear /tmp/3.v /tmp/4.v '1.05 1 1' '2 0 0' \
                   && vips sharpen /tmp/4.v /tmp/5.v",
@@ -108,7 +108,7 @@ const PROGRAMS: [Program; 8] = [
         name: "redis",
         parsec: false,
         package: "redis-tools",
-        // The server is the same program under its own name.
+        // `redis-check-rdb` and the server are one program, which behaves according to the name that it is called by.
         files: &[
             ("/usr/bin/redis-check-rdb", "/usr/bin/redis-server"),
             ("/usr/bin/redis-benchmark", "/usr/bin/redis-benchmark"),
@@ -135,7 +135,7 @@ const PROGRAMS: [Program; 8] = [
         package: "hpcc",
         files: &[("/usr/bin/hpcc", "/usr/bin/hpcc")],
         input: hpcc,
-        // Without another process to start it, and without a network.
+        // These variables let the program start without a launcher and without a network.
         command: "cd /tmp && busybox cp /input/hpccinf.txt . && OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_pmix=isolated OMPI_MCA_btl=self \
                   OMPI_MCA_pml=ob1 hpcc && busybox grep -q '1 tests completed and passed' hpccoutf.txt",
     },
@@ -156,7 +156,7 @@ pub fn log(outside: &mut Outside<'_>) -> anyhow::Result<()> {
         INTERVALS,
         programs,
     );
-    // The case's own directory is removed when it passes.
+    // Written outside the case's own directory, which is removed when the case passes.
     let file = outside
         .workshop
         .dir
@@ -239,9 +239,9 @@ struct Pages {
 }
 
 impl Pages {
-    /// The marks of these windows together, by the rules of `homenode wss --log`.
+    /// Counts the pages of these windows, with all marks of a page combined, by the rules of `homenode wss --log`.
     fn of(windows: &[&Window]) -> Pages {
-        // Marks, and whether it was logged.
+        // For each frame its marks, and whether it was logged.
         let mut frames: BTreeMap<u32, (u8, bool)> = BTreeMap::new();
         for row in windows.iter().flat_map(|window| &window.rows) {
             let (marks, logged) = frames.entry(row.frame).or_default();
@@ -264,7 +264,7 @@ impl Pages {
     }
 }
 
-/// PRL's estimate in the output of `homenode wss`.
+/// Returns PRL's estimate from the output of `homenode wss`.
 fn prl(said: &Value, estimator: &str, mu: Ns) -> anyhow::Result<Prl> {
     let said = of(said, estimator)?;
     let number = |name: &str| {
@@ -320,7 +320,7 @@ fn line(program: &measured::Program) -> String {
     )
 }
 
-/// A package with its version.
+/// Returns the name of a package with its version.
 fn package(name: &str) -> anyhow::Result<String> {
     let output = Command::new("dpkg-query")
         .args(["--show", "--showformat", "${Package} ${Version}", name])
@@ -343,7 +343,7 @@ impl Noise {
     }
 }
 
-/// Something like a photograph: slopes, edges and grain, `shift` pixels further to the right.
+/// Returns a pixel of an image that resembles a photograph: slopes, edges and grain, moved `shift` pixels to the right.
 fn grey(noise: &mut Noise, x: usize, y: usize, shift: usize) -> u8 {
     let x = x + shift;
     let slope = (x / 4 + y / 3) % 160;
@@ -355,7 +355,7 @@ fn grey(noise: &mut Noise, x: usize, y: usize, shift: usize) -> u8 {
     (slope + edge + noise.next(16) as usize) as u8
 }
 
-/// A video in YUV4MPEG2 that moves to the right by three pixels a frame.
+/// Returns a video in YUV4MPEG2 whose image moves to the right by three pixels a frame.
 fn video(width: usize, height: usize, frames: usize) -> Vec<u8> {
     let mut noise = Noise(1);
     let mut bytes = format!("YUV4MPEG2 W{width} H{height} F25:1 Ip A1:1 C420jpeg\n").into_bytes();
@@ -369,7 +369,7 @@ fn video(width: usize, height: usize, frames: usize) -> Vec<u8> {
     bytes
 }
 
-/// A picture in PPM.
+/// Returns a picture in PPM.
 fn picture(width: usize, height: usize) -> Vec<u8> {
     let mut noise = Noise(2);
     let mut bytes = format!("P6\n{width} {height}\n255\n").into_bytes();
@@ -379,7 +379,7 @@ fn picture(width: usize, height: usize) -> Vec<u8> {
     bytes
 }
 
-/// Words, some much more frequent than others.
+/// Returns a text of words, some of which are much more frequent than others.
 fn text(length: usize) -> Vec<u8> {
     let mut noise = Noise(3);
     let words: Vec<Vec<u8>> = (0..5000)
@@ -398,7 +398,7 @@ fn text(length: usize) -> Vec<u8> {
     bytes
 }
 
-/// A JVM and a program for it.
+/// Adds a JVM, and a program that it runs.
 fn java(image: &mut Image, dir: &Path) -> anyhow::Result<()> {
     let source = dir.join("Sessions.java");
     fs::write(&source, include_str!("../../programs/Sessions.java"))?;
@@ -415,7 +415,7 @@ fn java(image: &mut Image, dir: &Path) -> anyhow::Result<()> {
     image.add_tree(&home.join("conf"), &[])
 }
 
-/// HPCC's parameters, and what Open MPI loads when it runs.
+/// Adds HPCC's parameters, and the files that Open MPI loads when it runs.
 fn hpcc(image: &mut Image, _: &Path) -> anyhow::Result<()> {
     image.add(
         "/input/hpccinf.txt",

@@ -1,4 +1,4 @@
-//! An unmodified JVM and jemalloc in a real guest whose vCPU moves: what they allocate afterwards is on the node that the
+//! An unmodified JVM and jemalloc in a real guest whose vCPU moves. What they allocate after a move is on the node that the
 //! page names.
 
 use anyhow::{Context as _, ensure};
@@ -8,15 +8,15 @@ use crate::outside::plain::Outside;
 use crate::outside::runtimes::{self, JAVA, JEMALLOC, LIBRARIES};
 use crate::outside::topology_guest::{NODES, TestKernel, TopologyGuest};
 
-/// The vCPU that both run on: a second one of node 0, so that no node loses its last vCPU.
+/// The vCPU that both programs run on: the second vCPU of node 0, so that no node loses its last one.
 const VCPU: usize = 4;
-/// Where it is moved to in turn: each node is visited once, so that its memory is new.
+/// The nodes that it is moved to, in order. Each node is visited once, so that its memory is new to the program.
 const VISITS: [u16; 4] = [0, 3, 2, 1];
-/// Memory of a virtual node: the JVM's files are in the guest's memory.
+/// Memory of a virtual node. It has room for the JVM's files, which are in the guest's memory.
 const NODE_MIB: u32 = 320;
-/// An allocation of 12 MiB, less what is already there.
+/// The JVM allocates 12 MiB, part of which may already be on the node.
 const JVM_PAGES_LEAST: u64 = 2000;
-/// 2000 objects of 2.5 KiB on average, in ten ways in turn: mostly the same memory.
+/// The program allocates 2000 objects of 2.5 KiB on average, in ten ways in turn, which mostly reuse the same memory.
 const JEMALLOC_PAGES_LEAST: u64 = 500;
 
 pub(super) fn follow(outside: &mut Outside<'_>) -> anyhow::Result<()> {
@@ -82,7 +82,7 @@ fn move_to(guest: &mut TopologyGuest, node: u16) -> anyhow::Result<()> {
     wait_for(guest, "version", version)
 }
 
-/// Checks that at least this many of a program's new pages are on this node, and most of all new ones.
+/// Checks that at least this many of a program's new pages are on this node, and more than half of all its new pages.
 fn ensure_came(node: u16, before: &[u64], after: &[u64], least: u64) -> anyhow::Result<()> {
     let new: Vec<u64> = after
         .iter()
@@ -98,7 +98,7 @@ fn ensure_came(node: u16, before: &[u64], after: &[u64], least: u64) -> anyhow::
     Ok(())
 }
 
-/// A program in the guest that says "ready", and "done" after each order.
+/// A program in the guest that prints "ready", and then "done" after each order.
 struct Program {
     orders: usize,
 }
@@ -112,7 +112,7 @@ impl Program {
         Ok(program)
     }
 
-    /// Sends an order, and returns the output.
+    /// Sends an order, and returns the program's output.
     fn order(&mut self, guest: &mut TopologyGuest, order: &str) -> anyhow::Result<String> {
         let before: usize = guest.sh("wc -l </out")?.trim().parse()?;
         guest.sh(&format!("echo '{order}' >&3"))?;
@@ -124,7 +124,7 @@ impl Program {
         ))
     }
 
-    /// Its pages by node, from the guest's kernel.
+    /// Returns the program's pages by node, as the guest's kernel reports them.
     fn pages(&self, guest: &mut TopologyGuest) -> anyhow::Result<Vec<u64>> {
         let maps = guest.sh("cat /proc/$program/numa_maps")?;
         let mut pages = vec![0; usize::from(NODES)];
@@ -147,7 +147,7 @@ impl Program {
     }
 }
 
-/// Waits until a program has printed a line this often.
+/// Waits until a program has printed a line this many times.
 fn wait_for_line(guest: &mut TopologyGuest, line: &str, times: usize) -> anyhow::Result<()> {
     let enough = format!("[ $(grep -c '^{line}$' /out) -ge {times} ]");
     let wait = format!("i=0; until {enough} || [ $i -ge 100 ]; do i=$((i+1)); sleep 1; done");

@@ -1,5 +1,5 @@
-//! The guest's kernel module in real guests of a plain QEMU: CPUs move between virtual nodes as the page says, by both
-//! methods.
+//! The guest's kernel module in real guests of a plain QEMU: CPUs move between virtual nodes as the page says, by both of the
+//! module's methods.
 
 use anyhow::{Context as _, ensure};
 
@@ -7,11 +7,11 @@ use crate::outside::plain::Outside;
 use crate::outside::topology_guest::{NODES, TestKernel, TopologyGuest, VCPUS};
 
 const SYSFS: &str = "/sys/class/misc/homenode-topology";
-/// Moves for each method, as required by the issue.
+/// Number of moves for each method.
 const MOVES: usize = 40;
 const REPLUGS: usize = 9;
 
-/// The nodes of the vCPUs at boot, and again once the module is gone.
+/// Returns the nodes of the vCPUs at boot, which are also those once the module is gone.
 fn at_boot() -> Vec<u16> {
     (0..VCPUS).map(|cpu| (cpu % u32::from(NODES)) as u16).collect()
 }
@@ -35,8 +35,8 @@ fn module_of(outside: &mut Outside<'_>, kernel: &TestKernel) -> anyhow::Result<(
 
 /// Loads the module with each method, moves CPUs, and measures how long that takes.
 ///
-/// Each method ends with a new server, which takes the doorbell away: the first gets another one by migration, the second
-/// goes on without, through a reboot.
+/// Each method ends with a new server, which takes the doorbell away. The first method gets another doorbell by migration; the
+/// second goes on without, through a reboot.
 fn both_methods(outside: &mut Outside<'_>, guest: &mut TopologyGuest) -> anyhow::Result<()> {
     outside.note(format!("kernel {}", guest.sh("uname -r")?));
     ensure_nodes(guest, &at_boot(), Loaded::No)?;
@@ -81,7 +81,7 @@ pub(super) fn load(guest: &mut TopologyGuest, method: &str) -> anyhow::Result<()
     Ok(())
 }
 
-/// A figure of the module.
+/// Returns a figure that the module shows.
 fn shown(guest: &mut TopologyGuest, name: &str) -> anyhow::Result<String> {
     guest.sh(&format!("cat {SYSFS}/{name}"))
 }
@@ -90,7 +90,7 @@ fn count(guest: &mut TopologyGuest, name: &str) -> anyhow::Result<u64> {
     Ok(shown(guest, name)?.parse()?)
 }
 
-/// Waits until a figure of the module has this value.
+/// Waits until a figure that the module shows has this value.
 pub(super) fn wait_for(guest: &mut TopologyGuest, name: &str, value: u64) -> anyhow::Result<()> {
     let path = format!("{SYSFS}/{name}");
     let wait = format!(
@@ -122,7 +122,7 @@ enum Loaded {
     No,
 }
 
-/// Checks that every view of each CPU's node agrees: vDSO, system call, sysfs, the page, and the node of newly allocated
+/// Checks that all sources agree on each CPU's node: vDSO, system call, sysfs, the page, and the node of newly allocated
 /// pages.
 fn ensure_nodes(guest: &mut TopologyGuest, expected: &[u16], loaded: Loaded) -> anyhow::Result<()> {
     let text = guest.sh("probe nodes")?;
@@ -145,9 +145,9 @@ fn ensure_nodes(guest: &mut TopologyGuest, expected: &[u16], loaded: Loaded) -> 
     Ok(())
 }
 
-/// Random moves of one vCPU each; returns the median time to apply one, in microseconds.
+/// Makes random moves of one vCPU each; returns the median time to apply one, in microseconds.
 fn random_moves(guest: &mut TopologyGuest, first: u32) -> anyhow::Result<u64> {
-    // Any numbers will do if they are the same in each run.
+    // The sequence need not be random, but must be the same in each run.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut below = |end: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -190,7 +190,7 @@ fn came_while_offline(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     ensure_quiet(guest)
 }
 
-/// How often the page interrupted the guest.
+/// Returns how many times the page interrupted the guest.
 fn interrupts(guest: &mut TopologyGuest) -> anyhow::Result<u64> {
     let line = guest.sh("grep homenode_topology /proc/interrupts")?;
     let counts = line.split_whitespace().skip(1).take(VCPUS as usize);
@@ -206,7 +206,7 @@ fn follows(guest: &mut TopologyGuest, vcpu: usize) -> anyhow::Result<()> {
     ensure_nodes(guest, &expected, Loaded::Yes)
 }
 
-/// The agent dies, root in the guest scribbles on the page, and a new agent comes.
+/// The agent dies, root in the guest overwrites parts of the page, and a new agent comes.
 fn without_server(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     guest.stop_server();
     hostile_pages(guest)?;
@@ -215,7 +215,7 @@ fn without_server(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     ensure_quiet(guest)
 }
 
-/// The guest is moved to another QEMU while the module is loaded. The new server has written its page before it arrives.
+/// Moves the guest to another QEMU while the module is loaded. The new server has written its page before the guest arrives.
 fn migrated(outside: &mut Outside<'_>, guest: &mut TopologyGuest) -> anyhow::Result<()> {
     let before = interrupts(guest)?;
     let mut vcpus = guest.vcpus.clone();
@@ -233,7 +233,7 @@ fn migrated(outside: &mut Outside<'_>, guest: &mut TopologyGuest) -> anyhow::Res
     ensure_quiet(guest)
 }
 
-/// The module is loaded again after a reboot, and follows without a doorbell.
+/// After a reboot, loads the module again, which follows without a doorbell.
 fn rebooted(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     guest.reboot()?;
     ensure_nodes(guest, &at_boot(), Loaded::No).context("after a reboot")?;
@@ -244,7 +244,7 @@ fn rebooted(guest: &mut TopologyGuest) -> anyhow::Result<()> {
 /// A hostile page: its name, the overwritten words, and the module's reason to refuse it.
 type Hostile = (&'static str, Vec<(usize, u64)>, &'static str);
 
-/// Pages that an attacker with access could write: each is refused and counted, and changes nothing.
+/// Tries pages that an attacker with access could write. Each is refused and counted, and changes nothing.
 fn hostile_pages(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     const SEQUENCE: usize = 2;
     const COUNTS: usize = 3;
@@ -285,7 +285,7 @@ fn hostile_pages(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     let mut refused = count(guest, "refused")?;
     for (number, (name, words, reason)) in pages.into_iter().enumerate() {
         let version = 1_000_000 + 2 * number as u64;
-        // The version last, and even.
+        // The version is written last. It is even: the page is complete.
         let words = words.into_iter().filter(|(at, _)| *at != SEQUENCE);
         guest.scribble(words.chain([(SEQUENCE, version)]))?;
         refused += 1;
@@ -297,7 +297,7 @@ fn hostile_pages(guest: &mut TopologyGuest) -> anyhow::Result<()> {
         );
         ensure_nodes(guest, &expected, Loaded::Yes).context(name)?;
     }
-    // A writer that died.
+    // An odd version, as a writer that died would leave it.
     let torn = count(guest, "torn")?;
     guest.scribble([(SEQUENCE, 2_000_001)].into_iter())?;
     wait_for(guest, "torn", torn + 1)?;

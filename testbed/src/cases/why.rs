@@ -1,9 +1,9 @@
 //! `homenode why` about real guests: one is throttled, one is separated from its memory, one has its cache filled by a
 //! neighbour.
 //!
-//! The test does all of this, and the agent only records: its data come from the host, and its counters from the model. One
-//! thing happens at a time, and the same guests are busy before and after: the emulated CPUs share two real ones, and the
-//! model distributes instructions by time, so a third guest's start would change the figures of the others.
+//! The test causes all of this, and the agent only records: its data come from the host, and its counters from the model. Only
+//! one thing happens at a time, and the same guests are busy before and after it. The emulated CPUs share two real ones, and
+//! the model distributes instructions by time, so a third guest's start would change the figures of the others.
 
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -19,19 +19,19 @@ use crate::inside::libvirtd::run;
 use crate::inside::wait::{Look, wait_until};
 use crate::outside::emulated::LLC_BYTES;
 
-/// Length of the stretch that is asked about; nothing happens for four times as long before it.
+/// Length of the stretch of time that the test asks about. For four times as long before it, nothing happens.
 const WINDOW: Duration = Duration::from_secs(30);
-/// Least share of its speed that each guest must have lost to its cause.
+/// Least share of its speed that each guest must have lost to the cause.
 const LOST_MIN: f64 = 0.03;
-/// Steps of arithmetic of the polluted guest after each line that it reads: its round through memory must take so long that
-/// the polluter goes through the whole cache meanwhile. A guest that reads at the polluter's pace keeps its lines.
+/// Steps of arithmetic that the polluted guest does after each line it reads. Its round through memory must take so long that
+/// the polluter goes through the whole cache meanwhile: a guest that reads as fast as the polluter keeps its lines.
 const LEISURE: u32 = 20;
 
 fn walking(bytes: u64, think: u32) -> Behaviour {
     Behaviour::walking((bytes >> 10) as u32, think)
 }
 
-/// Walks through this much memory, on a CPU of its own, next to its memory.
+/// A guest that walks through this much memory, on a CPU of its own, next to its memory.
 fn walker(name: &str, bytes: u64, think: u32, cpu: u32) -> GuestSpec {
     GuestSpec::new(name)
         .doing(walking(bytes, think))
@@ -39,7 +39,7 @@ fn walker(name: &str, bytes: u64, think: u32, cpu: u32) -> GuestSpec {
         .nodes("preferred", &(cpu / 2).to_string())
 }
 
-/// The first cause is the right one, and so is the culprit.
+/// `homenode why` names the right first cause and the right culprit.
 pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     let specs = [
         walker("polluted", LLC_BYTES / 2, LEISURE, 0).doing(Behaviour::idle()),
@@ -54,7 +54,7 @@ pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     let [polluted, polluter, throttled, parted] = guests.as_slice() else {
         anyhow::bail!("expected four guests, saw {}", guests.len());
     };
-    // In memory: a history needs a file system that processes can share, and the host's is not.
+    // In memory: the history's file system must let processes share a file, which the host's does not.
     let history = std::env::temp_dir().join("why.sqlite").display().to_string();
     let agent = start_agent_with(inside, &["--policies", "default", "--history", &history])?;
     wait_until("the agent to record", SOON, || {
@@ -69,13 +69,13 @@ pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     let planted = when_done(&throttle)?;
     expect_named(inside, &history, planted, ("throttled", "quota", "somebody"))?;
 
-    // The guest leaves its memory behind, which is immediate; moving the memory instead takes a minute and a half here.
+    // Moves the vCPU away from the memory, which is immediate; moving the memory instead takes a minute and a half here.
     throttled.switch_to(Behaviour::idle())?;
     parted.switch_to(walking(4 * LLC_BYTES, 0))?;
     let planted = when_done(&["vcpupin", "parted", "0", "1", "--live"])?;
     expect_named(inside, &history, planted, ("parted", "remote-memory", "somebody"))?;
 
-    // The polluter works on the other node, then comes.
+    // The polluter first works on the other node, and then comes to this one.
     parted.switch_to(Behaviour::idle())?;
     polluted.switch_to(walking(LLC_BYTES / 2, LEISURE))?;
     polluter.switch_to(walking(8 * LLC_BYTES, 0))?;
@@ -86,7 +86,7 @@ pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
         planted,
         ("polluted", "llc-pollution", "polluter"),
     )?;
-    // The VM that slowed others down has no culprit.
+    // No other VM may be named as the culprit for the VM that slowed others down.
     if let Ok(said) = asked(inside, &history, "polluter", planted)? {
         let is_others = said["causes"].to_string().contains("\"who\":\"vm\"");
         ensure!(!is_others, "the polluter is said to be slowed by another: {said}");
@@ -94,7 +94,7 @@ pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Waits for a baseline, runs virsh, and waits until the effect has lasted for the stretch; returns when virsh was done.
+/// Lets time pass for a baseline, runs virsh, and lets its effect last for the stretch; returns when virsh was done.
 fn when_done(arguments: &[&str]) -> anyhow::Result<SystemTime> {
     thread::sleep(4 * WINDOW);
     run("virsh", arguments)?;
@@ -103,7 +103,7 @@ fn when_done(arguments: &[&str]) -> anyhow::Result<SystemTime> {
     Ok(done)
 }
 
-/// The answer about a VM in the stretch that began then.
+/// Returns the answer about a VM in the stretch that began at `planted`.
 fn asked(
     inside: &Inside,
     history: &str,

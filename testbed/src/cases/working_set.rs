@@ -1,6 +1,6 @@
-//! Working sets of real guests under KVM, from a running agent, compared with the guests' known use.
+//! Working sets that a running agent measures of real guests under KVM, compared with the guests' known use.
 //!
-//! A guest writes 64 MiB once, and then some of it repeatedly: 16 MiB in one stretch, or every fourth page, or nothing.
+//! A guest writes 64 MiB once. Then it repeatedly writes 16 MiB in one stretch, or 16 MiB as every fourth page, or nothing.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,13 +23,13 @@ use crate::inside::wait::{Look, wait_until};
 const DAMON: &str = "/sys/kernel/mm/damon/admin/kdamonds";
 const TOUCHED_MIB: u32 = 64;
 const HOT_MIB: u32 = 16;
-/// A guest that scatters its hot pages writes every `STRIDE`-th page.
+/// If a guest scatters its hot pages, it writes every `STRIDE`-th page.
 const STRIDE: u32 = 4;
 /// Pause between two passes, far shorter than a window.
 const PASS_MS: u32 = 100;
 const WINDOW: &str = "4s";
-/// Extra memory of a guest's kernel that is woken ten times a second, compared with an idle one: its timer, its scheduler,
-/// our thread's stack.
+/// How much more memory a guest's kernel uses when woken ten times a second than when idle: its timer, its scheduler, our
+/// thread's stack.
 const KERNEL_MORE_BYTES: u64 = 2 << 20;
 
 /// A guest that has touched its memory and uses none of it.
@@ -51,13 +51,13 @@ fn worker(inside: &mut Inside) -> anyhow::Result<Guest> {
     Ok(guest)
 }
 
-/// The next figure of the guest, and its least, size and most.
+/// Returns the guest's next figure, and its least, size and most.
 fn figure(inside: &Inside, name: &str) -> anyhow::Result<(Value, [u64; 3])> {
     let begin = Instant::now();
     let figure = wait_until("a working set", SOON, || {
         Ok(match inside.ask("wss", &[name, "--window", WINDOW])? {
             Ok(figure) => Look::Done(figure),
-            // Before its first cycle the agent knows no VM.
+            // The agent knows no VM before its first cycle.
             Err((_, why)) => Look::NotYet(why),
         })
     })?;
@@ -84,8 +84,8 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Runs a tracker of this host on a guest for some windows; from the last it returns what was used in half of the looks, and
-/// at all.
+/// Runs a tracker of this host on a guest for some windows. Returns, for the last window, the bytes found used in at least
+/// half of the looks, and in any look (twice).
 fn watch(
     inside: &Inside,
     guest: &Guest,
@@ -129,7 +129,7 @@ fn watch(
     Ok(last)
 }
 
-/// Every file of the kernel's DAMON and its readable contents.
+/// Returns every file of the kernel's DAMON, with its contents if readable.
 fn damon_files() -> BTreeMap<PathBuf, String> {
     let mut dirs = vec![PathBuf::from(DAMON)];
     let mut files = BTreeMap::new();
@@ -146,8 +146,8 @@ fn damon_files() -> BTreeMap<PathBuf, String> {
     files
 }
 
-/// On a kernel with DAMON: both trackers against a guest's known use; and another owner's context, which the agent and the
-/// tracker leave unchanged.
+/// On a kernel with DAMON, compares both trackers with a guest's known use. If another program owns a DAMON context, the agent
+/// and the tracker leave it unchanged.
 pub fn trackers(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = worker(inside)?;
     let known = u64::from(HOT_MIB) << 20;
@@ -199,10 +199,11 @@ pub fn trackers(inside: &mut Inside) -> anyhow::Result<()> {
     set("nr_kdamonds", "0")
 }
 
-/// The agent's intervals contain the guest's known use: in one stretch, scattered, and nothing.
+/// The intervals that the agent reports contain the guest's known use: in one stretch, scattered, and none.
 pub fn known_hot_sets(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = worker(inside)?;
-    // The host is slow, and so is each look: the tracker's share of a CPU is not under test here.
+    // The host is slow, and so is each look. The limit on the tracker's share of a CPU is lifted, as it is not under test
+    // here.
     let config = inside.dir().join("watching.toml");
     fs::write(&config, "[working_set]\ncpu_share_max = 1.0\n")?;
     let agent = start_agent_with(
@@ -213,14 +214,14 @@ pub fn known_hot_sets(inside: &mut Inside) -> anyhow::Result<()> {
     let (said, contiguous) = figure(inside, "worker")?;
     let next = |behaviour| -> anyhow::Result<[u64; 3]> {
         guest.switch_to(behaviour)?;
-        // Let a window that was running when the guest changed end first.
+        // A window that was running when the guest changed must end first.
         std::thread::sleep(Duration::from_secs(5));
         Ok(figure(inside, "worker")?.1)
     };
     let (scattered, alone) = (next(hot(STRIDE))?, next(idle())?);
 
     let known = u64::from(HOT_MIB) << 20;
-    // The figure includes the guest's kernel, and may exceed the program's use by this much.
+    // The figure includes the guest's kernel, so it may exceed the program's use by this much.
     let kernel = alone[1] + KERNEL_MORE_BYTES;
     for (what, [least, size, most]) in [("in one stretch", contiguous), ("scattered", scattered)] {
         ensure!(

@@ -16,19 +16,20 @@ use crate::inside::xen::{self, create_pool};
 use crate::outside::KEPT;
 use crate::outside::emulated::HostKind;
 
-/// The CPU of domUs that name none: dom0 has CPU 0, and the memory of CPU 3's node is free.
+/// The CPU of domUs that are given no other: dom0 has CPU 0, and the memory of CPU 3's node is free.
 const CPU: u32 = 3;
-/// How long a set-up is traced, and how long it runs before: credits settle within a few accountings of 30 ms.
+/// How long a set-up is traced, and how long it runs before that: credits settle within a few accountings of 30 ms.
 const TRACED: Duration = Duration::from_secs(10);
 const SETTLING: Duration = Duration::from_secs(2);
-/// Every domain's initial weight, and three times as much.
+/// The weight that every domain has initially, and three times that weight.
 const WEIGHT: u32 = 256;
 const WEIGHT_MORE: u32 = 768;
-/// Weights of 1 to 2 to 5.
+/// Weights in the ratio of 1 to 2 to 5.
 const WEIGHTS: [u32; 3] = [128, 256, 640];
 const ALONE: &str = "alone";
 
-/// Four nodes with the requested distances, and domUs of both kinds and both toolstacks that run where they were put.
+/// The host has four nodes with the requested distances. DomUs of both kinds, made by both toolstacks, run where they were
+/// put.
 pub fn boots(inside: &mut Inside) -> anyhow::Result<()> {
     let nodes = xen::nodes()?;
     let asked: Vec<Vec<u32>> = HostKind::Xen.distance_matrix();
@@ -61,7 +62,7 @@ pub fn boots(inside: &mut Inside) -> anyhow::Result<()> {
         let name = &domu.spec.name;
         ensure!(loops > *before, "expected {name} to compute, it stays at {loops}");
     }
-    // A pin alone moves no memory.
+    // A pin does not move memory.
     let (domu, node, _) = &domus[0];
     let other = node - 1;
     domu.pin(0, &other.to_string())?;
@@ -72,7 +73,7 @@ pub fn boots(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that a domU's one vCPU is confined to a CPU, and all its pages are on a node.
+/// Checks that a domU's only vCPU is confined to this CPU, and all its pages are on this node.
 fn expect_on(inside: &Inside, domu: &Domu, cpu: u32, node: u32) -> anyhow::Result<()> {
     let name = &domu.spec.name;
     let vcpus = domu.vcpus()?;
@@ -90,23 +91,24 @@ fn expect_on(inside: &Inside, domu: &Domu, cpu: u32, node: u32) -> anyhow::Resul
     Ok(())
 }
 
-/// What one vCPU did in a set-up.
+/// What the only vCPU of a domU did in a set-up.
 struct Share {
     weight: u32,
     cap_percent: u32,
-    /// Shares of the traced time.
+    /// Share of the traced time in each state.
     running: f64,
     runnable: f64,
     offline: f64,
-    /// Steal by the guest's own count, over a slightly longer time.
+    /// Steal as the guest itself counts it, over a slightly longer time.
     steal: f64,
-    /// Its turns: how many, and the median and longest in milliseconds.
+    /// Number of its turns on the CPU, and their median and longest duration in milliseconds.
     turns: usize,
     turn_ms_median: f64,
     turn_ms_max: f64,
 }
 
-/// How the credit scheduler shares one CPU, by the hypervisor's own trace: weights and caps, in pools of four CPUs and of one.
+/// Records how the credit scheduler shares one CPU, using the hypervisor's own trace: weights and caps, in pools of four CPUs
+/// and of one CPU.
 pub fn credit(inside: &mut Inside) -> anyhow::Result<()> {
     let mut table = format!(
         "# How Xen's credit scheduler shares a CPU between busy vCPUs, by its own trace: data. `running`, `runnable` (it waits) and\n\
@@ -203,7 +205,7 @@ pub fn credit(inside: &mut Inside) -> anyhow::Result<()> {
     fs::write(kept.join("xen-credit.toml"), table).context("cannot write xen-credit.toml")
 }
 
-/// Sets each domU's weight and cap, traces them, and adds the results to the table.
+/// Sets each domU's weight and cap, traces the domUs, and adds the results to the table.
 fn measure(
     inside: &Inside,
     table: &mut String,
@@ -271,7 +273,7 @@ fn share(
     steal: f64,
 ) -> anyhow::Result<Share> {
     let known_s = stretches.known_s(domu.id, 0);
-    // A busy vCPU that never gave way changed nothing that a trace shows: it ran all the time.
+    // The trace shows no change of a busy vCPU that never gave way: it ran all the time.
     let is_steady = known_s == 0.0;
     let ran = |state: State| match is_steady {
         true => f64::from(u8::from(state == State::Running)),

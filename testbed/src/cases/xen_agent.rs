@@ -1,4 +1,4 @@
-//! The agent in dom0: the host contract on real domUs, homes and pins, and what is left when it is killed.
+//! The agent in dom0: the host contract on real domUs, homes and pins, and what remains when the agent is killed.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,11 +21,12 @@ use crate::inside::process::{Ended, Program};
 use crate::inside::wait::{Look, wait_until};
 use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack};
 
-/// CPUs of domUs: dom0 has CPU 0.
+/// CPUs that domUs may use: dom0 has CPU 0.
 const CPUS: &str = "1-3";
-/// The guard waits 10 s for a successor, and undoes; under emulation the same instructions take many times as long.
+/// Time in which the guard must undo everything. It first waits 10 s for another agent, and under emulation the same
+/// instructions take many times as long.
 const UNDONE_WITHIN: Duration = Duration::from_secs(120);
-/// What stock Xen does not let dom0 do, on either kind of domU; each is refused with the reason.
+/// Checks that stock Xen does not let dom0 pass, on either kind of domU. Each is refused with the reason.
 const NOT_HERE: [&str; 8] = [
     "a memory policy is seen once it is set, and one that the host cannot have leaves the one before",
     "a home holds no vCPU, moves no page, and keeps what was brought there",
@@ -37,7 +38,7 @@ const NOT_HERE: [&str; 8] = [
     "what a guest is told is seen, with a new sequence each time, and stays until it is told otherwise",
 ];
 
-/// The host, for a case that acts like the agent's loop.
+/// Connects to the host, for a case that acts like the agent's loop.
 pub(super) fn host(inside: &Inside) -> anyhow::Result<XenHost> {
     let options = Options {
         state_dir: inside.dir().join("state"),
@@ -46,7 +47,7 @@ pub(super) fn host(inside: &Inside) -> anyhow::Result<XenHost> {
     XenHost::connect(options).map_err(|error| anyhow!(error))
 }
 
-/// Every check of the host contract, on a domU of each kind and toolstack.
+/// Runs every check of the host contract on two domUs, which cover both kinds and both toolstacks.
 pub fn contract(inside: &mut Inside) -> anyhow::Result<()> {
     let mut host = super::xen_waiting::host(inside)?;
     let busy = Behaviour::busy(1).with_duty(60).with_touch(20);
@@ -79,7 +80,7 @@ pub fn contract(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An agent that gives domUs homes as published (TAVO).
+/// Starts an agent that gives domUs homes as published (TAVO).
 pub(super) fn start(inside: &Inside) -> anyhow::Result<Program> {
     let mut agent = inside.start_homenode(&["run", "--host", "xen", "--json", "--policies", "tavo"])?;
     agent.wait_json("anything", SOON, |_| true)?;
@@ -103,7 +104,7 @@ fn wait_affinity(domu: &Domu, cpus: &str, limit: Duration) -> anyhow::Result<()>
     })
 }
 
-/// A domU of either toolstack whose memory is on one node, and whose vCPU may run on three.
+/// Creates a domU whose memory is on one node and whose vCPU may run on three.
 fn strayed(inside: &Inside, name: &str, node: u32, (kind, by): (Kind, Toolstack)) -> anyhow::Result<Domu> {
     let busy = Behaviour::busy(1).with_touch(20);
     let domu = inside.create_domu(&DomuSpec::new(name, kind, &node.to_string()).doing(busy), by)?;
@@ -111,7 +112,7 @@ fn strayed(inside: &Inside, name: &str, node: u32, (kind, by): (Kind, Toolstack)
     Ok(domu)
 }
 
-/// vCPUs come to the node that has the memory, and their operator's CPUs are restored once the agent is killed, or stopped.
+/// vCPUs come to the node that has the memory. Once the agent is killed or stopped, they have their operator's CPUs again.
 pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
     let pv = strayed(inside, "pv", 3, (Kind::Pv, Toolstack::Libvirt))?;
     let pvh = strayed(inside, "pvh", 2, (Kind::Pvh, Toolstack::Xl))?;
@@ -140,7 +141,7 @@ pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
 
     let agent = start(inside)?;
     at_home(inside)?;
-    // A pin set by another program is left alone, and stays.
+    // A pin that another program sets is left alone, and remains.
     pvh.pin(0, "1-2")?;
     stop(agent)?;
     wait_affinity(&pv, CPUS, Duration::from_secs(5))?;
@@ -151,7 +152,7 @@ pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `homenode release` lifts a cap of an agent that died without a guard; its operator's cap is in force again.
+/// `homenode release` lifts the cap of an agent that died without a guard; the operator's cap is in force again.
 pub fn caps(inside: &mut Inside) -> anyhow::Result<()> {
     let domu = inside.create_domu(
         &DomuSpec::new("held", Kind::Pv, "3").doing(Behaviour::busy(1)),
@@ -192,7 +193,7 @@ pub fn caps(inside: &mut Inside) -> anyhow::Result<()> {
         (0.15..=0.33).contains(&share),
         "expected a share of 0.15 to 0.33, saw {share:.3}"
     );
-    // As if the agent and its guard had died.
+    // Dropped as if the agent and its guard had died.
     drop(host);
     let state = inside.dir().join("state");
     let state = state.to_str().context("a path that is no text")?;
@@ -207,8 +208,8 @@ pub fn caps(inside: &mut Inside) -> anyhow::Result<()> {
     inside.destroy_domu(&domu)
 }
 
-/// Where Xen's toolstack puts three busy domUs on its own, and where they are with the two lines that we print: each of ours
-/// has memory on one node, and none shares its CPU. The comparison is noted, not judged.
+/// Compares where three busy domUs are when Xen's toolstack places them, and when they are given the two lines that we print.
+/// With our lines each domU has its memory on one node, and a CPU to itself. The comparison is noted, not judged.
 pub fn placed(inside: &mut Inside) -> anyhow::Result<()> {
     let busy = Behaviour::busy(1).with_touch(20);
     let mut homes = Vec::new();
@@ -269,7 +270,7 @@ pub fn placed(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// CPUs that `homenode place --xl` prints for a domU of one vCPU and this much memory.
+/// Returns the CPUs that `homenode place --xl` prints for a domU of one vCPU and this much memory.
 pub(super) fn advice(inside: &Inside, memory: &str) -> anyhow::Result<String> {
     let output = Command::new(inside.homenode()?)
         .args(["place", "--vcpus", "1", "--memory", memory, "--xl"])

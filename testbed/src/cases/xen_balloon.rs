@@ -1,5 +1,5 @@
-//! Memory of domUs, by their balloons. Cases judge by the number of a domain's pages in Xen, and by what the domUs' own
-//! programs find in their memory.
+//! Memory that is taken from domUs through their balloons. Cases judge by Xen's count of a domain's pages, and by what the
+//! domUs' own programs find in their memory.
 
 use std::fs;
 use std::path::Path;
@@ -22,13 +22,13 @@ use crate::inside::wait::{Look, wait_until};
 use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack};
 use crate::inside::xen::{IMAGE_DIR, domains, xl};
 
-/// Memory of a domU, its limit, and what it writes and checks; MiB.
+/// Memory of a domU, the agent's limit on it, and how much of it the domU writes and checks, in MiB.
 const MEMORY_MIB: u64 = 192;
 const HELD_MIB: u64 = 136;
 const TOUCHED_MIB: u32 = 40;
-/// How far from its target a balloon may come to rest, in pages: PVH domains have some besides their memory.
+/// How far from its target a balloon may come to rest, in pages: PVH domains have some pages in addition to their memory.
 const NEAR_PAGES: u64 = 512;
-/// How long a guard here waits for a successor of a dead agent.
+/// How long a guard here waits for another agent after its own has died.
 const GRACE: &str = "2s";
 
 fn create(inside: &Inside, name: &str, (kind, by): (Kind, Toolstack)) -> anyhow::Result<Domu> {
@@ -50,7 +50,7 @@ fn target_kib(domu: &Domu) -> anyhow::Result<u64> {
     text.trim().parse().context("its target is no number")
 }
 
-/// Waits until it has this much memory, as Xen counts it.
+/// Waits until the domU has this much memory, as Xen counts it.
 fn wait_has(inside: &Inside, domu: &Domu, mib: u64) -> anyhow::Result<()> {
     let (name, begin) = (&domu.spec.name, Instant::now());
     let pages = wait_until(&format!("{name} to have {mib} MiB"), SOON, || {
@@ -67,7 +67,7 @@ fn wait_has(inside: &Inside, domu: &Domu, mib: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that its guest goes on, and that its memory is as written.
+/// Checks that the domU still answers, and that its memory is as written.
 fn expect_whole(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     let checked = domu.command("check", MARKER_CHECKED)?;
     let (pages, wrong) = (count(&checked, "pages=")?, count(&checked, "wrong=")?);
@@ -99,7 +99,7 @@ fn hold(host: &mut XenHost, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The host and its guard, as the agent has them.
+/// Connects to the host and starts a guard for it, as the agent does.
 fn guarded(inside: &Inside) -> anyhow::Result<(XenHost, guard::Guard)> {
     let (state, heartbeat) = (inside.dir().join("state"), Heartbeat::default());
     let options = Options {
@@ -114,7 +114,7 @@ fn guarded(inside: &Inside) -> anyhow::Result<(XenHost, guard::Guard)> {
     Ok((host, guard))
 }
 
-/// See the row of cases.
+/// See this case's row in the table of cases.
 pub fn held(inside: &mut Inside) -> anyhow::Result<()> {
     let mut pv = create(inside, "pv", (Kind::Pv, Toolstack::Xl))?;
     let pvh = create(inside, "pvh", (Kind::Pvh, Toolstack::Libvirt))?;
@@ -126,7 +126,8 @@ pub fn held(inside: &mut Inside) -> anyhow::Result<()> {
         wait_has(inside, domu, HELD_MIB)?;
         expect_whole(inside, domu)?;
     }
-    // As if the agent had died: its lock and its end of the guard's pipe are gone without a goodbye.
+    // Dropped as if the agent had died: its lock and its end of the guard's pipe are gone, but it has not told the guard to
+    // end.
     drop(host);
     drop(guard);
     for domu in [&pv, &pvh] {
@@ -144,7 +145,7 @@ pub fn held(inside: &mut Inside) -> anyhow::Result<()> {
     inside.destroy_domu(&pv)
 }
 
-/// `xl` saves the agent's limit with a domU; once restored it has its operator's memory again.
+/// `xl` saves the agent's limit together with the domU. Once restored, the domU gets its operator's memory back.
 fn saved(inside: &Inside, domu: &mut Domu) -> anyhow::Result<()> {
     let mut host = super::xen_agent::host(inside)?;
     let name = domu.spec.name.clone();

@@ -1,4 +1,4 @@
-//! DomUs with a disk and a NIC, whose memory is moved: for a moment there are two of each, and dom0 serves both.
+//! DomUs that have a disk and a NIC, and whose memory is moved. For a moment each domU exists twice, and dom0 serves both.
 
 use std::fs;
 use std::process::Command;
@@ -18,14 +18,14 @@ use crate::inside::wait::{Look, wait_until};
 use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack};
 use crate::outside::xen::DISKS;
 
-/// dom0's bridge that their NICs are on.
+/// The bridge in dom0 that the domUs' NICs are on.
 const BRIDGE: &str = "xenbr0";
-/// How much of its disk each writes repeatedly.
+/// How much of its disk each domU writes repeatedly, in MiB.
 const WRITTEN_MIB: u32 = 2;
-/// How long a NIC may take to answer once its domU resumes: it announces itself when its driver has connected.
+/// How long a NIC may take to answer after its domU resumes. It announces itself once its driver has connected.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(90);
 
-/// A domU that writes its memory, and its disk if there is one for it, and answers on the bridge.
+/// Creates a domU that writes its memory, and its disk if one is left for it, and that answers on the bridge.
 fn create(inside: &Inside, at: usize, (name, kind): (&str, Kind), more: &str) -> anyhow::Result<Domu> {
     let mut spec = DomuSpec::anywhere(name, kind).doing(writing());
     if let Some(disk) = DISKS.get(at) {
@@ -42,12 +42,12 @@ fn mac(at: usize) -> String {
     format!("00:16:3e:00:00:{:02x}", at + 1)
 }
 
-/// The address that follows from its MAC.
+/// Returns the address that follows from the domU's MAC.
 fn address(at: usize) -> String {
     format!("fe80::216:3eff:fe00:{:x}", at + 1)
 }
 
-/// Waits until its NIC answers.
+/// Waits until the domU's NIC answers.
 fn expect_answers(inside: &Inside, domu: &Domu, at: usize) -> anyhow::Result<()> {
     let (name, address) = (&domu.spec.name, address(at));
     wait_until(&format!("{name} to answer as {address}"), ANSWERS_WITHIN, || {
@@ -63,7 +63,7 @@ fn expect_answers(inside: &Inside, domu: &Domu, at: usize) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Waits until it has written to its disk; checks that the disk has what it wrote last, and that it writes on.
+/// Checks that the disk has what the domU wrote last, and that the domU goes on writing to it.
 fn expect_disk(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     let name = &domu.spec.name;
     let look = || {
@@ -89,7 +89,8 @@ fn expect_disk(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// dom0 serves one connected disk and one connected NIC of each, and nothing for the domains that they were.
+/// Checks that dom0 serves one connected disk and one connected NIC of each domU, and none of the domains that they were
+/// before.
 fn expect_served_once(domus: [&Domu; 2]) -> anyhow::Result<()> {
     for (kind, number) in [("vbd", "51712"), ("vif", "0")] {
         let all = format!("/local/domain/0/backend/{kind}");
@@ -114,7 +115,7 @@ fn expect_served_once(domus: [&Domu; 2]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that its NIC has its configured MAC.
+/// Checks that the domU's NIC has its configured MAC.
 fn expect_mac(domu: &Domu, at: usize) -> anyhow::Result<()> {
     let up = domu.command("up", MARKER_UP)?;
     ensure!(
@@ -126,14 +127,14 @@ fn expect_mac(domu: &Domu, at: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ports of the bridge.
+/// Returns the bridge's ports.
 fn ports() -> anyhow::Result<Vec<String>> {
     let entries = fs::read_dir(format!("/sys/class/net/{BRIDGE}/brif")).context("there is no bridge")?;
     let names = entries.flatten().map(|entry| entry.file_name());
     Ok(names.map(|name| name.to_string_lossy().into_owned()).collect())
 }
 
-/// See the row of cases.
+/// See this case's row in the table of cases.
 pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     if !fs::exists(format!("/sys/class/net/{BRIDGE}"))? {
         run("ip", &["link", "add", BRIDGE, "type", "bridge"])?;
@@ -141,7 +142,7 @@ pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     run("ip", &["link", "set", BRIDGE, "up"])?;
     let mut pv = create(inside, 0, ("still", Kind::Pv), "")?;
     let mut pvh = create(inside, 1, ("roams", Kind::Pvh), "")?;
-    // A NIC with a fixed name in dom0 can exist only once.
+    // This domU cannot be moved: a NIC with a fixed name in dom0 cannot exist twice.
     let named = create(inside, 2, ("named", Kind::Pv), ",vifname=named0")?;
     for (at, domu) in [&pv, &pvh].into_iter().enumerate() {
         expect_answers(inside, domu, at)?;

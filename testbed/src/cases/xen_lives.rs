@@ -1,4 +1,4 @@
-//! A domU's levers while it is paused, renamed, saved, restored and rebooted under the agent, and while xenstored is stopped.
+//! The agent's levers on a domU that is paused, renamed, saved, restored and rebooted, and while xenstored is stopped.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use crate::inside::xen::{IMAGE_DIR, Stopped, domains, node_affinity, xl};
 /// The operator's cap, and the agent's, in percent.
 const OPERATORS: u32 = 80;
 const OURS: u32 = 30;
-/// How soon the agent must go on when xenstored does not answer.
+/// How soon the agent must go on if xenstored does not answer.
 const WITHOUT_STORE: Duration = Duration::from_secs(20);
 
 fn does(host: &mut XenHost, vm: VmId, act: &Act) -> anyhow::Result<()> {
@@ -33,7 +33,7 @@ fn does(host: &mut XenHost, vm: VmId, act: &Act) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Holds it to less than its operator allows, at home on node 3.
+/// Gives the domU a home on node 3, and a cap below its operator's.
 fn hold(host: &mut XenHost, name: &str) -> anyhow::Result<VmId> {
     let vm = find(host, name)?.id;
     let nodes = "3".parse().map_err(|error| anyhow!("{error}"))?;
@@ -89,7 +89,7 @@ fn release(inside: &Inside) -> anyhow::Result<Program> {
     inside.start_homenode(&["release", "--host", "xen", "--state", state])
 }
 
-/// See the module.
+/// See the module's documentation.
 pub fn lives(inside: &mut Inside) -> anyhow::Result<()> {
     let spec = DomuSpec::new("lives", Kind::Pv, "1-3").doing(Behaviour::busy(1));
     let mut domu = inside.create_domu(&spec.that_reboots(), Toolstack::Xl)?;
@@ -103,7 +103,7 @@ pub fn lives(inside: &mut Inside) -> anyhow::Result<()> {
     for notice in host.take_notices() {
         inside.note(notice);
     }
-    // As if the agent and its guard had died; then the domain boots again.
+    // Dropped as if the agent and its guard had died. Then the domain reboots.
     drop(host);
     xl(&["reboot", "lives"])?;
     again(&mut domu)?;
@@ -142,7 +142,7 @@ fn paused_and_renamed(host: &mut XenHost, domu: &Domu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `xl` writes the agent's cap into the file.
+/// The domU is saved and restored. `xl` writes the agent's cap into the file.
 fn saved_and_restored(inside: &Inside, host: &mut XenHost, domu: &mut Domu) -> anyhow::Result<()> {
     let file = format!("{IMAGE_DIR}/lives.save");
     xl(&["save", "lives", &file])?;
@@ -172,7 +172,7 @@ fn saved_and_restored(inside: &Inside, host: &mut XenHost, domu: &mut Domu) -> a
     Ok(())
 }
 
-/// While xenstored is stopped the agent uses the names that it knows.
+/// While xenstored is stopped, the agent uses the names that it already knows.
 fn stood_still(inside: &Inside, host: &mut XenHost, domu: &Domu) -> anyhow::Result<()> {
     host.sample()?;
     for notice in host.take_notices() {
@@ -211,7 +211,7 @@ fn stood_still(inside: &Inside, host: &mut XenHost, domu: &Domu) -> anyhow::Resu
     })
 }
 
-/// Releasing needs no xenstored.
+/// `homenode release` works without xenstored.
 fn released_without_xenstored(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     let mut host = host(inside)?;
     hold(&mut host, "lives")?;
@@ -236,7 +236,7 @@ fn released_without_xenstored(inside: &Inside, domu: &Domu) -> anyhow::Result<()
     Ok(())
 }
 
-/// A domU whose memory follows its CPUs does so again once released; one with explicit nodes keeps them.
+/// After its release, a domU whose memory followed its CPUs follows them again, and one with explicit nodes keeps its nodes.
 pub fn nodes(inside: &mut Inside) -> anyhow::Result<()> {
     let follows = inside.create_domu(&DomuSpec::new("follows", Kind::Pv, "1-3"), Toolstack::Xl)?;
     let placed = inside.create_domu(&DomuSpec::anywhere("placed", Kind::Pv), Toolstack::Xl)?;

@@ -1,4 +1,4 @@
-//! DomUs whose memory is away from their vCPUs: the agent moves it, by migrating them within the host.
+//! DomUs whose memory is away from their vCPUs. The agent moves the memory by migrating the domUs within the host.
 
 use std::fs;
 use std::sync::Arc;
@@ -19,22 +19,22 @@ use crate::inside::wait::{Look, wait_until};
 use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack, Vcpu};
 use crate::inside::xen::{domains, userdata, xl};
 
-/// The node of domUs' memory at first, the CPUs of their vCPUs then, and a node that a domU fills.
+/// Node of the domUs' memory at first, the node to whose CPU their vCPUs are then pinned, and a node that one domU fills.
 const FROM: u32 = 3;
 pub(super) const TO: u32 = 2;
 const FULL: u32 = 1;
-/// Of a node's 1 GiB, so that another domU finds no room.
+/// How much of a node's 1 GiB is filled, so that another domU finds no room.
 const FILLING_MIB: u64 = 848;
-/// A move takes 10 to 20 s on an idle machine, and minutes on a busy one.
+/// Limit for a move, which takes 10 to 20 s on an idle machine and minutes on a busy one.
 const MOVED_WITHIN: Duration = Duration::from_secs(900);
-/// What holds memory, writes it, and computes.
+/// How much memory a moved domU holds, in MiB, and how often it writes it.
 const TOUCHED_MIB: u32 = 40;
 const WRITE_EVERY_MS: u32 = 150;
-/// Directory of the agent's notes about moves.
+/// Directory in which the agent notes moves.
 const MOVES: &str = "/run/homenode/private";
-/// `xl`'s suffix for a domain that has left.
+/// The suffix that `xl` gives to a domain that has left.
 const LEFT: &str = "--migratedaway";
-/// Under emulation a domU is stopped for longer than any real one should be.
+/// The limits are long, because under emulation a domU is stopped for longer than any real one should be.
 const SETTINGS: &str = "[local_migration]\nallow = \"paused\"\ntime_max = \"3000s\"\npause_max = \"1500s\"\ninterval = \"3600s\"\n";
 
 /// The behaviour of a domU that is moved.
@@ -46,7 +46,7 @@ pub(super) fn writing() -> Behaviour {
     }
 }
 
-/// Creates this domU, with memory on one node, and then pins its vCPU to another.
+/// Creates this domU with its memory on one node, and then pins its vCPU to the CPU of another.
 pub(super) fn split(inside: &Inside, mut spec: DomuSpec, to: u32, by: Toolstack) -> anyhow::Result<Domu> {
     spec.cpus = vec![FROM.to_string()];
     let domu = inside.create_domu(&spec, by)?;
@@ -54,12 +54,12 @@ pub(super) fn split(inside: &Inside, mut spec: DomuSpec, to: u32, by: Toolstack)
     Ok(domu)
 }
 
-/// Like [`split`], for a domU without devices.
+/// Like [`split`], but for a domU without devices.
 fn plain(inside: &Inside, name: &str, to: u32, (kind, by): (Kind, Toolstack)) -> anyhow::Result<Domu> {
     split(inside, DomuSpec::anywhere(name, kind).doing(writing()), to, by)
 }
 
-/// An agent that may move them.
+/// Starts an agent that may move domUs.
 pub(super) fn start(inside: &Inside) -> anyhow::Result<Program> {
     let config = inside.dir().join("moves.toml");
     fs::write(&config, SETTINGS).context("cannot write the agent's settings")?;
@@ -79,7 +79,7 @@ pub(super) fn start(inside: &Inside) -> anyhow::Result<Program> {
     Ok(agent)
 }
 
-/// Waits for a sentence of the agent with these words.
+/// Waits for a line of the agent's output that contains these words.
 pub(super) fn wait_said(agent: &mut Program, words: &[&str]) -> anyhow::Result<String> {
     let has = |text: &str| words.iter().all(|word| text.contains(word));
     agent.wait_json(&words.join(" … "), MOVED_WITHIN, |line| has(&line.to_string()))?;
@@ -88,7 +88,7 @@ pub(super) fn wait_said(agent: &mut Program, words: &[&str]) -> anyhow::Result<S
     said.cloned().context("what was said is gone")
 }
 
-/// Waits until it is another domain, the only one of its name, with all its pages on a node.
+/// Waits until the domU is another domain, the only one of its name, and has all its pages on this node.
 pub(super) fn wait_moved(inside: &Inside, domu: &mut Domu, node: u32) -> anyhow::Result<()> {
     let (name, before) = (domu.spec.name.clone(), domu.id);
     let begin = Instant::now();
@@ -114,7 +114,7 @@ pub(super) fn wait_moved(inside: &Inside, domu: &mut Domu, node: u32) -> anyhow:
     Ok(())
 }
 
-/// Checks that its guest goes on, and that its memory is as written.
+/// Checks that the domU goes on computing, and that its memory is as written.
 pub(super) fn expect_whole(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     let (before, _) = domu.progress()?;
     let checked = domu.command("check", MARKER_CHECKED)?;
@@ -129,7 +129,7 @@ pub(super) fn expect_whole(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that its operator's settings are restored, and `xl`'s configuration of it names no nodes.
+/// Checks that the operator's settings of the domU are restored, and that `xl`'s configuration of it names no nodes.
 fn expect_as_before(domu: &Domu, cpus: u32) -> anyhow::Result<()> {
     let vcpus = domu.vcpus()?;
     let is_so = |vcpu: &Vcpu| vcpu.hard == cpus.to_string() && vcpu.soft == FROM.to_string();
@@ -146,7 +146,7 @@ fn expect_as_before(domu: &Domu, cpus: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Domains of this UUID, by number and state, as `xl` lists them.
+/// Returns the domains of this UUID, each as `xl` lists it.
 fn of_uuid(uuid: &str) -> anyhow::Result<Vec<String>> {
     let text = xl(&["list", "-v"])?;
     let lines = text.lines().filter(|line| line.contains(uuid));
@@ -159,8 +159,7 @@ pub(super) fn uuid(domu: &Domu) -> anyhow::Result<String> {
     uuid.context("xenstore has no UUID of it")
 }
 
-/// Checks that one domain of that UUID is left, and nothing that a move needs: no note of the plan, no process, no lock of
-/// `xl`'s.
+/// Checks that one domain of this UUID is left, and nothing of the move: no file of the plan, no process, no lock of `xl`'s.
 pub(super) fn expect_one(inside: &Inside, domu: &Domu, uuid: &str) -> anyhow::Result<()> {
     let left = of_uuid(uuid)?;
     ensure!(
@@ -192,7 +191,7 @@ pub(super) fn expect_one(inside: &Inside, domu: &Domu, uuid: &str) -> anyhow::Re
     Ok(())
 }
 
-/// A process: its number, that of its session, and its command line.
+/// A process: its number, its session's number, and its command line.
 type Running = (Pid, i32, String);
 
 fn processes() -> impl Iterator<Item = Running> {
@@ -207,7 +206,8 @@ fn processes() -> impl Iterator<Item = Running> {
     })
 }
 
-/// Processes that move a domain. `xl restore` leaves one behind that watches the domain, as for any domain that `xl` creates.
+/// Returns the processes that move a domain. `xl restore` is not one of them: it stays to watch the domain, as after any
+/// creation.
 fn movers() -> Vec<Running> {
     let is_mover = |line: &str| {
         ["move-domain", "move-stream", "xl save"]
@@ -217,7 +217,7 @@ fn movers() -> Vec<Running> {
     processes().filter(|(_, _, line)| is_mover(line)).collect()
 }
 
-/// Waits until some of a domU is copied.
+/// Waits until part of a domU is copied.
 fn wait_copied() -> anyhow::Result<()> {
     wait_until("some of the domU to be copied", MOVED_WITHIN, || {
         let copied = fs::read_to_string(format!("{MOVES}/move.copied")).unwrap_or_default();
@@ -228,7 +228,7 @@ fn wait_copied() -> anyhow::Result<()> {
     })
 }
 
-/// Watches a domU from a separate thread, twice a second: whether it was ever paused, suspended or doubled.
+/// Watches, twice a second in a separate thread, whether a domU is ever paused, suspended or doubled.
 struct Watched {
     name: String,
     is_over: Arc<AtomicBool>,
@@ -273,7 +273,7 @@ impl Watched {
     }
 }
 
-/// Waits until the agent says why it is not moved.
+/// Waits until the agent says why it does not move the domU.
 pub(super) fn expect_refused(
     inside: &Inside,
     agent: &mut Program,
@@ -296,7 +296,7 @@ fn expect_stayed(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     expect_whole(inside, domu)
 }
 
-/// See the row of cases.
+/// See this case's row in the table of cases.
 pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     let mut pv = plain(inside, "still", TO, (Kind::Pv, Toolstack::Xl))?;
     let mut pvh = plain(inside, "roams", TO, (Kind::Pvh, Toolstack::Xl))?;
@@ -342,7 +342,7 @@ pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
         )?;
     }
     let cut = cut_off(inside)?;
-    // Another agent finds them at home.
+    // The next agent finds the domUs at home, and moves none.
     let agent = start(inside)?;
     std::thread::sleep(Duration::from_secs(15));
     let lines = agent.lines();
@@ -377,7 +377,8 @@ fn orphaned(inside: &Inside, mut agent: Program) -> anyhow::Result<Domu> {
     Ok(orphan)
 }
 
-/// Everything that moves a domU is killed, with the agent and its guard: `homenode release` leaves one domU, which goes on.
+/// Everything that moves a domU is killed, and so are the agent and its guard. `homenode release` leaves one domU, which goes
+/// on.
 fn cut_off(inside: &Inside) -> anyhow::Result<Domu> {
     let mut cut = plain(inside, "cut", TO, (Kind::Pv, Toolstack::Xl))?;
     let id = uuid(&cut)?;
@@ -385,7 +386,7 @@ fn cut_off(inside: &Inside) -> anyhow::Result<Domu> {
     wait_said(&mut agent, &["cut is on its way"])?;
     wait_copied()?;
     let begin = Instant::now();
-    // Everything that the mover started, and the mover itself.
+    // Kills the mover, and everything that it started.
     let mover = movers()
         .into_iter()
         .find(|(_, _, line)| line.contains("move-domain"));

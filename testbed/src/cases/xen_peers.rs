@@ -1,6 +1,6 @@
-//! Three ways to place domUs on a host that fills up: Xen's own toolstack, an operator with a pool of CPUs for each node who
-//! deals domUs out to the pools, and ours. Each starts the same domUs in the same order, and the same figures are taken: the
-//! comparison is noted, not judged.
+//! Three ways to place domUs on a host that fills up: Xen's own toolstack, an operator who makes a pool of CPUs for each node
+//! and deals domUs out to the pools, and ours. Each starts the same domUs in the same order, and the same figures are taken.
+//! The comparison is noted, not judged.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,8 +20,8 @@ use crate::inside::Inside;
 use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack};
 use crate::inside::xen::{clean_up, xl};
 
-/// The domUs, in this order: name, memory in MiB, share of its CPU that it wants in percent. Together they want more than the
-/// three CPUs besides dom0's have, and some want memory and little else.
+/// The domUs in the order of their start: name, memory in MiB, and the share of a CPU that each wants, in percent. Together
+/// they want more than the three CPUs that dom0 does not use, and some want memory and little else.
 const STARTS: [(&str, u64, u32); 6] = [
     ("web0", 128, 90),
     ("store", 512, 20),
@@ -30,12 +30,12 @@ const STARTS: [(&str, u64, u32); 6] = [
     ("cache", 384, 30),
     ("web3", 128, 40),
 ];
-/// How long they run before they are watched, how long they are watched, and the time between samples.
+/// How long domUs run before they are watched, how long they are watched, and the time between samples.
 const SETTLING: Duration = Duration::from_secs(15);
 const WATCHED: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The placer.
+/// Who places the domUs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Placer {
     Xl,
@@ -66,16 +66,16 @@ fn spec(inside: &Inside, placer: Placer, at: usize) -> anyhow::Result<DomuSpec> 
     };
     spec.memory_mib = memory_mib;
     if placer == Placer::Pools {
-        // Dom0 is in the pool of node 0.
+        // Skips the pool of node 0, which has dom0.
         spec.pool = format!("Pool-node{}", 1 + at % 3);
     }
     Ok(spec.doing(busy))
 }
 
-/// How long vCPUs ran, by domain and CPU.
+/// How long vCPUs ran, in seconds, by domain and CPU.
 type Ran = BTreeMap<VmId, BTreeMap<u32, f64>>;
 
-/// Samples for a while where vCPUs are, and how long they ran since the last sample.
+/// Samples for some time on which CPUs vCPUs are, and how long they ran since the last sample.
 fn watch(host: &mut XenHost) -> anyhow::Result<Ran> {
     let running = |sample: &Sample| -> BTreeMap<VmId, (f64, u32)> {
         let of = sample.vms.iter().filter_map(|vm| {
@@ -99,14 +99,15 @@ fn watch(host: &mut XenHost) -> anyhow::Result<Ran> {
     Ok(ran)
 }
 
-/// The results of a placer.
+/// The figures for one placer.
 struct Seen {
-    /// Local share of the vCPUs' run time, weighted by the part of their domain's memory that is on the node where they ran.
+    /// Share of the vCPUs' run time that was local: time on a node counts by the part of the domain's memory that is on that
+    /// node.
     local: f64,
-    /// Loops per second of all guests, and the share of the time for which they were kept from running.
+    /// Loops per second of all guests, and the average share of the time for which a guest was kept from running.
     loops_per_s: f64,
     steal: f64,
-    /// The same share of the guest that was kept from running most.
+    /// That share, for the guest that was kept from running most.
     steal_max: f64,
 }
 
@@ -143,7 +144,7 @@ fn measure(inside: &Inside, domus: &[Domu]) -> anyhow::Result<Seen> {
         let of = of.with_context(|| format!("{name} was not seen to run"))?;
         for (cpu, ran_s) in of {
             all_s += ran_s;
-            // One CPU per node, with the same number.
+            // Each node has one CPU, with the node's number.
             local_s += ran_s * pages[*cpu as usize] as f64 / sum;
         }
         let ran: Vec<String> = of
@@ -167,7 +168,7 @@ fn measure(inside: &Inside, domus: &[Domu]) -> anyhow::Result<Seen> {
     })
 }
 
-/// See the module.
+/// See the module's documentation.
 pub fn compared(inside: &mut Inside) -> anyhow::Result<()> {
     for (placer, whose) in Placer::ALL {
         if placer == Placer::Pools {
@@ -195,7 +196,7 @@ pub fn compared(inside: &mut Inside) -> anyhow::Result<()> {
         for domu in &domus {
             inside.destroy_domu(domu)?;
         }
-        // Return the pools' CPUs.
+        // Returns the pools' CPUs to the first pool.
         clean_up()?;
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! Permits on a Xen host (KS4Xen): two domUs share a last-level cache, each with a separate CPU. credit1's cap holds the
-//! polluter; the agent in dom0 sets it from the counters; the effect on misses is read from the model's page, not from the
-//! agent.
+//! polluter, and the agent in dom0 sets it using the counters. The effect on misses is read from the model's page, not from
+//! the agent.
 
 use std::path::Path;
 use std::time::Instant;
@@ -21,14 +21,13 @@ use crate::inside::wait::{Look, wait_until};
 use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack};
 use crate::outside::emulated::{HostKind, LLC_BYTES};
 
-/// CPUs of the node that dom0 does not run on: they share a cache.
+/// CPUs of the node that dom0 does not run on. They share a cache.
 const CPUS: [u32; 2] = [2, 3];
-/// The victim has more memory, so that the number of its frames identifies its tag.
+/// Memory of the victim. It has more than the thrasher, so that the number of its frames identifies its tag.
 const VICTIM_MIB: u64 = 160;
-/// Windows over which the hold is watched.
+/// Number of windows for which the thrasher is watched once it is held.
 const LASTING: usize = 4;
-/// Share of a domU's misses, in percent, that must be counted on its one CPU; the rest is Xen's and dom0's work in its
-/// memory.
+/// Percentage of a domU's misses that must be counted on its one CPU. The rest is work of Xen and dom0 in the domU's memory.
 const OWN_PERCENT: u64 = 90;
 
 /// Walks eight times what the cache holds, so that each line evicts another.
@@ -48,7 +47,7 @@ fn victim(kind: Kind) -> DomuSpec {
 /// Frames per node of the emulated host.
 const NODE_FRAMES: u64 = 1 << 18;
 
-/// Finds the domUs' tags: those with about as many frames as the domUs have pages, on each node, by Xen's count.
+/// Finds each domU's tag: the one that, on each node, has about as many frames as Xen counts pages of the domU.
 fn tags_of(page: Page<'_>, domus: [&Domu; 2]) -> anyhow::Result<[u8; 2]> {
     let nodes = HostKind::XenCounted.distance_matrix().len() as u64;
     let mut frames = vec![vec![0_u64; nodes as usize]; 256];
@@ -75,7 +74,7 @@ fn tags_of(page: Page<'_>, domus: [&Domu; 2]) -> anyhow::Result<[u8; 2]> {
     Ok(tags)
 }
 
-/// Checks that a domU's misses are counted on its CPU, and that that CPU's misses are counted for it.
+/// Checks that a domU's misses are counted on its CPU, and notes their share of all misses on that CPU.
 fn expect_attributed(inside: &Inside, page: Page<'_>, tags: [u8; 2]) -> anyhow::Result<()> {
     for (tag, cpu) in tags.into_iter().zip(CPUS) {
         let all = counts(page, tag).misses;
@@ -136,11 +135,11 @@ fn start(inside: &Inside) -> anyhow::Result<Program> {
     Ok(agent)
 }
 
-/// A cap that the agent sets holds a thrasher to its permit, and its neighbour misses less; the cap is lifted when the agent
+/// A cap that the agent sets holds a thrasher to its permit, and its neighbour misses less. The cap is lifted when the agent
 /// is killed.
 pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     let page = modelled_pmu::find(Path::new("/"))?.context("this host has no modelled PMU")?;
-    // A killed agent has left the model running; domUs boot faster without it.
+    // The model rests first: a killed agent may have left it running, and domUs boot faster without it.
     page.rest();
     let thrasher = inside.create_domu(&thrasher(Kind::Pv), Toolstack::Xl)?;
     let victim = inside.create_domu(&victim(Kind::Pv), Toolstack::Libvirt)?;

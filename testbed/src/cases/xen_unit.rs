@@ -1,4 +1,4 @@
-//! The agent as a service of dom0's systemd: the package's unit, and the drop-in that dom0 needs.
+//! The agent as a service of dom0's systemd, with the package's unit and the drop-in that dom0 needs.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ const DROP_IN: &str = include_str!("../../../deploy/systemd/xen.conf");
 const UNIT_AT: &str = "/lib/systemd/system/homenode.service";
 const DROP_IN_AT: &str = "/etc/systemd/system/homenode.service.d/xen.conf";
 const SETTINGS_AT: &str = "/etc/homenode/homenode.toml";
-/// Under emulation a domU is stopped for longer than any real one should be.
+/// The limits are long, because under emulation a domU is stopped for longer than any real one should be.
 const SETTINGS: &str = "mode = \"act\"\npolicies = \"tavo\"\n[local_migration]\nallow = \"paused\"\ntime_max = \"1000s\"\npause_max = \"500s\"\n";
 
 fn write(path: &str, text: &str) -> anyhow::Result<()> {
@@ -36,7 +36,7 @@ fn property(name: &str) -> anyhow::Result<String> {
     Ok(value.trim().to_owned())
 }
 
-/// Its latest output.
+/// Returns the service's latest output.
 fn said() -> String {
     let arguments = ["-u", "homenode", "-n", "12", "--no-pager", "-o", "cat"];
     run("journalctl", &arguments).unwrap_or_default()
@@ -63,7 +63,7 @@ fn install(inside: &Inside) -> anyhow::Result<()> {
     systemctl(&["daemon-reload"]).map(drop)
 }
 
-/// See the row of cases.
+/// See this case's row in the table of cases.
 pub fn unit(inside: &mut Inside) -> anyhow::Result<()> {
     let busy = Behaviour::busy(1).with_touch(20);
     let domu = inside.create_domu(&DomuSpec::new("tenant", Kind::Pv, "3").doing(busy), Toolstack::Xl)?;
@@ -88,7 +88,7 @@ pub fn unit(inside: &mut Inside) -> anyhow::Result<()> {
     systemctl(&["stop", "homenode"])?;
 
     write(DROP_IN_AT, DROP_IN)?;
-    // So that its guard has something to restore.
+    // Without a restart of the service, its guard has something to restore.
     write(
         "/run/systemd/system/homenode.service.d/tried.conf",
         "[Service]\nRestart=no\n",
@@ -131,7 +131,7 @@ pub fn unit(inside: &mut Inside) -> anyhow::Result<()> {
     moved(inside, domu)
 }
 
-/// A domain's memory comes to its vCPU's node: the mover runs in a separate unit, without the agent's confinement.
+/// A domain's memory comes to its vCPU's node. The mover runs in a separate unit, without the agent's confinement.
 fn moved(inside: &Inside, mut domu: Domu) -> anyhow::Result<()> {
     domu.pin(0, "2")?;
     systemctl(&["start", "homenode"])?;

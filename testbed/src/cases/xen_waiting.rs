@@ -1,4 +1,4 @@
-//! How long vCPUs wait for a CPU, by Xen's trace as the host reads it, compared with guests' steal; and who may use the
+//! How long vCPUs wait for a CPU, as the host reads it from Xen's trace, compared with the guests' steal; and who may use the
 //! trace.
 
 use std::path::Path;
@@ -19,17 +19,17 @@ use crate::inside::libvirtd::run;
 use crate::inside::wait::{Look, wait_until};
 use crate::inside::xen::domu::{Domu, DomuSpec, Kind, Toolstack};
 
-/// All of them share this CPU; dom0 has CPU 0.
+/// The CPU that the first two domUs share; dom0 has CPU 0.
 const CPU: &str = "3";
-/// How long they are watched.
+/// How long the domUs are watched.
 const WATCHED: Ns = Ns::from_secs(15);
-/// How far waiting may be from the guest's steal, as a share of the time. A guest counts in ticks of 4 ms, and is asked a
+/// How far waiting may differ from the guest's steal, as a share of the time. A guest counts in ticks of 4 ms, and is asked a
 /// little earlier or later.
 const NEAR: f64 = 0.05;
-/// The cap of one, in percent.
+/// The cap of the third domU, in percent.
 const CAP: u32 = 40;
 
-/// The host, with the trace.
+/// Connects to the host, with its trace.
 pub(super) fn host(inside: &Inside) -> anyhow::Result<XenHost> {
     let options = Options {
         state_dir: inside.dir().join("state"),
@@ -39,7 +39,7 @@ pub(super) fn host(inside: &Inside) -> anyhow::Result<XenHost> {
     XenHost::connect(options).map_err(|error| anyhow!(error))
 }
 
-/// Runs `xentrace` for a second, as an operator would.
+/// Runs `xentrace` for a second, as an operator would. Returns whether it could.
 fn operator() -> anyhow::Result<bool> {
     let mut command = Command::new("xentrace");
     command.args(["-D", "-e", "0x21000", "-T", "1", "/run/operator.trace"]);
@@ -47,7 +47,7 @@ fn operator() -> anyhow::Result<bool> {
     Ok(output.status.success())
 }
 
-/// Processes of this name.
+/// Returns the processes of this name.
 fn named(name: &str) -> Vec<i32> {
     let output = run("pidof", &[name]).unwrap_or_default();
     output
@@ -56,7 +56,7 @@ fn named(name: &str) -> Vec<i32> {
         .collect()
 }
 
-/// CPU time of a process so far.
+/// Returns the CPU time that a process has used so far.
 fn cpu_time(pid: i32) -> anyhow::Result<Ns> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))?;
     let mut sum = Ns::ZERO;
@@ -68,7 +68,7 @@ fn cpu_time(pid: i32) -> anyhow::Result<Ns> {
     Ok(sum)
 }
 
-/// Waiting matches guests' steal, the part due to a cap is reported, and the operator can use the trace once the host is
+/// Waiting matches the guests' steal, the part due to a cap is reported, and the operator can use the trace once the host is
 /// gone.
 pub fn waiting(inside: &mut Inside) -> anyhow::Result<()> {
     let busy = Behaviour::busy(1);
@@ -115,7 +115,7 @@ pub fn waiting(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Compares the host's figures with each guest's over the same time; notes the cost.
+/// Compares the host's figures with each guest's over the same time, and notes what the trace costs.
 fn compare(inside: &Inside, host: &mut XenHost, domus: &[Domu]) -> anyhow::Result<()> {
     let steal = |domu: &Domu| anyhow::Ok((Instant::now(), domu.progress()?.1));
     let tracer = *named("xentrace").first().context("xentrace does not run")?;
@@ -173,7 +173,7 @@ fn compare(inside: &Inside, host: &mut XenHost, domus: &[Domu]) -> anyhow::Resul
     Ok(())
 }
 
-/// A killed agent takes its xentrace with it.
+/// When an agent is killed, its xentrace ends, too.
 fn killed(inside: &Inside) -> anyhow::Result<()> {
     let mut agent = inside.start_homenode(&["run", "--host", "xen", "--json", "--trace-waiting"])?;
     agent.wait_json("anything", SOON, |_| true)?;

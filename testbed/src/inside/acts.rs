@@ -1,4 +1,4 @@
-//! Single acts, as they occur in an agent's plan.
+//! Single acts, like those in an agent's plan.
 
 use anyhow::Context as _;
 use homenode_host::{Act, Host, Outcome, Plan, VmSample};
@@ -7,7 +7,7 @@ use homenode_units::VmId;
 /// Finds the VM of this name in a fresh sample.
 ///
 /// # Errors
-/// When it is not there, or the host cannot be sampled.
+/// When there is no such VM, or the host cannot be sampled.
 pub fn find(host: &mut impl Host, name: &str) -> anyhow::Result<VmSample> {
     let vms = host.sample()?.vms;
     let found = vms.into_iter().find(|vm| vm.name == name);

@@ -1,4 +1,4 @@
-//! A guest's console: its output, which the process at the other end writes to a file, and its answers to commands.
+//! A guest's console: the guest's output, which the process at the other end writes to a file, and its answers to commands.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,14 +12,15 @@ use super::wait::{Look, wait_until};
 /// How long a guest may take to answer a command.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// Kernel messages for an init that was ended by a wrong instruction or a wrong access. Init is safe Rust, and does neither.
+/// Kernel messages about an init that died of an illegal instruction or an illegal access. Init is safe Rust and does neither,
+/// so the emulation is at fault.
 const INIT_DIED: [&str; 2] = [
     "Attempted to kill init! exitcode=0x00000004",
     "Attempted to kill init! exitcode=0x0000000b",
 ];
 
-/// A guest that ended or hangs without a reason: emulated SVM lets a guest fall into a triple fault now and then, or never
-/// take an interrupt again; or the emulation ended its init. Its case has shown nothing, neither good nor bad.
+/// A guest that ended or hangs for no reason of its own. Now and then a guest under emulated SVM suffers a triple fault or
+/// takes no more interrupts, or the emulation ends its init. Then its case has shown nothing, neither good nor bad.
 #[derive(Debug, thiserror::Error)]
 #[error("guest {name} {what}; its console: {console}")]
 pub struct GuestVanished {
@@ -41,7 +42,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// Everything that it has printed.
+    /// Returns everything that the guest has printed.
     #[must_use]
     pub fn text(&self) -> String {
         fs::read(&self.log)
@@ -49,13 +50,13 @@ impl Console {
             .unwrap_or_default()
     }
 
-    /// The error for a guest that has ended, unless its kernel said why.
+    /// Returns the error for a guest that has ended; `None` if its kernel printed a reason.
     #[must_use]
     pub fn vanished(&self) -> Option<GuestVanished> {
         self.unexplained("has vanished without a word of its kernel", "Kernel panic")
     }
 
-    /// The error for a guest whose init died of an error that it cannot make.
+    /// Returns the error for a guest whose init died of an error that init cannot make.
     #[must_use]
     pub fn lost_init(&self) -> Option<GuestVanished> {
         let console = self.text();
@@ -67,7 +68,7 @@ impl Console {
         })
     }
 
-    /// The error for a guest in this state, unless it printed the explanation.
+    /// Returns the error for a guest in this state; `None` if it printed this explanation.
     #[must_use]
     pub fn unexplained(&self, what: &'static str, explanation: &str) -> Option<GuestVanished> {
         let console = self.text();
@@ -78,10 +79,10 @@ impl Console {
         })
     }
 
-    /// Waits for a line with this text; returns the last one. `lives` says whether the guest is alive.
+    /// Waits for a line with this text, and returns the last such line. `lives` tells whether the guest is alive.
     ///
     /// # Errors
-    /// When there is none in time, or the guest has ended.
+    /// When no such line comes in time, or the guest has ended.
     pub fn wait(&self, text: &str, limit: Duration, lives: impl Fn() -> bool) -> anyhow::Result<String> {
         let what = format!("guest {} to print {text}", self.guest);
         wait_until(&what, limit, || {
@@ -97,7 +98,7 @@ impl Console {
     /// Sends a command, and waits for its answer: a new line with this text.
     ///
     /// # Errors
-    /// When it cannot be sent, or is not answered in time.
+    /// When the command cannot be sent, or is not answered in time.
     pub fn answer<T>(
         &self,
         command: &str,
@@ -106,7 +107,7 @@ impl Console {
         lives: impl Fn() -> bool,
     ) -> anyhow::Result<String> {
         let before = self.text().matches(answer).count();
-        // Some transports lose what the guest has not read when they are closed: keep this one open until the guest has
+        // Some transports, when closed, lose what the guest has not yet read, so this one stays open until the guest has
         // answered.
         let _open = send(command)?;
         let what = format!("guest {} to answer {command}", self.guest);
@@ -123,7 +124,7 @@ impl Console {
         })
     }
 
-    /// Fails when the guest cannot be expected to print anything more.
+    /// Fails if the guest cannot be expected to print anything more.
     fn expect_healthy(&self, console: &str, lives: impl Fn() -> bool) -> anyhow::Result<()> {
         let trouble = console
             .lines()
@@ -138,17 +139,17 @@ impl Console {
     }
 }
 
-/// A count in a guest's answer, as in `loops=12`; `key` includes the equals sign.
+/// Returns a count in a guest's answer, as in `loops=12`. `key` includes the equals sign.
 ///
 /// # Errors
-/// When there is none.
+/// When the answer has no such count.
 pub fn count(line: &str, key: &str) -> anyhow::Result<u64> {
     let mut words = line.split_whitespace();
     let found = words.find_map(|word| word.strip_prefix(key)?.parse().ok());
     found.with_context(|| format!("no {key} in: {line}"))
 }
 
-/// The end of a text, for a message.
+/// Returns the last lines of a text, for a message.
 fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(3)..].join(" / ")

@@ -1,4 +1,5 @@
-//! A PCI device for a guest: the emulated host has a spare one behind its own bridge on node [`DEVICE_NODE`], and an IOMMU.
+//! A PCI device for a guest. The emulated host has a spare device behind a bridge of its own on node [`DEVICE_NODE`], and an
+//! IOMMU.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,11 +8,11 @@ use anyhow::{Context as _, ensure};
 
 use crate::outside::emulated::DEVICE_NODE;
 
-/// QEMU's device for teaching: vendor and device.
+/// Vendor and device of `edu`, QEMU's device for teaching.
 const EDU: [&str; 2] = ["0x1234", "0x11e8"];
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// The device, with VFIO as its driver.
+/// The device, once VFIO is its driver.
 #[derive(Debug)]
 pub struct Device {
     /// The address, such as `0000:40:00.0`.
@@ -22,7 +23,7 @@ impl Device {
     /// Finds the device and binds it to VFIO.
     ///
     /// # Errors
-    /// If it is missing, not on its node, or VFIO does not take it.
+    /// When the device is missing or not on its node, or VFIO does not take it.
     pub fn take() -> anyhow::Result<Device> {
         let names = fs::read_dir(DEVICES)?.flatten().map(|entry| entry.path());
         let is_it = |path: &PathBuf| {
@@ -41,7 +42,8 @@ impl Device {
         );
         let status = std::process::Command::new("modprobe").arg("vfio-pci").status()?;
         ensure!(status.success(), "modprobe vfio-pci: {status}");
-        // The emulated IOMMU does not remap interrupts: that would take another interrupt controller.
+        // The emulated IOMMU does not remap interrupts, which would need another interrupt controller; so VFIO must allow
+        // that.
         let unsafe_interrupts = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
         fs::write(unsafe_interrupts, "1").context(unsafe_interrupts)?;
         let address = path
@@ -60,7 +62,7 @@ impl Device {
         Ok(Device { address })
     }
 
-    /// Domain, bus, slot and function, as libvirt's XML has them.
+    /// Returns the device's domain, bus, slot and function, as libvirt's XML has them.
     #[must_use]
     pub fn hostdev(&self) -> String {
         let parts: Vec<&str> = self.address.split([':', '.']).collect();

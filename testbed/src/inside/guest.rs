@@ -21,10 +21,10 @@ use super::proc::{Process, RamMapping};
 
 const READY_LIMIT: Duration = Duration::from_secs(120);
 
-/// Where a guest's memory may come from.
+/// The nodes from which a guest's memory may come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Memory {
-    /// No `<numatune>`.
+    /// Any: there is no `<numatune>`.
     Default,
     /// `<numatune>` with this mode (`strict`, `preferred`, `restrictive`, `interleave`) and these nodes.
     Nodes {
@@ -33,49 +33,49 @@ pub enum Memory {
         /// The node list, as libvirt writes it.
         nodeset: String,
     },
-    /// A cell of equal size for each node, whose memory is bound to that node (`<memnode mode='strict'>`) and allocated from
-    /// the start.
+    /// One cell of equal size for each of these nodes. Its memory is bound to the node (`<memnode mode='strict'>`) and
+    /// allocated at the start.
     BoundCells(Vec<u32>),
-    /// Huge pages of the host's pool, from these nodes.
+    /// Huge pages from the host's pool, on these nodes.
     HugePages {
         /// The node list, as libvirt writes it.
         nodeset: String,
     },
-    /// `placement='auto'` with this mode: libvirt asks numad.
+    /// `placement='auto'` with this mode: libvirt asks numad for the nodes.
     Auto {
         /// The mode.
         mode: &'static str,
     },
 }
 
-/// Where a guest's vCPUs may run.
+/// The CPUs on which a guest's vCPUs may run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cpus {
     /// Anywhere.
     Any,
-    /// `<vcpu cpuset=…>`: all threads on this list.
+    /// `<vcpu cpuset=…>`: all threads run on this list.
     Set(String),
-    /// `<vcpupin>`: vCPU `i` on the `i`th list.
+    /// `<vcpupin>`: vCPU `i` runs on the `i`th list.
     Pinned(Vec<String>),
-    /// `<vcpu placement='auto'>`: libvirt asks numad. This implies automatic strict memory.
+    /// `<vcpu placement='auto'>`: libvirt asks numad for the CPUs. This implies automatic strict memory.
     Auto,
 }
 
-/// The balloon of a guest.
+/// Whether a guest has a balloon, and what the balloon does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Balloon {
-    /// There is none.
+    /// The guest has no balloon.
     Missing,
-    /// It has one, but no driver for it.
+    /// The guest has a balloon, but no driver for it.
     Undriven,
-    /// It has one.
+    /// The guest has a balloon and its driver.
     Driven,
-    /// It has one that reports released pages to the host.
+    /// The guest has a balloon that also reports released pages to the host.
     Reporting,
 }
 
 impl Balloon {
-    /// The part of its kernel's command line for it.
+    /// Returns the part of the guest's kernel command line for the balloon.
     fn cmdline(self) -> &'static str {
         match self {
             Balloon::Undriven => " module_blacklist=virtio_balloon",
@@ -83,7 +83,7 @@ impl Balloon {
         }
     }
 
-    /// Attributes of `<memballoon>`.
+    /// Returns the attributes of `<memballoon>`.
     fn attributes(self) -> &'static str {
         match self {
             Balloon::Missing => "model='none'",
@@ -98,18 +98,18 @@ impl Balloon {
 pub struct GuestSpec {
     /// Name of the domain.
     pub name: String,
-    /// vCPUs, 1 or 2.
+    /// Number of vCPUs, 1 or 2.
     pub vcpus: u32,
-    /// Memory. Below 128 MiB the stock kernel does not boot reliably.
+    /// Memory in MiB. Below 128 MiB the stock kernel does not boot reliably.
     pub memory_mib: u64,
-    /// Where its vCPUs may run.
+    /// The CPUs on which its vCPUs may run.
     pub cpus: Cpus,
-    /// Where its memory may be.
+    /// The nodes on which its memory may be.
     pub memory: Memory,
-    /// The host nodes for the memory of its virtual nodes, each with an equal part of memory and vCPUs; empty if it sees one
-    /// node. With virtual nodes it has a topology device, so an agent must listen when it starts.
+    /// The host nodes for the memory of its virtual nodes, each of which has an equal part of memory and vCPUs. Empty if the
+    /// guest sees one node. A guest with virtual nodes has a topology device, so an agent must listen when it starts.
     pub virtual_nodes: Vec<u32>,
-    /// What it does.
+    /// What the guest does.
     pub orders: Orders,
     /// Its balloon.
     pub balloon: Balloon,
@@ -120,7 +120,7 @@ pub struct GuestSpec {
 }
 
 impl GuestSpec {
-    /// One vCPU, 128 MiB, no placement, idle.
+    /// Describes an idle guest with one vCPU, 128 MiB, and no placement.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self {
@@ -206,7 +206,7 @@ impl GuestSpec {
         }
     }
 
-    /// The domain as libvirt wants it.
+    /// Returns libvirt's XML of the domain.
     #[must_use]
     pub fn xml(&self) -> String {
         let mut xml = String::new();
@@ -249,8 +249,8 @@ impl GuestSpec {
             _ => "",
         });
         xml.push_str(&self.cpu());
-        // panic=0, on_reboot: a guest that resets runs into paths of emulated SVM that have crashed the emulated host.
-        // Instead, a guest whose kernel fails hangs, and its console says why.
+        // The guest must never reset (panic=0, on_reboot): that runs into paths of emulated SVM that have crashed the emulated
+        // host. Instead, a guest whose kernel fails hangs, and its console says why.
         let _ = write!(
             xml,
             "<os><type arch='x86_64' machine='pc'>hvm</type><kernel>{IMAGE_DIR}/vmlinux</kernel>\
@@ -271,7 +271,7 @@ impl GuestSpec {
         xml
     }
 
-    /// The nodes and sockets that it sees: a socket per vCPU, as the module needs it.
+    /// Returns the nodes and sockets that the guest sees. Each vCPU has a socket, as the guest's topology module needs it.
     fn cpu(&self) -> String {
         let cells = match &self.memory {
             Memory::BoundCells(nodes) => nodes.len() as u32,
@@ -307,7 +307,7 @@ impl GuestSpec {
     }
 }
 
-/// `<numatune>` for cells that are bound to one node each.
+/// Returns `<numatune>` for cells that are each bound to one node.
 fn bound_cells(nodes: &[u32]) -> String {
     let all: Vec<String> = nodes.iter().map(u32::to_string).collect();
     let mut tune = format!("<memory mode='strict' nodeset='{}'/>", all.join(","));
@@ -321,17 +321,17 @@ fn bound_cells(nodes: &[u32]) -> String {
 pub struct Guest {
     /// Its description.
     pub spec: GuestSpec,
-    /// libvirt's handle. Becomes stale when libvirtd is restarted: see [`super::Inside::refresh`].
+    /// libvirt's handle of the domain. It becomes stale when libvirtd is restarted: see [`super::Inside::refresh`].
     pub domain: Domain,
     /// Its QEMU process.
     pub process: Process,
 }
 
 impl Guest {
-    /// The guest of a domain that has just been started.
+    /// Returns the guest of a domain that has just been started.
     ///
     /// # Errors
-    /// When its QEMU process cannot be found.
+    /// When the guest's QEMU process cannot be found.
     pub fn of(spec: &GuestSpec, domain: Domain) -> anyhow::Result<Self> {
         let path = format!("/run/libvirt/qemu/{}.pid", spec.name);
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
@@ -346,30 +346,30 @@ impl Guest {
         })
     }
 
-    /// Waits until its init has begun the ordered behaviour.
+    /// Waits until the guest's init has begun the ordered behaviour.
     ///
     /// # Errors
-    /// When it does not in time, or the guest has ended.
+    /// When that does not happen in time, or the guest has ended.
     pub fn wait_ready(&self) -> anyhow::Result<()> {
         self.wait_console(MARKER_READY, READY_LIMIT).map(drop)
     }
 
-    /// Everything it has printed.
+    /// Returns everything that the guest has printed.
     #[must_use]
     pub fn console(&self) -> String {
         self.spec.console().text()
     }
 
-    /// Waits for a line with this text; returns the last one.
+    /// Waits for a line with this text, and returns the last such line.
     ///
     /// # Errors
-    /// When there is none in time, or the guest has ended.
+    /// When no such line comes in time, or the guest has ended.
     pub fn wait_console(&self, text: &str, limit: Duration) -> anyhow::Result<String> {
         self.spec.console().wait(text, limit, || self.process.alive())
     }
 
-    /// Sends a line to its console. QEMU reads at its own pace, and loses what it has not read when the connection is closed:
-    /// keep it open until the guest has answered.
+    /// Sends a line to the guest's console. QEMU reads at its own pace, and loses what it has not read when the connection is
+    /// closed: keep the connection open until the guest has answered.
     ///
     /// # Errors
     /// When the console cannot be reached.
@@ -383,10 +383,10 @@ impl Guest {
         Ok(stream)
     }
 
-    /// Switches it to another behaviour, and waits until that is in force.
+    /// Switches the guest to another behaviour, and waits until that is in force.
     ///
     /// # Errors
-    /// When it does not answer in time.
+    /// When the guest does not answer in time.
     pub fn switch_to(&self, behaviour: Behaviour) -> anyhow::Result<()> {
         let order = behaviour.to_string();
         let _open = self.send(&order)?;
@@ -396,7 +396,7 @@ impl Guest {
                 .console()
                 .unexplained("stands still without a word of its kernel", &order)
         };
-        // Its kernel did not even echo the command.
+        // If the guest's kernel did not even echo the command, the guest has vanished.
         done.map(drop).map_err(|error| silent().map_or(error, Into::into))
     }
 
@@ -411,24 +411,24 @@ impl Guest {
             .answer(command, answer, |line| self.send(line), lives)
     }
 
-    /// Loops computed and passes over memory so far.
+    /// Returns the loops computed and the passes over memory so far.
     ///
     /// # Errors
-    /// When it does not answer in time.
+    /// When the guest does not answer in time.
     pub fn progress(&self) -> anyhow::Result<(u64, u64)> {
         let line = self.command("report", MARKER_REPORT)?;
         Ok((count(&line, "loops=")?, count(&line, "passes=")?))
     }
 
-    /// The mapping of its RAM in QEMU.
+    /// Returns the mapping of the guest's RAM in QEMU.
     ///
     /// # Errors
-    /// When it cannot be identified.
+    /// When the mapping cannot be identified.
     pub fn ram(&self) -> anyhow::Result<RamMapping> {
         self.process.guest_ram(self.spec.memory_mib << 20)
     }
 
-    /// Lets all its vCPUs run on these CPUs, one bit each, as its operator would.
+    /// Lets all vCPUs of the guest run on these CPUs, one bit each, as its operator would.
     ///
     /// # Errors
     /// When libvirt refuses.
@@ -440,7 +440,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Pages of its RAM on each node.
+    /// Returns how many pages of the guest's RAM are on each node.
     ///
     /// # Errors
     /// When QEMU has gone.
@@ -448,7 +448,7 @@ impl Guest {
         Ok(self.process.mapping_nodes(self.ram()?)?.0)
     }
 
-    /// The kernel's memory policy of its RAM, as numa_maps writes it.
+    /// Returns the kernel's memory policy for the guest's RAM, as numa_maps writes it.
     ///
     /// # Errors
     /// When QEMU has gone.
@@ -456,10 +456,10 @@ impl Guest {
         Ok(self.process.mapping_nodes(self.ram()?)?.1)
     }
 
-    /// Spreads its pages evenly over nodes, page by page.
+    /// Spreads the guest's pages evenly over these nodes, page by page.
     ///
     /// # Errors
-    /// When its RAM cannot be found.
+    /// When the guest's RAM cannot be found.
     pub fn scatter(&self, nodes: &[u32]) -> anyhow::Result<MoveOutcome> {
         let ram = self.ram()?;
         move_range(self.process.0, ram.begin, ram.bytes, |page| {
@@ -467,16 +467,16 @@ impl Guest {
         })
     }
 
-    /// Moves all its pages to one node.
+    /// Moves all of the guest's pages to one node.
     ///
     /// # Errors
-    /// When its RAM cannot be found.
+    /// When the guest's RAM cannot be found.
     pub fn move_to(&self, node: u32) -> anyhow::Result<MoveOutcome> {
         self.scatter(&[node])
     }
 }
 
-/// MiB of a number of pages.
+/// Converts a number of pages to MiB.
 #[must_use]
 pub fn mib(pages: u64) -> u64 {
     (pages * PAGE_BYTES) >> 20

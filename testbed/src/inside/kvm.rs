@@ -16,20 +16,20 @@ const KVM_CREATE_IRQCHIP: libc::c_ulong = 0xae60;
 /// `_IO(KVMIO, 0x41)`.
 const KVM_CREATE_VCPU: libc::c_ulong = 0xae41;
 
-/// A VM with one vCPU that never runs; KVM stays in use until it is dropped.
+/// A VM with one vCPU that never runs. KVM stays in use until this value is dropped.
 #[derive(Debug)]
 pub struct HeldVm {
     _vm: OwnedFd,
     _vcpu: OwnedFd,
 }
 
-/// Holds a VM with one vCPU that never runs.
+/// Creates a VM with one vCPU that never runs.
 ///
-/// The kernel rewrites its own code whenever the count behind a static branch leaves or reaches zero, and QEMU's emulated
-/// CPUs sometimes go on executing the breakpoint that is there meanwhile, which kills the host. KVM flips two such branches:
-/// one in the scheduler, when the first VM comes and the last one goes; one in every guest's path, while any local APIC is
-/// not enabled yet, that is during each guest's boot. A VM that stays, with a vCPU whose APIC is never enabled, keeps both
-/// counts above zero.
+/// The kernel rewrites its own code whenever the count behind a static branch leaves or reaches zero. While it does, a
+/// breakpoint is in that place, and QEMU's emulated CPUs sometimes go on executing it afterwards, which kills the host. KVM
+/// flips two such branches. One is in the scheduler, and is flipped when the first VM comes and the last one goes. One is in
+/// every guest's path while any local APIC is not enabled yet, which is so during each guest's boot. A VM that stays, with a
+/// vCPU whose APIC is never enabled, keeps both counts above zero.
 ///
 /// # Errors
 /// When `/dev/kvm` cannot be opened or refuses.
@@ -51,7 +51,7 @@ pub fn hold_vm() -> anyhow::Result<HeldVm> {
     Ok(HeldVm { _vm: vm, _vcpu: vcpu })
 }
 
-/// Calls one of KVM's creating requests with argument 0: the default machine type, the first vCPU.
+/// Makes one of KVM's `CREATE` requests with argument 0, which means the default machine type, or the first vCPU.
 fn create(on: &impl AsRawFd, request: libc::c_ulong, what: &str) -> anyhow::Result<OwnedFd> {
     // SAFETY: both requests take a number by value and return a new descriptor or -1.
     let made = unsafe { libc::ioctl(on.as_raw_fd(), request, 0) };

@@ -1,4 +1,4 @@
-//! libvirt inside the emulated host: prepared, started, killed and started again.
+//! libvirt inside the emulated host: prepares, starts, kills and restarts its daemon.
 
 use std::fs;
 use std::path::Path;
@@ -16,13 +16,13 @@ use super::xen;
 
 /// Directory of guests' sockets and console logs.
 pub const RUN_DIR: &str = "/run/homenode-testbed";
-/// Directory of the guests' kernel and initramfs, in memory: QEMU maps the kernel.
+/// Directory of the guests' kernel and initramfs. It is in memory, because QEMU maps the kernel.
 pub const IMAGE_DIR: &str = "/run/homenode-testbed/images";
 const CAPABILITIES: &str = "/var/cache/libvirt/qemu/capabilities";
 const PID_FILE: &str = "/run/libvirtd.pid";
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 
-/// Directories that must be writable and empty: the host's own libvirt state must not be used.
+/// Directories that must be writable and empty, because libvirt's state on this machine must not be used.
 const STATE_DIRS: [&str; 5] = [
     "/var/log/libvirt",
     "/var/lib/libvirt",
@@ -31,7 +31,7 @@ const STATE_DIRS: [&str; 5] = [
     "/run/libvirt",
 ];
 
-/// No confinement and no separate log daemon: neither is under test, and each costs seconds under emulation.
+/// Turns off confinement and the separate log daemon: neither is under test, and each costs seconds under emulation.
 const QEMU_CONF: &str = r#"# written by the testbed
 security_driver = "none"
 user = "root"
@@ -40,7 +40,7 @@ stdio_handler = "file"
 namespaces = []
 "#;
 
-/// Mounts, modules and configuration; once per boot.
+/// Prepares mounts, modules and configuration; once per boot.
 ///
 /// # Errors
 /// When nested KVM does not work or a mount fails.
@@ -68,8 +68,8 @@ pub fn prepare(images_from: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Restores what libvirt learnt about QEMU in an earlier boot; probing takes it half a minute. libvirt itself checks that
-/// nothing has changed since.
+/// Restores what libvirt learnt about QEMU in an earlier boot, since probing takes it half a minute. libvirt itself checks
+/// that nothing has changed since.
 ///
 /// # Errors
 /// When a file cannot be copied.
@@ -78,7 +78,7 @@ pub fn restore_capabilities(from: &Path) -> anyhow::Result<()> {
     copy_xml(from, Path::new(CAPABILITIES))
 }
 
-/// Saves what libvirt has learnt for later boots.
+/// Saves what libvirt has learnt about QEMU, for later boots.
 ///
 /// # Errors
 /// When a file cannot be copied.
@@ -100,10 +100,10 @@ fn copy_xml(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a helper to its end.
+/// Runs a helper program until it ends; returns its output.
 ///
 /// # Errors
-/// When it cannot be started or fails; with what it said.
+/// When it cannot be started or fails; the error contains what it printed.
 pub fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let output = Command::new(program)
         .args(arguments)
@@ -132,7 +132,7 @@ pub fn start() -> anyhow::Result<(Connect, Duration)> {
     Ok((connection, begin.elapsed()))
 }
 
-/// Where the daemon's domains are.
+/// Returns the URI of the daemon that has the domains.
 fn uri() -> &'static str {
     if xen::is_dom0() {
         "xen:///system"
@@ -141,10 +141,10 @@ fn uri() -> &'static str {
     }
 }
 
-/// A connection that has answered, as soon as there is one.
+/// Returns a connection to the daemon as soon as it answers.
 ///
 /// # Errors
-/// When there is none in time.
+/// When it does not answer in time.
 pub fn connect_within(limit: Duration) -> anyhow::Result<Connect> {
     homenode_kvm::load_libvirt()?;
     wait_until("libvirt to answer", limit, || {
@@ -155,14 +155,14 @@ pub fn connect_within(limit: Duration) -> anyhow::Result<Connect> {
     })
 }
 
-/// The daemon, if it runs.
+/// Returns the daemon's process, if it runs.
 #[must_use]
 pub fn daemon() -> Option<Process> {
     let process = Process(fs::read_to_string(PID_FILE).ok()?.trim().parse().ok()?);
     process.alive().then_some(process)
 }
 
-/// Kills the daemon at once, as a crash would. Guests run on.
+/// Kills the daemon at once, as a crash would. Guests keep running.
 ///
 /// # Errors
 /// When it does not run.
@@ -182,7 +182,7 @@ pub fn kill() -> anyhow::Result<()> {
     })
 }
 
-/// Destroys every guest that a case left behind; starts the daemon if a case left it dead.
+/// Destroys every guest that a case left behind. Starts the daemon if it does not run.
 ///
 /// # Errors
 /// When libvirt does not answer.
@@ -193,7 +193,7 @@ pub fn clean_up() -> anyhow::Result<()> {
         start()?.0
     };
     for domain in connection.list_all_domains(0).context("cannot list domains")? {
-        // The driver for Xen lists dom0 as well, whose number is 0.
+        // libvirt's Xen driver also lists dom0, whose number is 0.
         if domain.is_active().unwrap_or(false) && domain.id() != Some(0) {
             let _ = domain.destroy();
         }

@@ -1,4 +1,4 @@
-//! The side in the emulated host: what a case can use.
+//! The side inside the emulated host: what a case can use.
 
 pub mod acts;
 pub mod console;
@@ -32,7 +32,7 @@ use self::xen::domu::{self, DomuSpec};
 use crate::cases;
 use crate::exchange::Exchange;
 
-/// The environment of a case. Everything a case starts through it ends with the case.
+/// The environment of a case. Everything that a case starts through it ends with the case.
 pub struct Inside {
     /// The connection to libvirt; renewed by [`Inside::restart_libvirtd`].
     pub connection: Connect,
@@ -51,7 +51,7 @@ impl Inside {
         println!("[{:5.1}] {text}", self.started.elapsed().as_secs_f64());
     }
 
-    /// A directory for the case's files; kept when it fails.
+    /// Returns a directory for the case's files, which is kept if the case fails.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -60,7 +60,7 @@ impl Inside {
     /// Runs `homenode COMMAND ARGUMENTS --json`; returns its JSON, or its exit status and error message.
     ///
     /// # Errors
-    /// When it cannot be run, or its output is not JSON.
+    /// When the command cannot be run, or its output is not JSON.
     pub fn ask(&self, command: &str, arguments: &[&str]) -> anyhow::Result<Result<Value, (i32, String)>> {
         let output = Command::new(self.homenode()?)
             .arg(command)
@@ -86,12 +86,12 @@ impl Inside {
             .map_err(|(_, said)| anyhow!("homenode {command} {arguments:?}: {said}"))
     }
 
-    /// The `homenode` binary under test.
+    /// Returns the path of the `homenode` binary under test.
     ///
     /// # Errors
     /// When it was not built before the host booted.
     pub fn homenode(&self) -> anyhow::Result<PathBuf> {
-        // Work by hand may have put a newer pair of programs next to the one that the host booted with.
+        // During work by hand, a newer pair of programs may be next to the pair with which the host booted.
         let mine = std::env::current_exe()
             .context("cannot find this program's own file")?
             .with_extension("homenode");
@@ -118,17 +118,17 @@ impl Inside {
     /// Creates a guest and waits until it is ready.
     ///
     /// # Errors
-    /// When libvirt refuses it or its init does not come up.
+    /// When libvirt refuses the guest, or its init does not come up.
     pub fn create(&self, spec: &GuestSpec) -> anyhow::Result<Guest> {
         let guest = self.create_unready(spec)?;
         guest.wait_ready()?;
         Ok(guest)
     }
 
-    /// Creates a guest without waiting.
+    /// Creates a guest without waiting until it is ready.
     ///
     /// # Errors
-    /// When libvirt refuses it.
+    /// When libvirt refuses the guest.
     pub fn create_unready(&self, spec: &GuestSpec) -> anyhow::Result<Guest> {
         let begin = Instant::now();
         let domain = self
@@ -153,9 +153,9 @@ impl Inside {
         self.domus.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first guest that has ended without being destroyed, and whose kernel gave no reason; or a PVH domU that the
-    /// emulation has ended, as it does to one in some fifty for no reason. A domU whose memory was moved is neither: the move
-    /// may be the reason.
+    /// Returns the first guest that has vanished: it ended without being destroyed, and its kernel printed no reason. A PVH
+    /// domU counts as well if the emulation ended it, which happens to one in some fifty. A domU whose memory was moved never
+    /// counts, because the move may be the reason.
     fn vanished(&self) -> Option<GuestVanished> {
         self.guests()
             .iter()
@@ -168,7 +168,7 @@ impl Inside {
                     .filter(|spec| !spec.console_once_moved().log.exists());
                 unmoved.find_map(|spec| {
                     let console = spec.console();
-                    // It is still listed while Xen takes it down.
+                    // A domU whose init died is still listed while Xen takes it down.
                     let lost = console.lost_init().filter(|_| spec.kind == domu::Kind::Pvh);
                     let vanished = || console.vanished().filter(|_| !domu::lives(&spec.name));
                     lost.or_else(vanished)
@@ -176,7 +176,7 @@ impl Inside {
             })
     }
 
-    /// Creates guests at the same time, each in its own thread, without waiting.
+    /// Creates guests at the same time, each in its own thread, without waiting until they are ready.
     ///
     /// # Errors
     /// When libvirt refuses one of them.
@@ -200,7 +200,7 @@ impl Inside {
     /// Destroys a guest, like pulling its plug.
     ///
     /// # Errors
-    /// When libvirt cannot.
+    /// When libvirt cannot destroy it.
     pub fn destroy(&self, guest: &Guest) -> anyhow::Result<()> {
         self.guests().retain(|(_, process)| *process != guest.process);
         guest.domain.destroy().map_err(|error| {
@@ -212,7 +212,7 @@ impl Inside {
         })
     }
 
-    /// Kills libvirtd as in a crash. Handles of guests are stale afterwards.
+    /// Kills libvirtd, as a crash would. Afterwards, handles of guests are stale.
     ///
     /// # Errors
     /// When it is not running.
@@ -242,10 +242,10 @@ impl Inside {
         Ok(())
     }
 
-    /// The node list that numad returned for a guest, from libvirt's own record.
+    /// Returns the node list that numad advised for a guest, from libvirt's own record.
     ///
     /// # Errors
-    /// When libvirt has no record of the guest, or it holds no advice.
+    /// When libvirt has no record of the guest, or the record holds no advice.
     pub fn numad_advice(&self, name: &str) -> anyhow::Result<Vec<u32>> {
         let path = format!("/run/libvirt/qemu/{name}.xml");
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
@@ -284,7 +284,7 @@ pub fn run_case(root: &Path, name: &str) -> anyhow::Result<()> {
     let outcome = run(&mut inside);
     match (outcome, inside.vanished()) {
         (Err(error), Some(vanished)) => Err(anyhow::Error::new(vanished).context(format!("{error:#}"))),
-        // Drops a `GuestVanished` from the error: a domU whose memory was moved is not excused.
+        // Removes a `GuestVanished` from the error: a domU whose memory was moved is not excused.
         (Err(error), None) if !inside.domus().is_empty() => Err(anyhow!("{error:#}")),
         (outcome, _) => outcome,
     }

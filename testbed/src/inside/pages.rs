@@ -1,4 +1,4 @@
-//! move_pages(2): where the pages of another process are, and moving them one by one.
+//! move_pages(2): finds the pages of another process, and moves them one by one.
 #![allow(
     unsafe_code,
     reason = "move_pages has no safe wrapper in any crate that is used here"
@@ -18,24 +18,24 @@ const MPOL_MF_MOVE_ALL: libc::c_int = 1 << 2;
 /// The outcome of moving pages.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct MoveOutcome {
-    /// Number of pages by their node now.
+    /// Number of pages on each node after the move.
     pub on_node: BTreeMap<u32, u64>,
-    /// Pages that were not moved, by the kernel's reason (`ENOENT`: no page there yet).
+    /// Number of pages that the kernel did not move, by its reason (`ENOENT`: no page there yet).
     pub refused: BTreeMap<String, u64>,
-    /// Why the call as a whole failed, if it did.
+    /// The error of the call as a whole, if it failed.
     pub call_error: Option<String>,
-    /// Time in the kernel.
+    /// Time spent in the kernel.
     pub seconds: f64,
 }
 
 impl MoveOutcome {
-    /// Pages that exist.
+    /// Returns the number of pages that exist.
     #[must_use]
     pub fn present(&self) -> u64 {
         self.on_node.values().sum()
     }
 
-    /// Pages handled per second.
+    /// Returns how many pages were handled per second.
     #[must_use]
     pub fn pages_per_second(&self) -> f64 {
         if self.seconds > 0.0 {
@@ -46,9 +46,10 @@ impl MoveOutcome {
     }
 }
 
-/// Moves the pages of a range of another process: page `i` goes to `target(i)`.
+/// Moves the pages of a range of another process: page `i` goes to node `target(i)`.
 ///
-/// Refused pages are part of the outcome, and so is a refused call, which ends the move.
+/// Refused pages are part of the outcome. If the kernel refuses a whole call, that is part of the outcome, too, and ends the
+/// move.
 ///
 /// # Errors
 /// When the process number is out of range.
@@ -145,7 +146,7 @@ fn name_of(errno: i32) -> String {
 /// Fails unless at least this share of the pages is on `node`.
 ///
 /// # Errors
-/// When the share is smaller; says where the pages are.
+/// When the share is smaller. The error says where the pages are.
 pub fn expect_share(pages: &BTreeMap<u32, u64>, node: u32, percent: u64) -> anyhow::Result<()> {
     let total: u64 = pages.values().sum();
     let there = pages.get(&node).copied().unwrap_or(0);

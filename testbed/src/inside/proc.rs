@@ -1,6 +1,6 @@
-//! A QEMU process in /proc: its threads, their affinity, and where the guest's memory is.
+//! A QEMU process in /proc: its threads, their affinity, and the nodes of the guest's memory.
 //!
-//! Written independently of the agent's own readers on purpose: a case must not trust what it tests.
+//! Deliberately independent of the agent's own readers: a case must not trust the code that it tests.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::outside::emulated::NODES;
 /// Parses a list such as `0-1,3`.
 ///
 /// # Errors
-/// When a part is no number or range.
+/// When an item is neither a number nor a range.
 pub fn parse_list(text: &str) -> anyhow::Result<Vec<u32>> {
     let mut numbers = Vec::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
@@ -31,14 +31,14 @@ fn read(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The value of a `Key:\tvalue` line of a status file.
+/// Returns the value of a `Key:\tvalue` line in a status file.
 fn status_field(text: &str, key: &str) -> Option<String> {
     text.lines()
         .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))
         .map(|value| value.trim().to_owned())
 }
 
-/// A process by its number.
+/// A process, identified by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process(pub u32);
 
@@ -47,7 +47,7 @@ impl Process {
         PathBuf::from(format!("/proc/{}/{rest}", self.0))
     }
 
-    /// Whether it exists and is not a zombie.
+    /// Whether the process exists and is not a zombie.
     #[must_use]
     pub fn alive(self) -> bool {
         fs::read_to_string(self.path("stat")).is_ok_and(|text| {
@@ -60,7 +60,7 @@ impl Process {
         })
     }
 
-    /// Thread numbers and names.
+    /// Returns the number and name of each thread.
     ///
     /// # Errors
     /// When the process has gone.
@@ -82,7 +82,7 @@ impl Process {
         Ok(threads)
     }
 
-    /// Thread number of each vCPU.
+    /// Returns the thread number of each vCPU.
     ///
     /// # Errors
     /// When the process has gone.
@@ -97,7 +97,7 @@ impl Process {
         Ok(vcpus)
     }
 
-    /// Confines its vCPUs to one node, behind libvirt's back. CPU `n` is node `n` in the testbed.
+    /// Confines the process's vCPUs to one node, without telling libvirt. CPU `n` is node `n` in the testbed.
     ///
     /// # Errors
     /// When QEMU has gone.
@@ -105,7 +105,7 @@ impl Process {
         self.confine_vcpus(node..node + 1)
     }
 
-    /// Lets its vCPUs run anywhere again.
+    /// Lets the process's vCPUs run anywhere again.
     ///
     /// # Errors
     /// When QEMU has gone.
@@ -123,7 +123,7 @@ impl Process {
         Ok(())
     }
 
-    /// CPUs that each vCPU thread may run on.
+    /// Returns the CPUs that each vCPU thread may run on.
     ///
     /// # Errors
     /// When the process has gone.
@@ -137,7 +137,7 @@ impl Process {
         Ok(affinity)
     }
 
-    /// CPU on which each vCPU thread ran last.
+    /// Returns the CPU on which each vCPU thread ran last.
     ///
     /// # Errors
     /// When the process has gone.
@@ -145,7 +145,8 @@ impl Process {
         let mut cpus = BTreeMap::new();
         for (vcpu, thread) in self.vcpu_threads()? {
             let text = read(&self.path(&format!("task/{thread}/stat")))?;
-            // The name may hold spaces: count from its closing bracket. Field 39 of proc(5) is the 37th after it.
+            // The name may contain spaces, so fields are counted from its closing bracket. Field 39 of proc(5) is the 37th
+            // after it.
             let after = text.rsplit(')').next().unwrap_or("");
             let cpu = after
                 .split_whitespace()
@@ -156,7 +157,7 @@ impl Process {
         Ok(cpus)
     }
 
-    /// Time run and time waited for a CPU, in nanoseconds, of each vCPU thread.
+    /// Returns how long each vCPU thread ran, and how long it waited for a CPU, in nanoseconds.
     ///
     /// # Errors
     /// When the process has gone.
@@ -173,7 +174,7 @@ impl Process {
         Ok(times)
     }
 
-    /// Nodes that the process may allocate from, by its cpuset.
+    /// Returns the nodes that the process's cpuset lets it allocate from.
     ///
     /// # Errors
     /// When the process has gone.
@@ -182,9 +183,9 @@ impl Process {
         parse_list(&status_field(&text, "Mems_allowed_list").unwrap_or_default())
     }
 
-    /// The mapping that is the guest's RAM: anonymous, writable, and exactly of its size.
+    /// Returns the mapping that is the guest's RAM: anonymous, writable, and exactly of its size.
     ///
-    /// QEMU marks guest RAM in ways that keep it from being merged with its neighbours, so the size is exact.
+    /// QEMU marks guest RAM in ways that keep the kernel from merging it with neighbouring mappings, so the size is exact.
     ///
     /// # Errors
     /// When there is no such mapping, or more than one.
@@ -205,7 +206,7 @@ impl Process {
         }
     }
 
-    /// Pages per node of a mapping, and its memory policy.
+    /// Returns how many pages of a mapping are on each node, and its memory policy.
     ///
     /// # Errors
     /// When numa_maps has no such mapping.
@@ -221,7 +222,7 @@ impl Process {
     }
 }
 
-/// A range of addresses of another process.
+/// A range of addresses in another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RamMapping {
     /// First address.
@@ -230,7 +231,7 @@ pub struct RamMapping {
     pub bytes: u64,
 }
 
-/// An anonymous writable mapping of a `maps` line, private or shared.
+/// Parses a line of `maps`; returns an anonymous writable mapping, private or shared.
 fn parse_mapping(line: &str) -> Option<RamMapping> {
     let mut fields = line.split_whitespace();
     let (begin, end) = fields.next()?.split_once('-')?;
@@ -246,7 +247,7 @@ fn parse_mapping(line: &str) -> Option<RamMapping> {
     })
 }
 
-/// The `N0=12 N3=7` of a numa_maps line.
+/// Parses the `N0=12 N3=7` of a numa_maps line.
 fn parse_nodes(line: &str) -> BTreeMap<u32, u64> {
     line.split_whitespace()
         .filter_map(|field| {

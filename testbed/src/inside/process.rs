@@ -1,4 +1,4 @@
-//! A program under test: started, followed by its JSON lines, stopped or killed.
+//! A program under test, which is started, stopped or killed, and whose JSON lines are read.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -28,9 +28,9 @@ pub struct Program {
 /// How a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// With this status.
+    /// It exited with this status.
     Status(i32),
-    /// By this signal.
+    /// This signal ended it.
     Signal(i32),
 }
 
@@ -76,19 +76,19 @@ impl Program {
         })
     }
 
-    /// The process.
+    /// Returns the process.
     #[must_use]
     pub fn process(&self) -> Process {
         Process(self.child.id())
     }
 
-    /// The lines of standard output so far.
+    /// Returns the lines that it has printed to standard output so far.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The lines that are JSON.
+    /// Returns those of these lines that are JSON.
     #[must_use]
     pub fn json(&self) -> Vec<Value> {
         self.lines()
@@ -100,7 +100,7 @@ impl Program {
     /// Waits for a JSON line that `accept` accepts.
     ///
     /// # Errors
-    /// When there is none in time, or the program has ended.
+    /// When no such line comes in time, or the program has ended.
     pub fn wait_json(
         &mut self,
         what: &str,
@@ -132,7 +132,7 @@ impl Program {
         })
     }
 
-    /// The last lines of its standard error.
+    /// Returns the last lines of its standard error.
     #[must_use]
     pub fn stderr_tail(&self) -> String {
         let text = fs::read_to_string(&self.stderr).unwrap_or_default();
@@ -140,10 +140,10 @@ impl Program {
         lines[lines.len().saturating_sub(5)..].join(" / ")
     }
 
-    /// Fails when the program has ended by itself.
+    /// Fails if the program has ended by itself.
     ///
     /// # Errors
-    /// With how it ended.
+    /// The error says how the program ended.
     pub fn expect_running(&mut self) -> anyhow::Result<()> {
         match self
             .child
@@ -161,10 +161,11 @@ impl Program {
         }
     }
 
-    /// Sends a signal to the program only, not to its group: a guard process that it started must survive it.
+    /// Sends a signal to the program alone, not to its group, because a guard process that the program started must survive
+    /// it.
     ///
     /// # Errors
-    /// When it has gone.
+    /// When the program has gone.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let pid = i32::try_from(self.child.id())
             .ok()
@@ -173,7 +174,7 @@ impl Program {
         kill_process(pid, signal).with_context(|| format!("cannot send a signal to {}", self.name))
     }
 
-    /// Waits for its end.
+    /// Waits until the program ends.
     ///
     /// # Errors
     /// When it does not end in time.
@@ -194,7 +195,7 @@ impl Program {
         })
     }
 
-    /// Asks it to end (SIGTERM) and waits.
+    /// Asks the program to end (SIGTERM), and waits until it does.
     ///
     /// # Errors
     /// When it does not end in time.
@@ -203,7 +204,7 @@ impl Program {
         self.wait_end(limit)
     }
 
-    /// Sends SIGKILL: it gets no chance to tidy up.
+    /// Sends SIGKILL, which gives the program no chance to tidy up.
     ///
     /// # Errors
     /// When it has gone already.

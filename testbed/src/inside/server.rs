@@ -1,7 +1,7 @@
 //! The inside's main loop: prepares the host, then runs the outside's jobs, one at a time.
 //!
-//! Each case is a process of its own, so one that panics, hangs or leaves things behind does not affect the others: at its
-//! limit it is killed with everything it started, and its guests are destroyed.
+//! Each case is a process of its own, so one that panics, hangs or leaves things behind does not affect the others. At its
+//! time limit a case is killed with everything it started, and its guests are destroyed.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read};
@@ -22,7 +22,7 @@ use crate::exchange::{CAPABILITIES_DIR, Event, Exchange, Job};
 
 const POLL: Duration = Duration::from_millis(200);
 const BEAT: Duration = Duration::from_secs(2);
-/// For commands entered by hand.
+/// Time limit for commands entered by hand.
 const SHELL_LIMIT: Duration = Duration::from_secs(1800);
 
 /// Exit status of a case whose guest vanished.
@@ -56,7 +56,7 @@ pub fn serve(root: &Path) -> anyhow::Result<()> {
     beat(&exchange);
 
     let begin = Instant::now();
-    // Held until the end: see `kvm::hold_vm`.
+    // The VM is held until the end: see `kvm::hold_vm`.
     let _vm = match prepare() {
         Ok(vm) => vm,
         Err(error) => {
@@ -94,14 +94,14 @@ pub fn serve(root: &Path) -> anyhow::Result<()> {
         })?;
         let kept = exchange.root().join(CAPABILITIES_DIR);
         if !kept.exists() {
-            // This only saves time in later boots.
+            // Not required: it only saves time in later boots.
             let _ = libvirtd::save_capabilities(&kept);
         }
     }
     Ok(())
 }
 
-/// The returned VM keeps KVM in use while it lives; a dom0 has none.
+/// Prepares the host. The returned VM keeps KVM in use while it lives; a dom0 has none.
 fn prepare() -> anyhow::Result<Option<kvm::HeldVm>> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let bin = program.parent().context("this program is in no directory")?;
@@ -123,7 +123,7 @@ fn beat(exchange: &Exchange) {
     let count = Arc::new(AtomicU64::new(0));
     thread::spawn(move || {
         loop {
-            // The outside notices a missing beat by itself.
+            // An error needs no report, as the outside notices a missing heartbeat.
             let _ = exchange.beat(count.fetch_add(1, Ordering::Relaxed));
             thread::sleep(BEAT);
         }
@@ -145,7 +145,7 @@ fn run(exchange: &Exchange, number: u64, job: &Job) -> anyhow::Result<()> {
             command.arg("inside-case").arg(exchange.root()).arg(name);
             let outcome = follow(exchange, number, command, case.limit);
             if outcome.is_err() {
-                // Best effort: the case has failed already, and its error is the one to report.
+                // Best effort: the case's own error is the one to report.
                 let _ = keep_logs(&exchange.case_dir(name));
             }
             let cleaned =
@@ -155,8 +155,8 @@ fn run(exchange: &Exchange, number: u64, job: &Job) -> anyhow::Result<()> {
     }
 }
 
-/// Runs a command to its end or its limit. Its output becomes notes; if it fails, the last lines of its standard error become
-/// the reason.
+/// Runs a command until it ends or exceeds its limit. Its output becomes notes. If it fails, the last lines of its standard
+/// error become the reason.
 fn follow(exchange: &Exchange, job: u64, mut command: Command, limit: Duration) -> anyhow::Result<()> {
     let mut child = command
         .stdin(Stdio::null())
@@ -216,14 +216,14 @@ fn wait(child: &mut Child, limit: Duration) -> anyhow::Result<Option<std::proces
     Ok(None)
 }
 
-/// Kills the rest of the job's process group, which also closes the pipes.
+/// Kills what is left of the job's process group, which also closes the pipes.
 fn end_group(child: &Child) {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process_group(group, Signal::KILL);
     }
 }
 
-/// Copies what helps to understand a failure to where the outside can read it.
+/// Copies files that help to understand a failure to a place where the outside can read them.
 fn keep_logs(dir: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(dir)?;
     for from in [libvirtd::RUN_DIR, "/var/log/libvirt/qemu"] {

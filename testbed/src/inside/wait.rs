@@ -1,4 +1,4 @@
-//! Waits for something to become true, and explains when it does not.
+//! Waits until something is true, or explains why it did not become true.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,16 +8,16 @@ use anyhow::bail;
 /// The result of one look.
 #[derive(Debug)]
 pub enum Look<T> {
-    /// It has happened.
+    /// It has happened, with this result.
     Done(T),
-    /// Not yet; this was seen instead.
+    /// It has not happened yet. The text says what was seen instead.
     NotYet(String),
 }
 
-/// Looks repeatedly until done. A look under emulation is slow by itself, so the pause between looks is short.
+/// Looks repeatedly until it is done. A look under emulation is slow by itself, so the pause between looks is short.
 ///
 /// # Errors
-/// When time is up, with what was waited for, how long, and what was last seen; or when a look fails.
+/// When time is up: the error says what was waited for, how long, and what was last seen. Or when a look fails.
 pub fn wait_until<T>(
     what: &str,
     limit: Duration,

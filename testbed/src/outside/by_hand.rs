@@ -1,4 +1,4 @@
-//! An emulated host for work by hand: `up` keeps one running, `sh` and `case` use it.
+//! An emulated host for work by hand. `up` keeps a host running, which `sh` and `case` use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ fn pointer(workspace: &Path) -> PathBuf {
 /// Boots a host and keeps it until interrupted.
 ///
 /// # Errors
-/// When it does not come up, or has died.
+/// When the host does not come up, or has died.
 pub fn up(options: &Options, kind: HostKind) -> anyhow::Result<()> {
     let interrupt = catch_signals()?;
     let mut guard = Guard::start()?;
@@ -74,14 +74,14 @@ pub fn shell(options: &Options, command: &str) -> anyhow::Result<()> {
     follow(options, &Job::Shell(command.to_owned()))
 }
 
-/// Runs a case of this very program in the host that `up` keeps, which may have booted with an older one.
+/// Runs a case of this very program in the host that `up` keeps. The host may have booted with an older program.
 ///
 /// # Errors
 /// When no host is up, or the case failed.
 pub fn case(options: &Options, name: &str) -> anyhow::Result<()> {
     let boot = running_boot(options)?;
     let bin = boot.join("bin");
-    // A new name each time: the emulated host may cache an old one.
+    // A new name each time, because the emulated host may cache the file of an old name.
     let program = bin.join(format!("homenode-testbed-{}", std::process::id()));
     fs::copy(std::env::current_exe()?, &program)
         .with_context(|| format!("cannot copy to {}", program.display()))?;
@@ -99,7 +99,7 @@ pub fn case(options: &Options, name: &str) -> anyhow::Result<()> {
 
 fn running_boot(options: &Options) -> anyhow::Result<PathBuf> {
     let text = fs::read_to_string(pointer(&options.workspace)).unwrap_or_default();
-    // A keeper that was killed leaves its note behind.
+    // An `up` that was killed leaves its note behind.
     let running = text
         .split_once('\n')
         .filter(|(keeper, _)| Path::new("/proc").join(keeper).exists());

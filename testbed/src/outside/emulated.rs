@@ -1,7 +1,7 @@
-//! The emulated host: one QEMU, started by virtme-ng over this machine's own files.
+//! The emulated host: one QEMU, which virtme-ng starts over this machine's own files.
 //!
 //! Its root is this machine's root, read-only, with a scratch layer over the directories that are written to. So a program
-//! built here is there too; but a file that changes while the host runs may be seen half old, half new. Each boot therefore
+//! built here is there, too. But a file that changes while the host runs may be seen half old, half new; each boot therefore
 //! gets copies of the programs in its own directory.
 
 use std::fs;
@@ -23,22 +23,22 @@ use super::topology_guest::build_module;
 use super::xen;
 use crate::exchange::{CAPABILITIES_DIR, Exchange};
 
-/// Nodes of the emulated host without counters; each has one CPU.
+/// Number of nodes of the emulated host without counters, each with one CPU.
 pub const NODES: u32 = 4;
 /// Memory of one node in MiB.
 pub(super) const NODE_MIB: u32 = 1024;
-/// Size of each last-level cache of the modelled PMU: half of it is little for a guest, and a few guests overflow it.
+/// Size of each last-level cache of the modelled PMU. Half of it is little for a guest, and a few guests overflow it.
 pub const LLC_BYTES: u64 = 2 << 20;
-/// Private cache of each of its CPUs.
+/// Size of the private cache of each CPU of the modelled PMU.
 const PRIVATE_BYTES: u64 = 64 << 10;
-/// Frames that it can tag: 8 GiB, which covers the emulated host and its hole for devices.
+/// Number of frames that the PMU can tag: 8 GiB, which covers the emulated host and its hole for devices.
 const FRAMES: u64 = 1 << 21;
 
 /// The CPU that the kernel of [`HostKind::Bounds`] keeps free.
 pub const ISOLATED_CPU: u32 = 3;
-/// Node of the plain host's device for a guest (`inside::device`).
+/// Node of the device that the plain host has for a guest (`inside::device`).
 pub const DEVICE_NODE: u32 = 2;
-/// The emulator's plugin, next to this program.
+/// File name of the emulator's plugin, which is next to this program.
 const PLUGIN: &str = "libhomenode_plugin.so";
 
 /// The kinds of boots that groups of cases need.
@@ -46,18 +46,18 @@ const PLUGIN: &str = "libhomenode_plugin.so";
 pub enum HostKind {
     /// Four nodes of one CPU.
     Plain,
-    /// Two nodes of two CPUs, and a modelled PMU: two guests can share a last-level cache, and it is counted.
+    /// Two nodes of two CPUs, and a modelled PMU, which counts accesses to a last-level cache that two guests can share.
     Counted,
-    /// Two nodes of two last-level caches of two CPUs, a modelled PMU, and a kernel that balances: a small version of a stock
-    /// host.
+    /// A small version of a stock host: two nodes of two last-level caches of two CPUs, a modelled PMU, and a kernel that
+    /// balances.
     Caches,
     /// Two nodes of two CPUs.
     TwoNodes,
-    /// Like the plain host, with a kernel that has DAMON; the guests have the stock one.
+    /// Like the plain host, but with a kernel that has DAMON. The guests have the stock kernel.
     Damon,
-    /// Two nodes of two CPUs, the last of which the kernel keeps free (`isolcpus=`).
+    /// Two nodes of two CPUs. The kernel keeps the last CPU free (`isolcpus=`).
     Bounds,
-    /// Four nodes of one CPU under Xen: the inside is its dom0.
+    /// Four nodes of one CPU under Xen. The inside is its dom0.
     Xen,
     /// Like [`HostKind::Xen`], with systemd as dom0's first process.
     XenService,
@@ -81,7 +81,7 @@ impl HostKind {
         }
     }
 
-    /// Number of last-level caches. Linux assumes that the emulated CPU has one to a socket.
+    /// Returns the number of last-level caches. For the emulated CPU, Linux assumes one per socket.
     fn llcs(self) -> u32 {
         match self {
             Self::Caches => 2 * self.nodes(),
@@ -93,7 +93,7 @@ impl HostKind {
         self.nodes() * self.cpus_per_node()
     }
 
-    /// The list of a node's CPUs.
+    /// Returns the list of a node's CPUs.
     pub(super) fn cpus_of(self, node: u32) -> String {
         let first = node * self.cpus_per_node();
         match self.cpus_per_node() {
@@ -102,7 +102,8 @@ impl HostKind {
         }
     }
 
-    /// A square of four nodes: neighbours at 16, the opposite corner at 22. Two nodes are neighbours.
+    /// Returns the distances between different nodes. Four nodes form a square, with 16 between neighbours and 22 between
+    /// opposite corners. Two nodes are neighbours.
     pub(super) fn distances(self) -> impl Iterator<Item = (u32, u32, u32)> {
         let nodes = self.nodes();
         (0..nodes).flat_map(move |from| {
@@ -112,7 +113,7 @@ impl HostKind {
 }
 
 impl HostKind {
-    /// All distances, from each node to each.
+    /// Returns the distance from each node to each node.
     #[must_use]
     pub fn distance_matrix(self) -> Vec<Vec<u32>> {
         let count = self.nodes() as usize;
@@ -126,23 +127,23 @@ impl HostKind {
     }
 }
 
-/// Transparent huge pages are off: khugepaged has locked up the emulated host in a TLB flush. A panic must end the boot soon,
-/// and tests must not go on after an oops.
+/// Transparent huge pages are off, as khugepaged has locked up the emulated host in a TLB flush. A panic ends the boot soon.
+/// An oops is a panic, because tests must not go on after it.
 const KERNEL_OPTIONS: [&str; 3] = [
     "intel_iommu=on",
     "transparent_hugepage=never",
     "panic=5 oops=panic",
 ];
 
-/// What stays the same from boot to boot.
+/// What does not change between boots.
 #[derive(Debug)]
 pub struct Workshop {
-    /// Directory for everything the testbed makes, `target/testbed`.
+    /// `target/testbed`, the directory of everything that the testbed makes.
     pub dir: PathBuf,
     pub(super) kernel: Kernel,
     /// The guests' kernel.
     pub vmlinux: PathBuf,
-    /// Their only program.
+    /// The initramfs with the guests' only program.
     pub initramfs: PathBuf,
     program: PathBuf,
     homenode: Option<PathBuf>,
@@ -155,7 +156,7 @@ impl Workshop {
     /// Finds or builds the kernels, the guest's init and the programs.
     ///
     /// # Errors
-    /// When something is not installed or does not build.
+    /// When a requirement is not installed, or something does not build.
     pub fn prepare(options: &Options, run_dir: &Path) -> anyhow::Result<Self> {
         let workspace = &options.workspace;
         let dir = workspace.join("target/testbed");
@@ -166,7 +167,7 @@ impl Workshop {
         let initramfs = run_dir.join("initramfs");
         let module = build_module(&kernel.headers(), &run_dir.join("topology"))?;
         build_initramfs(workspace, &kernel, &module, &dir.join("guest-build"), &initramfs)?;
-        // Copies: a build during the run replaces the originals.
+        // Copied, because a build during the run replaces the originals.
         let keep = |from: &Path, name: &str| copy(from, &run_dir.join(name));
         let program = keep(
             &std::env::current_exe().context("cannot find this program's own file")?,
@@ -188,14 +189,14 @@ impl Workshop {
         })
     }
 
-    /// The release of the guests' kernel, from `uname -r`.
+    /// Returns the release of the guests' kernel, from `uname -r`.
     #[must_use]
     pub fn release(&self) -> &str {
         &self.kernel.release
     }
 
-    /// QEMU's options for a modelled PMU that counts in `file`: the plugin makes the file, and the host inside finds it as a
-    /// device's memory.
+    /// Returns QEMU's options for a modelled PMU that counts in `file`. The plugin makes the file, and the emulated host finds
+    /// it as a device's memory.
     pub(super) fn pmu_options(&self, kind: HostKind, file: &Path) -> anyhow::Result<String> {
         let plugin = self.plugin()?;
         let layout = Layout {
@@ -214,7 +215,7 @@ impl Workshop {
         ))
     }
 
-    /// The kernel that a host boots. virtme-ng finds the modules next to it.
+    /// Returns the kernel that a host boots. virtme-ng finds the modules next to it.
     fn image(&self, kind: HostKind) -> anyhow::Result<PathBuf> {
         if kind != HostKind::Damon && !self.newer {
             return Ok(self.kernel.image.clone());
@@ -234,7 +235,7 @@ impl Workshop {
         })
     }
 
-    /// The emulator's plugin.
+    /// Returns the path of the emulator's plugin.
     ///
     /// # Errors
     /// When it has not been built.
@@ -244,7 +245,7 @@ impl Workshop {
         })
     }
 
-    /// The program under test.
+    /// Returns the path of the program under test.
     ///
     /// # Errors
     /// When it has not been built.
@@ -272,7 +273,7 @@ pub struct EmulatedHost {
 }
 
 impl EmulatedHost {
-    /// Starts a boot in `dir`, which is new.
+    /// Starts a boot in the new directory `dir`.
     ///
     /// # Errors
     /// When a file cannot be copied or the emulator cannot be started.
@@ -294,8 +295,8 @@ impl EmulatedHost {
             | HostKind::Damon
             | HostKind::Bounds => virtme(workshop, kind, &program, dir, exchange.root())?,
         };
-        // The console and the program's output are two files: QEMU truncates each when it opens it, and in a shared file one
-        // would overwrite the other.
+        // Separate files for the console and the program's output: QEMU truncates each when it opens it, so in a shared file
+        // one would overwrite the other.
         command
             .stdin(Stdio::null())
             .stdout(log("stdout.log")?)
@@ -317,13 +318,13 @@ impl EmulatedHost {
         })
     }
 
-    /// Time since the boot started.
+    /// Returns the time since the boot started.
     #[must_use]
     pub fn age(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// Why the host has ended, if it has.
+    /// Returns the reason why the host has ended, if it has.
     ///
     /// # Errors
     /// When its process cannot be waited for.
@@ -345,7 +346,7 @@ impl EmulatedHost {
         }))
     }
 
-    /// The first line of the console about a crash.
+    /// Returns the console's first line about a crash.
     #[must_use]
     pub fn last_words(&self) -> Option<String> {
         let bytes = fs::read(self.dir.join("console.log")).ok()?;
@@ -364,7 +365,7 @@ impl EmulatedHost {
             .map(|line| line.trim().to_owned())
     }
 
-    /// Asks QEMU what the CPUs of a silent host are doing, and writes it to `hang.txt`.
+    /// Asks QEMU what the CPUs of a silent host are doing, and writes the answer to `hang.txt`.
     ///
     /// # Errors
     /// When QEMU's monitor does not answer either.
@@ -374,7 +375,7 @@ impl EmulatedHost {
         monitor.set_read_timeout(Some(Duration::from_secs(3)))?;
         monitor.write_all(b"info status\ninfo cpus\ninfo registers -a\n")?;
         let mut said = Vec::new();
-        // The monitor never closes by itself: the timeout is the normal end.
+        // The monitor never closes the connection by itself, so reading normally ends with the timeout.
         let _ = monitor.read_to_end(&mut said);
         fs::write(self.dir.join("hang.txt"), said).context("cannot write hang.txt")
     }
@@ -386,16 +387,16 @@ impl EmulatedHost {
     pub fn end(mut self, guard: &mut Guard) -> anyhow::Result<()> {
         end_group(self.group);
         let _ = self.process.wait();
-        // This only saves time in later boots.
+        // Not required: it only saves time in later boots.
         let _ = copy_files(&self.exchange.root().join(CAPABILITIES_DIR), &self.capabilities);
-        // The programs are copies; the logs are worth keeping.
+        // The programs are copies. The logs stay, as they are worth keeping.
         let _ = fs::remove_dir_all(self.dir.join("bin"));
         let _ = fs::remove_file(self.dir.join("pmu"));
         guard.remove(self.group)
     }
 }
 
-/// The device for a guest, behind its own root port, and an IOMMU.
+/// Returns QEMU's options for the device for a guest, behind its own root port, and for an IOMMU.
 fn device() -> String {
     format!(
         " -device intel-iommu,intremap=off -device pxb-pcie,id=far,bus=pcie.0,bus_nr=64,numa_node={DEVICE_NODE} \
@@ -403,7 +404,7 @@ fn device() -> String {
     )
 }
 
-/// The command that starts virtme-ng's host, which runs `program` in it.
+/// Returns the command that starts the host with virtme-ng, and runs `program` in it.
 fn virtme(
     workshop: &Workshop,
     kind: HostKind,
@@ -422,7 +423,7 @@ fn virtme(
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(venv_bin.join("vng"));
     command.env("PATH", format!("{}:{path}", venv_bin.display()));
-    // Without --verbose the console goes nowhere, and a panic looks like a clean end.
+    // Without --verbose the console's output is lost, and a panic looks like a clean end.
     command.args([
         "--verbose",
         "--disable-kvm",
@@ -477,7 +478,7 @@ fn virtme(
     Ok(command)
 }
 
-/// Copies this program, `homenode` if it is there, and the guest's files to where the boot reads them.
+/// Copies this program, `homenode` if it was built, and the guest's files to where the boot reads them.
 fn install_programs(workshop: &Workshop, dir: &Path) -> anyhow::Result<PathBuf> {
     let bin = dir.join("bin");
     fs::create_dir_all(&bin).with_context(|| format!("cannot create {}", bin.display()))?;
@@ -490,7 +491,7 @@ fn install_programs(workshop: &Workshop, dir: &Path) -> anyhow::Result<PathBuf> 
     copy(&workshop.program, &bin.join("homenode-testbed"))
 }
 
-/// Copies the files of a directory, if it is there.
+/// Copies the files of a directory, if the directory exists.
 pub(super) fn copy_files(from: &Path, to: &Path) -> anyhow::Result<()> {
     for entry in fs::read_dir(from).into_iter().flatten().flatten() {
         fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;

@@ -1,8 +1,8 @@
-//! Ends everything the testbed starts, however the testbed itself ends.
+//! Ends everything that the testbed starts, however the testbed itself ends.
 //!
-//! A child process (this program as `guard`) holds the read end of a pipe whose write end only we have. When we exit, crash
-//! or are killed, the pipe closes, and the guard kills the process groups whose numbers it was sent. A parent-death signal
-//! would not do: it reaches the direct child only, and the emulated host is a great-grandchild.
+//! A child process (this program as `guard`) holds the read end of a pipe, and the testbed alone holds the write end. When the
+//! testbed exits, crashes or is killed, the pipe closes, and the guard kills the process groups whose numbers it was sent. A
+//! parent-death signal would not be enough: it reaches only the direct child, and the emulated host is a great-grandchild.
 
 use std::io::{BufRead as _, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// The write end of the pipe. Dropping it kills what is still registered.
+/// The write end of the pipe. Dropping it kills the process groups that are still registered.
 #[derive(Debug)]
 pub struct Guard {
     pipe: Option<ChildStdin>,
@@ -31,7 +31,7 @@ impl Guard {
             .arg("guard")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
-            // A group of its own: the terminal's Ctrl-C must not reach it before its work is done.
+            // The guard has a group of its own, so that the terminal's Ctrl-C does not reach it before its work is done.
             .process_group(0)
             .spawn()
             .context("cannot start the guard process")?;
@@ -39,7 +39,7 @@ impl Guard {
         Ok(Self { pipe, process })
     }
 
-    /// Adds a process group to those that end with us.
+    /// Adds a process group to those that end with the testbed.
     ///
     /// # Errors
     /// When the guard has gone.
@@ -48,7 +48,7 @@ impl Guard {
         writeln!(pipe, "+{group}").context("the guard process has ended")
     }
 
-    /// Forgets a process group that has ended: its number may be reused.
+    /// Removes a process group that has ended, because its number may be reused.
     ///
     /// # Errors
     /// When the guard has gone.
@@ -65,7 +65,7 @@ impl Drop for Guard {
     }
 }
 
-/// Ends a process group: asks, waits a moment, then insists.
+/// Ends a process group: sends SIGTERM, waits a moment, then sends SIGKILL.
 pub fn end_group(group: u32) {
     let Some(pid) = i32::try_from(group).ok().and_then(Pid::from_raw) else {
         return;

@@ -1,7 +1,7 @@
 //! The guests' kernel and initramfs.
 //!
-//! The kernel is the host's stock kernel without its compression: QEMU boots an uncompressed vmlinux a third faster,
-//! which matters when every instruction is emulated. The initramfs is one static program and a few modules.
+//! The kernel is the host's stock kernel without its compression. QEMU boots an uncompressed vmlinux a third faster, which
+//! matters when every instruction is emulated. The initramfs contains one static program and a few modules.
 
 use std::fs;
 use std::io::Write as _;
@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, bail, ensure};
 use homenode_formats::cpio::Archive;
 
-/// In the order in which they must be loaded.
+/// The modules, in the order in which they must be loaded.
 const MODULES: [&str; 6] = [
     "virtio/virtio_ring",
     "virtio/virtio",
@@ -35,13 +35,13 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The headers that modules for it are built with.
+    /// Returns the directory of the headers with which modules for this kernel are built.
     #[must_use]
     pub fn headers(&self) -> PathBuf {
         PathBuf::from(format!("/usr/src/linux-headers-{}", self.release))
     }
 
-    /// The newest stock 6.1 kernel that has its modules.
+    /// Finds the newest stock 6.1 kernel that has its modules.
     ///
     /// # Errors
     /// When there is none.
@@ -75,7 +75,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// The uncompressed kernel, unpacked once per release into `cache`.
+    /// Returns the uncompressed kernel, which is unpacked into `cache` once per release.
     ///
     /// # Errors
     /// When the image is not an x86 boot image with an xz payload, or `xz` fails.
@@ -90,7 +90,7 @@ impl Kernel {
         let partial = cache.join(format!("vmlinux-{}.{}", self.release, std::process::id()));
         let output =
             fs::File::create(&partial).with_context(|| format!("cannot write {}", partial.display()))?;
-        // One stream only: four bytes of size follow it.
+        // Only one stream is unpacked: four bytes that state the size follow it.
         let mut xz = Command::new("xz")
             .args(["--decompress", "--stdout", "--single-stream"])
             .stdin(Stdio::piped())
@@ -108,7 +108,7 @@ impl Kernel {
     }
 }
 
-/// The compressed kernel inside an x86 boot image (boot protocol 2.08: payload_offset, payload_length).
+/// Returns the compressed kernel inside an x86 boot image (boot protocol 2.08: payload_offset, payload_length).
 fn xz_payload(image: &[u8]) -> anyhow::Result<&[u8]> {
     let field = |at: usize| -> anyhow::Result<usize> {
         let bytes = image
@@ -132,7 +132,7 @@ fn xz_payload(image: &[u8]) -> anyhow::Result<&[u8]> {
     Ok(payload)
 }
 
-/// Builds the guest's static init, and packs it with its modules and the topology page's module into `target`.
+/// Builds the guest's static init, and packs it into `target` with its modules and the topology page's module.
 ///
 /// # Errors
 /// When cargo fails or a file is missing.

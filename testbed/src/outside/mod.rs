@@ -1,4 +1,4 @@
-//! The side on the developer's machine: boots emulated hosts, hands out cases, judges.
+//! The side on the developer's machine: boots emulated hosts, hands out cases, and judges.
 //!
 //! ```text
 //!  cases of a group ──▶ boot ──▶ ready ──▶ job ──▶ end ──▶ pass | fail
@@ -36,18 +36,18 @@ use self::report::{BootReport, CaseReport, Report, Verdict};
 use crate::cases::{Case, Group, Run as CaseRun};
 use crate::exchange::{Event, Events, Job};
 
-/// From starting QEMU until libvirt answers; three times what a loaded two-core machine needs.
+/// Time from the start of QEMU until libvirt answers: three times what a loaded two-core machine needs.
 const READY_LIMIT: Duration = Duration::from_secs(300);
-/// No heartbeat for this long is a dead host. Emulated CPUs stop for tens of seconds when the machine is loaded.
+/// A host without a heartbeat for this long is dead. Emulated CPUs pause for tens of seconds when the machine is loaded.
 const SILENCE_LIMIT: Duration = Duration::from_secs(90);
-/// The inside ends a case at its limit; after this much longer the outside stops waiting for that.
+/// How much longer than a case's limit the outside waits for the inside to end the case.
 const GRACE: Duration = Duration::from_secs(60);
-/// How often a case is run again because its host died.
+/// How many times a case is run again because its host died.
 const RETRIES: usize = 2;
-/// Boots of one group that may fail before they are ready.
+/// How many boots of one group may fail before they are ready.
 const BOOT_TRIES: usize = 3;
 const POLL: Duration = Duration::from_millis(200);
-/// Folder in a case's directory for what is worth keeping once the case has passed.
+/// Folder in a case's directory for files that are worth keeping after the case has passed.
 pub const KEPT: &str = "kept";
 
 /// Options from the command line.
@@ -59,14 +59,14 @@ pub struct Options {
     pub homenode: Option<PathBuf>,
     /// Whether lines that cases print are shown.
     pub verbose: bool,
-    /// Whether hosts boot the newer kernel, for all cases.
+    /// Whether hosts boot the newer kernel in all cases.
     pub newer: bool,
 }
 
 /// Set by Ctrl-C and SIGTERM.
 pub type Interrupt = Arc<AtomicBool>;
 
-/// Catches the signals that request our end, so that the emulated host ends first.
+/// Catches the signals that ask the testbed to end, so that the emulated host ends first.
 ///
 /// # Errors
 /// When a handler cannot be installed.
@@ -85,15 +85,15 @@ pub fn catch_signals() -> anyhow::Result<Interrupt> {
 /// Why waiting for the emulated host failed.
 #[derive(Debug)]
 enum Lost {
-    /// The host is gone or silent; boot and run again.
+    /// The host is gone or silent: boot another one, and run the case again.
     Host(String),
-    /// A guest vanished; run again.
+    /// A guest vanished: run the case again.
     Guest(String),
     /// The user wants to stop.
     Interrupted,
 }
 
-/// A boot that takes jobs.
+/// A boot that accepts jobs.
 pub struct Session {
     host: EmulatedHost,
     events: Events,
@@ -116,12 +116,12 @@ impl Session {
         }
     }
 
-    /// New events, or why there will be none.
+    /// Returns new events, or the reason why there will be none.
     fn poll(&mut self) -> anyhow::Result<Result<Vec<Event>, Lost>> {
         thread::sleep(POLL);
         let ended = self.host.ended()?;
         let events = self.events.read()?;
-        // Events before the end still count.
+        // Events from before the host's end still count.
         if !events.is_empty() {
             return Ok(Ok(events));
         }
@@ -239,10 +239,10 @@ struct Run {
     report: Report,
 }
 
-/// Boots what is needed, runs these cases, and reports.
+/// Boots the hosts that these cases need, runs the cases, and reports.
 ///
 /// # Errors
-/// When the testbed itself cannot work: something is not installed, a file cannot be written.
+/// When the testbed itself cannot work: a requirement is not installed, or a file cannot be written.
 pub fn run(cases: &[&'static Case], options: Options) -> anyhow::Result<Report> {
     let interrupt = catch_signals()?;
     let guard = Guard::start()?;
@@ -271,7 +271,7 @@ pub fn run(cases: &[&'static Case], options: Options) -> anyhow::Result<Report> 
 }
 
 impl Run {
-    /// All cases of a group, over as many boots as they need.
+    /// Runs all cases of a group, over as many boots as they need.
     fn group(
         &mut self,
         group: Group,
@@ -339,7 +339,7 @@ impl Run {
         Ok(())
     }
 
-    /// Cases that need no emulated host: each boots the plain guests that it wants.
+    /// Runs cases that need no emulated host. Each boots the plain guests that it wants.
     fn plain_group(&mut self, cases: &VecDeque<&'static Case>) -> anyhow::Result<()> {
         for case in cases {
             let CaseRun::Outside(run) = case.run else {
@@ -376,7 +376,7 @@ impl Run {
         Ok(())
     }
 
-    /// A boot that is ready for jobs; otherwise its reason is added to `failed`.
+    /// Boots a host until it accepts jobs; if that fails, adds the reason to `failed`.
     fn boot(
         &mut self,
         group: Group,
@@ -420,7 +420,7 @@ impl Run {
         self.report.cases.push(report);
     }
 
-    /// Keeps the logs only after failures.
+    /// Finishes the report. Keeps the logs only after failures.
     fn finish(self) -> anyhow::Result<Report> {
         for name in ["initramfs", "program", "homenode", "libhomenode_plugin.so"] {
             let _ = fs::remove_file(self.dir.join(name));
@@ -437,7 +437,7 @@ impl Run {
     }
 }
 
-/// A new directory for the files of a run.
+/// Creates a new directory for the files of a run.
 fn new_run_dir(workspace: &Path) -> anyhow::Result<PathBuf> {
     let logs = workspace.join("target/testbed/logs");
     for number in 1..100_000 {

@@ -1,4 +1,4 @@
-//! Guests of a plain QEMU under the plugin that logs pages, and what this machine's kernel reports about their memory.
+//! Guests of a plain QEMU under the plugin that logs pages, and what this machine's kernel reports of their memory.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -24,7 +24,7 @@ pub struct Outside<'a> {
     pub workshop: &'a Workshop,
     /// The case's own directory.
     pub dir: &'a Path,
-    /// Its measurements.
+    /// The case's measurements.
     pub notes: Vec<String>,
     pub(super) guard: &'a mut Guard,
     pub(super) interrupt: &'a Interrupt,
@@ -37,8 +37,7 @@ impl Outside<'_> {
         self.notes.push(text.into());
     }
 
-    /// Boots a guest of this much memory, in one memfd; `plugin` is the plugin's path and its arguments, or `None` for no
-    /// plugin.
+    /// Boots a guest of this much memory, in one memfd. `plugin` is the plugin's path and its arguments; `None` for no plugin.
     ///
     /// # Errors
     /// When QEMU cannot be started.
@@ -53,7 +52,7 @@ impl Outside<'_> {
         self.boot_from(&initramfs, name, mib, first, plugin)
     }
 
-    /// Like [`Outside::boot`], with the case's own initramfs.
+    /// Like [`Outside::boot`], but with an initramfs of the case.
     ///
     /// # Errors
     /// When QEMU cannot be started.
@@ -109,7 +108,7 @@ impl Outside<'_> {
             let mut output = BufReader::new(output?);
             let mut line = Vec::new();
             while output.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
-                // Even if the file cannot be written, the console has to be read, or the guest stops.
+                // The console must be read even if the file cannot be written, or the guest stops.
                 let _ = kept.write_all(&line);
                 let text = String::from_utf8_lossy(&line).trim().to_owned();
                 line.clear();
@@ -132,7 +131,7 @@ impl Outside<'_> {
     pub fn wait_for(&self, guest: &PlainGuest, marker: &str) -> anyhow::Result<String> {
         loop {
             match guest.lines.recv_timeout(Duration::from_millis(200)) {
-                // Output of the firmware may precede it on the line.
+                // The firmware's output may precede the marker on its line.
                 Ok(line) if line.contains(marker) => return Ok(line),
                 Ok(line) if line.starts_with(MARKER_ERROR) || line.contains("Kernel panic") => {
                     bail!("the guest says: {line}")
@@ -179,7 +178,7 @@ pub struct PlainGuest {
 }
 
 impl PlainGuest {
-    /// The file with its output.
+    /// Returns the path of the file with the guest's output.
     #[must_use]
     pub fn console(&self) -> &Path {
         &self.console
@@ -188,7 +187,7 @@ impl PlainGuest {
     /// Sends a line to the guest's console.
     ///
     /// # Errors
-    /// When it has ended.
+    /// When the guest has ended.
     pub fn say(&mut self, line: &str) -> anyhow::Result<()> {
         let input = self.input.as_mut().context("the guest has no console")?;
         writeln!(input, "{line}").context("the guest has ended")
@@ -203,7 +202,7 @@ impl PlainGuest {
         fs::write(&path, "1").with_context(|| format!("cannot write {path}"))
     }
 
-    /// KiB of the guest's memory that the kernel has seen used since then.
+    /// Returns the KiB of the guest's memory that the kernel has seen used since [`PlainGuest::clear_accessed`].
     ///
     /// # Errors
     /// When QEMU has ended, or has no such memory.
@@ -221,7 +220,7 @@ impl PlainGuest {
     }
 }
 
-/// Closes a log's window, names the next, and waits until the closed one is in the file.
+/// Closes a log's window, names the next one, and waits until the closed window is in the file.
 ///
 /// # Errors
 /// When the log does not grow.
@@ -248,7 +247,7 @@ pub fn next_window(control: &Path, log: &Path, label: &str) -> anyhow::Result<()
 /// Reads a log that must be complete.
 ///
 /// # Errors
-/// When it is not.
+/// When the log is not complete.
 pub fn whole_log(path: &Path) -> anyhow::Result<Log> {
     let log = Log::read(path)?;
     match log.missing {

@@ -1,5 +1,5 @@
-//! An initramfs with programs of this machine: the guests' own archive is followed by one with the programs, their libraries
-//! and their input.
+//! An initramfs with programs of this machine. It consists of the guests' own archive, followed by an archive with the
+//! programs, their libraries and their input.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,15 +17,15 @@ const BUSYBOX: &str = "/bin/busybox";
 /// Files for a guest.
 #[derive(Debug, Default)]
 pub struct Image {
-    /// Permissions and contents, by path.
+    /// Permissions and contents of each file, by its path.
     files: BTreeMap<PathBuf, (u32, Vec<u8>)>,
 }
 
 impl Image {
-    /// Starts with the shell that runs programs.
+    /// Creates an image with the shell that runs programs.
     ///
     /// # Errors
-    /// When it is not installed.
+    /// When the shell is not installed.
     pub fn with_shell() -> anyhow::Result<Image> {
         let mut image = Image::default();
         image.copy(Path::new(BUSYBOX), Path::new(BUSYBOX))?;
@@ -37,11 +37,11 @@ impl Image {
         self.files.insert(path.into(), (0o644, contents));
     }
 
-    /// Adds a program or a library of this machine, under a name, and all libraries that it is linked with, under their paths
-    /// here.
+    /// Adds a program or a library of this machine, under this name, and all libraries that it is linked with, under their
+    /// paths on this machine.
     ///
     /// # Errors
-    /// When it or a library is missing.
+    /// When the file or a library is missing.
     pub fn add_program(&mut self, path: &Path, name: &Path) -> anyhow::Result<()> {
         self.copy(path, name)?;
         let output = Command::new("ldd")
@@ -71,7 +71,7 @@ impl Image {
                 .with_context(|| format!("cannot list {}", dir.display()))?
                 .path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            // A dangling link is of no use there either.
+            // A link that dangles here would dangle in the guest, too.
             if without.contains(&name.as_ref()) || !path.exists() {
                 continue;
             }
@@ -94,7 +94,7 @@ impl Image {
         Ok(())
     }
 
-    /// Appends it to another initramfs.
+    /// Writes another initramfs, followed by these files, into `target`.
     ///
     /// # Errors
     /// When a file cannot be read or written.
@@ -125,12 +125,12 @@ impl Image {
     }
 }
 
-/// The files that `ldd` names.
+/// Returns the files that `ldd` names.
 fn libraries(said: &str) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for line in said.lines().map(str::trim) {
         ensure!(!line.ends_with("not found"), "a library is not installed: {line}");
-        // `name => path (address)`, or the loader's `path (address)`; the kernel's own has no path.
+        // A line is `name => path (address)`, or `path (address)` for the loader. The kernel's own library has no path.
         let path = line.rsplit("=> ").next().and_then(|rest| rest.split(" (").next());
         found.extend(path.filter(|path| path.starts_with('/')).map(PathBuf::from));
     }

@@ -1,4 +1,4 @@
-//! QEMU's monitor for programs: one command, one answer.
+//! QEMU's monitor for programs: each command gets one answer.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-/// For a QEMU to start, and for an answer.
+/// Time limit for QEMU to start, and for each answer.
 const LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
@@ -23,7 +23,7 @@ impl Qmp {
     /// Connects to the socket of a QEMU that may still be starting.
     ///
     /// # Errors
-    /// When it does not accept one after a while.
+    /// When QEMU does not accept a connection in time.
     pub fn connect(socket: &Path) -> anyhow::Result<Qmp> {
         let begin = Instant::now();
         let stream = loop {
@@ -45,11 +45,11 @@ impl Qmp {
     /// Runs a command.
     ///
     /// # Errors
-    /// QEMU's error; or when it does not answer.
+    /// When QEMU answers with an error, or does not answer.
     pub fn run(&mut self, command: &str, arguments: &Value) -> anyhow::Result<Value> {
         let order = json!({"execute": command, "arguments": arguments});
         writeln!(self.stream.get_mut(), "{order}").context("QEMU's monitor has gone")?;
-        // Events arrive in between.
+        // Events may arrive before the answer.
         loop {
             let mut answer = self.line()?;
             if let Some(error) = answer.get("error") {
@@ -70,10 +70,10 @@ impl Qmp {
     }
 }
 
-/// Moves a running guest to another QEMU that waits for it on this socket.
+/// Moves a running guest to another QEMU, which waits for it on this socket.
 ///
 /// # Errors
-/// When QEMU reports a failure, or it takes too long.
+/// When QEMU reports a failure, or the move takes too long.
 pub fn migrate(from: &mut Qmp, to: &Path) -> anyhow::Result<()> {
     from.run("migrate", &json!({"uri": format!("unix:{}", to.display())}))?;
     let begin = Instant::now();

@@ -1,4 +1,4 @@
-//! Results of a run of the testbed, for people and as JSON.
+//! The results of a run of the testbed, for people and as JSON.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub enum Verdict {
     Pass,
     /// It failed.
     Fail,
-    /// The emulated host or a guest died each time, or the host never came up: nothing is known about the case.
+    /// The emulated host or a guest died each time, or the host never came up. The case shows nothing.
     Infrastructure,
 }
 
@@ -38,20 +38,20 @@ pub struct CaseReport {
     pub group: String,
     /// How it ended.
     pub verdict: Verdict,
-    /// Wall time of the run that counts.
+    /// Wall time of the run whose verdict counts.
     pub seconds: f64,
     /// What was expected and what was seen, if it failed.
     pub error: Option<String>,
-    /// Deaths of the emulated host or a guest during the case: reported even if a later run of it passed.
+    /// Deaths of the emulated host or a guest during the case. They are reported even if a later run of the case passed.
     pub infrastructure: Vec<String>,
     /// Measurements and observations.
     pub notes: Vec<String>,
-    /// The directory of its files, if kept.
+    /// The directory of the case's files, if they were kept.
     pub log: Option<PathBuf>,
 }
 
 impl CaseReport {
-    /// A report to be filled in.
+    /// Creates a report to be filled in.
     #[must_use]
     pub fn of(case: &Case) -> Self {
         Self {
@@ -66,7 +66,7 @@ impl CaseReport {
         }
     }
 
-    /// The report of a case about which nothing is known.
+    /// Creates the report of a case that showed nothing.
     #[must_use]
     pub fn lost(case: &Case, reasons: Vec<String>, log: &Path) -> Self {
         Self {
@@ -103,11 +103,11 @@ impl fmt::Display for CaseReport {
 /// One boot that became ready.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct BootReport {
-    /// Its group.
+    /// The group for which it was booted.
     pub group: String,
-    /// Its kernel.
+    /// The host's kernel.
     pub kernel: String,
-    /// Seconds until our program ran.
+    /// Seconds until the testbed's program ran in the host.
     pub up_s: f64,
     /// Seconds from then until libvirt answered.
     pub libvirt_s: f64,
@@ -120,18 +120,18 @@ pub struct Report {
     pub cases: Vec<CaseReport>,
     /// Boots in order.
     pub boots: Vec<BootReport>,
-    /// How often an emulated host died or did not come up, or a guest vanished.
+    /// How many times an emulated host died or did not come up, or a guest vanished.
     pub infrastructure_failures: u32,
 }
 
 impl Report {
-    /// Whether every case passed, and there was one.
+    /// Whether every case passed, and at least one case was run.
     #[must_use]
     pub fn all_passed(&self) -> bool {
         !self.cases.is_empty() && self.failed() == 0
     }
 
-    /// Cases that passed.
+    /// Returns the number of cases that passed.
     #[must_use]
     pub fn passed(&self) -> usize {
         self.cases
@@ -140,7 +140,7 @@ impl Report {
             .count()
     }
 
-    /// Cases that did not pass, for whatever reason.
+    /// Returns the number of cases that did not pass, for whatever reason.
     #[must_use]
     pub fn failed(&self) -> usize {
         self.cases.len() - self.passed()

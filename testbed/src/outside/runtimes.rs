@@ -1,5 +1,4 @@
-//! Programs of this machine for a guest: a JVM, jemalloc, test programs, and the libraries that make them follow the
-//! topology.
+//! Programs of this machine for a guest: a JVM, jemalloc, test programs, and the libraries that make them follow the topology.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +12,7 @@ use super::topology_guest::workspace;
 const JVM: &str = "/usr/lib/jvm/java-17-openjdk-amd64";
 /// Path of jemalloc, here and in the guest.
 pub const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
-/// Files of the JVM that start a program without a display or a network.
+/// Files of the JVM that are enough to start a program without a display or a network.
 const JVM_FILES: [&str; 18] = [
     "bin/java",
     "conf/security/java.security",
@@ -37,16 +36,16 @@ const JVM_FILES: [&str; 18] = [
 
 /// Path of the JVM's program, here and in the guest.
 pub const JAVA: &str = "/usr/lib/jvm/java-17-openjdk-amd64/bin/java";
-/// Directory in the guest of the libraries that follow the topology.
+/// Directory, in the guest, of the libraries that follow the topology.
 pub const LIBRARIES: &str = "/homenode";
 
-/// Files for a guest: the path there without a leading slash, and the file here.
+/// Files for a guest. The key is the path in the guest, without a leading slash; the value is the file on this machine.
 pub type Files = BTreeMap<String, PathBuf>;
 
-/// Returns all of them; builds in this directory what has to be built.
+/// Returns all files for the guest. Builds those that must be built in this directory.
 ///
 /// # Errors
-/// When something is not installed, or does not build.
+/// When a requirement is not installed, or something does not build.
 pub fn files(dir: &Path) -> anyhow::Result<Files> {
     let guest = workspace().join("guest");
     let libraries = dir.join("runtime");
@@ -72,7 +71,7 @@ pub fn files(dir: &Path) -> anyhow::Result<Files> {
     let mut files = Files::new();
     for file in JVM_FILES {
         let path = Path::new(JVM).join(file);
-        // Some files exist on some machines only.
+        // This file exists only on some machines.
         if file != "lib/server/classes.jsa" || path.exists() {
             put(&mut files, path);
         }
@@ -92,7 +91,7 @@ pub fn files(dir: &Path) -> anyhow::Result<Files> {
     Ok(files)
 }
 
-/// Adds a file with the same path in the guest.
+/// Adds a file, which has the same path in the guest.
 fn put(files: &mut Files, path: PathBuf) {
     files.insert(
         path.display().to_string().trim_start_matches('/').to_owned(),
@@ -115,7 +114,7 @@ fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The libraries that a program or library is linked with, as this machine finds them; none for other files.
+/// Returns the libraries that a program or library is linked with, as this machine finds them. Other files have none.
 fn needed(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let is_elf = fs::read(path)
         .with_context(|| format!("cannot read {}: run scripts/setup.sh", path.display()))?
@@ -129,7 +128,7 @@ fn needed(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
         .context("cannot start ldd")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let paths = text.split_whitespace().filter(|word| word.starts_with('/'));
-    // The JVM finds its own libraries by itself.
+    // The JVM's own libraries are left out: it finds them by itself.
     let found = paths.filter(|path| !path.starts_with(JVM));
     Ok(found.map(PathBuf::from).collect())
 }

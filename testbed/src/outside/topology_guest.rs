@@ -1,6 +1,6 @@
 //! A guest of a plain QEMU with four virtual nodes, the kernel module, and a topology page from the agent's own server.
 //!
-//! Its init is a shell that runs commands from the second serial port.
+//! The guest's init is a shell that runs commands from the second serial port.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,15 +26,15 @@ use super::plain::Outside;
 use super::qmp::{self, Qmp};
 use super::runtimes::Files;
 
-/// Virtual nodes, and host nodes.
+/// Number of virtual nodes, and of host nodes.
 pub const NODES: u16 = 4;
-/// vCPUs: one for each node, and a second one on node 0.
+/// Number of vCPUs: one for each node, and a second one on node 0.
 pub const VCPUS: u32 = 5;
-/// Memory of a virtual node.
+/// Memory of a virtual node, in MiB.
 const NODE_MIB: u32 = 96;
-/// Limit for an answer; a loaded machine emulates slowly.
+/// Time limit for an answer. A loaded machine emulates slowly.
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
-/// Marks the end of an answer, before the status of the command.
+/// Marks the end of an answer, before the command's exit status.
 const END: &str = "homenode-end";
 
 const INIT: &str = "#!/bin/busybox sh
@@ -57,12 +57,12 @@ poweroff -f
 pub struct TestKernel {
     /// The image that QEMU boots.
     pub image: PathBuf,
-    /// Its headers.
+    /// The headers for its modules.
     pub headers: PathBuf,
 }
 
 impl TestKernel {
-    /// This machine's kernel, which the other guests boot as well.
+    /// Returns this machine's kernel, which the other guests boot as well.
     ///
     /// # Errors
     /// When there is none.
@@ -73,7 +73,7 @@ impl TestKernel {
         })
     }
 
-    /// The kernel that `scripts/testbed-kernel.sh` fetches.
+    /// Returns the kernel that `scripts/testbed-kernel.sh` fetches.
     ///
     /// # Errors
     /// When it has not been fetched.
@@ -91,17 +91,17 @@ impl TestKernel {
     }
 }
 
-/// The sources from which this program was built.
+/// Returns the directory of the sources from which this program was built.
 pub(super) fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .unwrap_or(Path::new("/"))
 }
 
-/// Builds the module for the kernel of these headers, in a separate directory.
+/// Builds the module for the kernel that has these headers, in a separate directory.
 ///
 /// # Errors
-/// When its headers are missing, or the module does not build.
+/// When the headers are missing, or the module does not build.
 pub fn build_module(headers: &Path, dir: &Path) -> anyhow::Result<PathBuf> {
     ensure!(
         headers.is_dir(),
@@ -110,7 +110,7 @@ pub fn build_module(headers: &Path, dir: &Path) -> anyhow::Result<PathBuf> {
     );
     let module = dir.join("module");
     fs::create_dir_all(&module).with_context(|| format!("cannot make {}", module.display()))?;
-    // The kernel's build writes next to the sources.
+    // The sources are copied, because the kernel's build writes next to them.
     for file in ["homenode_topology.c", "Kbuild", "Makefile"] {
         fs::copy(workspace().join("guest/module").join(file), module.join(file))
             .with_context(|| format!("cannot copy {file}"))?;
@@ -165,7 +165,7 @@ fn pack(files: &Files, target: &Path) -> anyhow::Result<()> {
     let mut directories: BTreeSet<&Path> = ["dev", "proc", "sys", "bin", "tmp"].map(Path::new).into();
     directories.extend(files.keys().flat_map(|name| Path::new(name).ancestors().skip(1)));
     directories.remove(Path::new(""));
-    // A directory comes before its contents.
+    // A directory must come before its contents.
     for directory in directories {
         archive.directory(&directory.display().to_string());
     }
@@ -191,7 +191,7 @@ impl Machine {
         self.dir.join("ivshmem")
     }
 
-    /// Starts QEMU; the second of two waits for the first one's guest on this socket.
+    /// Starts QEMU. If `incoming` is a socket, this QEMU waits there for the guest of another one.
     fn start(
         &self,
         outside: &mut Outside<'_>,
@@ -292,7 +292,7 @@ impl Process {
     }
 }
 
-/// A running guest, and the host's side of its page.
+/// A running guest, and the host's side of its topology page.
 pub struct TopologyGuest {
     machine: Machine,
     process: Process,
@@ -302,7 +302,7 @@ pub struct TopologyGuest {
 }
 
 impl TopologyGuest {
-    /// Boots it, and waits until it listens. vCPU n is on node n modulo their number, as at boot.
+    /// Boots the guest, and waits until its shell listens. At boot, vCPU n is on node n modulo the number of nodes.
     ///
     /// # Errors
     /// When something cannot be built or started, or the guest does not come up.
@@ -310,7 +310,7 @@ impl TopologyGuest {
         TopologyGuest::boot_with(outside, kernel, Files::new(), NODE_MIB)
     }
 
-    /// Like [`TopologyGuest::boot`], with more files, and this much memory on each virtual node.
+    /// Like [`TopologyGuest::boot`], with further files, and this much memory on each virtual node.
     ///
     /// # Errors
     /// As [`TopologyGuest::boot`].
@@ -347,7 +347,7 @@ impl TopologyGuest {
         Ok(guest)
     }
 
-    /// Ends it.
+    /// Ends the guest.
     ///
     /// # Errors
     /// When the guard has gone.
@@ -355,10 +355,10 @@ impl TopologyGuest {
         self.process.end(outside)
     }
 
-    /// Boots the guest's kernel again, in the same QEMU, and waits until it listens.
+    /// Boots the guest's kernel again, in the same QEMU, and waits until the guest's shell listens.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// When the guest does not come up.
     pub fn reboot(&mut self) -> anyhow::Result<()> {
         let mut monitor = Qmp::connect(&self.process.monitor)?;
         monitor.run("set-action", &json!({"reboot": "reset"}))?;
@@ -368,15 +368,15 @@ impl TopologyGuest {
         Ok(())
     }
 
-    /// Moves the running guest to another QEMU. Its new page is written before the guest comes, with these places of its
-    /// vCPUs; returns the version.
+    /// Moves the running guest to another QEMU. The new server writes its page, with these nodes of the vCPUs, before the
+    /// guest arrives. Returns the page's version.
     ///
     /// # Errors
-    /// When QEMU cannot do it.
+    /// When QEMU cannot move the guest.
     pub fn migrate(&mut self, outside: &mut Outside<'_>, vcpus: Vec<u16>) -> anyhow::Result<u64> {
         let way = self.machine.dir.join("migration");
         let target = self.machine.start(outside, "topology-target", Some(&way))?;
-        // It answers once it waits.
+        // The new QEMU's monitor answers once that QEMU waits for the guest.
         Qmp::connect(&target.monitor)?;
         let source = std::mem::replace(&mut self.process, target);
         self.vcpus = vcpus;
@@ -386,7 +386,7 @@ impl TopologyGuest {
         Ok(version)
     }
 
-    /// Ends the server, as if the agent were killed.
+    /// Ends the server, as when the agent is killed.
     pub fn stop_server(&mut self) {
         self.server = None;
     }
@@ -416,16 +416,16 @@ impl TopologyGuest {
         })?)
     }
 
-    /// Tells the guest where its vCPUs are; the memory of virtual node n is on host node n.
+    /// Tells the guest on which nodes its vCPUs are. The memory of virtual node n is on host node n.
     ///
     /// # Errors
-    /// When it has no page, or there is no server.
+    /// When the guest has no page, or there is no server.
     pub fn publish(&mut self) -> anyhow::Result<u64> {
         let server = self.server.as_ref().context("the server has been stopped")?;
         Ok(server.publish(self.process.pid(), &self.topology()?)?)
     }
 
-    /// Writes a page that is valid except for these words, as root in the guest could.
+    /// Overwrites these words of the guest's page, as root in the guest could. The rest of the page stays valid.
     ///
     /// # Errors
     /// When QEMU has no such memory.
@@ -439,10 +439,10 @@ impl TopologyGuest {
         Ok(())
     }
 
-    /// Runs a shell command there, which must succeed, and returns its output.
+    /// Runs a shell command in the guest, which must succeed, and returns its output.
     ///
     /// # Errors
-    /// When it fails, or the guest does not answer.
+    /// When the command fails, or the guest does not answer.
     pub fn sh(&mut self, command: &str) -> anyhow::Result<String> {
         let (text, status) = self.try_sh(command)?;
         ensure!(
@@ -452,7 +452,7 @@ impl TopologyGuest {
         Ok(text)
     }
 
-    /// Runs a shell command there, and returns its output and status.
+    /// Runs a shell command in the guest, and returns its output and exit status.
     ///
     /// # Errors
     /// When the guest does not answer.

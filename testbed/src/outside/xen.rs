@@ -1,8 +1,8 @@
 //! The emulated host under Xen: one QEMU that boots the hypervisor, and its own dom0.
 //!
-//! dom0's disk and the hypervisor are made once, by `scripts/xen-setup.sh`. What changes from boot to boot comes through a
-//! directory that dom0 sees under the same path as we do: programs, the domUs' kernel, jobs and events. dom0's kernel is this
-//! machine's stock one; the modules that it needs come in its initramfs, so that the disk fits any kernel.
+//! `scripts/xen-setup.sh` makes dom0's disk and the hypervisor once. What changes between boots comes through a directory that
+//! dom0 sees under the same path as this machine: programs, the domUs' kernel, jobs and events. dom0's kernel is this
+//! machine's stock kernel. The modules that it needs are in its initramfs, so that the disk fits any kernel.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,19 +13,19 @@ use homenode_formats::cpio::Archive;
 
 use super::emulated::{HostKind, NODE_MIB, Workshop};
 
-/// Memory of dom0: enough for libvirt, the agent and the testbed's own program, and node 0 keeps some for domUs.
+/// Memory of dom0. It is enough for libvirt, the agent and the testbed's own program, and leaves some of node 0 for domUs.
 const DOM0_MIB: u32 = 640;
 
-/// An EPYC without the features that the emulator gets wrong for Xen: without MONITOR, SMAP and SMEP it neither panics nor
-/// loses dom0. With AVX each PVH domU whose vCPU had moved to another CPU died of an illegal instruction.
+/// An EPYC without the features that the emulator gets wrong for Xen. Without MONITOR, SMAP and SMEP, Xen neither panics nor
+/// loses dom0. With AVX, each PVH domU whose vCPU had moved to another CPU died of an illegal instruction.
 const CPU: &str = "EPYC,+svm,+npt,-monitor,-smap,-smep,-avx,-avx2,-fma,-f16c";
 
-/// For the hypervisor. Deep idle states panic under emulation.
+/// Options for the hypervisor. Deep idle states panic under emulation, so they are off.
 const XEN_OPTIONS: &str = "console=com1 com1=115200,8n1 dom0_max_vcpus=1 dom0_nodes=0 sched=credit cpuidle=0 \
                            loglvl=warning guest_loglvl=warning";
 
-/// Modules of dom0's kernel, in the order in which they must be loaded: its disk, the shared directory, Xen's devices, the
-/// backends of domUs' disks and NICs.
+/// Modules of dom0's kernel, in the order in which they must be loaded: for its disk, the shared directory, Xen's devices, and
+/// the backends of domUs' disks and NICs.
 const MODULES: [&str; 27] = [
     "arch/x86/crypto/crc32c-intel",
     "crypto/crc32c_generic",
@@ -56,14 +56,14 @@ const MODULES: [&str; 27] = [
     "net/bridge/bridge",
 ];
 
-/// Disks for domUs, and their size. Empty at each boot.
+/// Disks for domUs, which are empty at each boot, and their size.
 pub const DISKS: [&str; 2] = ["vdb", "vdc"];
 const DISK_BYTES: u64 = 16 << 20;
 
 /// dom0's first program.
 const INIT: &str = include_str!("dom0-init.sh");
 
-/// The command that starts the host, which runs `program` in its dom0 with the files in `dir`.
+/// Returns the command that starts the host, and runs `program` in its dom0 with the files in `dir`.
 ///
 /// # Errors
 /// When `scripts/xen-setup.sh` has not been run, or dom0's initramfs cannot be made.
@@ -84,7 +84,7 @@ pub(super) fn emulator(
         Ok(path)
     };
     let (xen, disk) = (made("xen")?, made("dom0.img")?);
-    // dom0's first program knows them by these names.
+    // dom0's first program knows the files by these names.
     ensure!(
         program == dir.join("bin/homenode-testbed") && exchange == dir.join("exchange"),
         "the inside of a Xen host is not where dom0 looks for it"
@@ -115,7 +115,7 @@ pub(super) fn emulator(
         let device = format!("virtio-blk-pci,drive={name}");
         command.args(["-drive", &drive, "-device", &device]);
     };
-    // Each boot finds the disk as it was made.
+    // With `snapshot=on`, each boot finds the disk as `scripts/xen-setup.sh` made it.
     drive("disk", &disk, ",snapshot=on");
     for name in DISKS {
         let path = dir.join(name);
@@ -163,7 +163,7 @@ pub(super) fn emulator(
     Ok(command)
 }
 
-/// A path, escaped for QEMU's comma-separated options.
+/// Returns a path, escaped for QEMU's comma-separated options.
 fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }

@@ -1,4 +1,4 @@
-//! The rule on import cycles: files that only make sense together.
+//! The rule on import cycles. Files that form a cycle can be understood only together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,11 +6,11 @@ use super::Finding;
 use super::syntax::{Shipped, paths, shipped};
 use super::tree::Workspace;
 
-/// Imported files by the importing file's path.
+/// The files that each file imports, by the importing file's path.
 type Imports<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
 
-/// Finds, in each crate, the groups of files that all reach each other by imports. A file imports another if its shipped
-/// code has a path that begins with `crate::` and leads to a module of that file.
+/// Finds, in each crate, the groups of files that all reach each other by imports. A file imports another if its shipped code
+/// has a path that begins with `crate::` and leads to one of the other file's modules.
 pub(super) fn circles(workspace: &Workspace) -> Vec<Finding> {
     let sources = shipped(workspace);
     let files: BTreeSet<&str> = sources.iter().map(|source| &*source.file.path).collect();
@@ -41,7 +41,7 @@ pub(super) fn circles(workspace: &Workspace) -> Vec<Finding> {
     findings
 }
 
-/// Lists the cycle's other files, each with its imports within the cycle.
+/// Lists the cycle's other files, each with the files of the cycle that it imports.
 fn described(circle: &[&str], first: &str, imports: &Imports<'_>) -> String {
     let within = |file: &str| {
         let names = imports[file].iter().filter(|other| circle.contains(*other));
@@ -59,7 +59,7 @@ fn short(path: &str) -> &str {
     path.split_once("/src/").map_or(path, |(_, rest)| rest)
 }
 
-/// Returns the files that a file's `crate::` paths lead to, each for the deepest module with a file of its own.
+/// Returns the files that a file's `crate::` paths lead to. A path leads to the deepest module that has a file of its own.
 fn imported<'a>(source: &Shipped<'a>, files: &BTreeSet<&'a str>) -> BTreeSet<&'a str> {
     let root = root(&source.file.path);
     let own = &*source.file.path;
@@ -80,7 +80,7 @@ fn imported<'a>(source: &Shipped<'a>, files: &BTreeSet<&'a str>) -> BTreeSet<&'a
         .collect()
 }
 
-/// Returns the root folder of the crate that a file belongs to: a program below `src/bin` is its own crate.
+/// Returns the root folder of the crate that a file belongs to. Each program below `src/bin` is a crate of its own.
 fn root(path: &str) -> &str {
     let source = path.find("/src/").map_or(0, |at| at + "/src".len());
     match path[source..]
@@ -92,7 +92,7 @@ fn root(path: &str) -> &str {
     }
 }
 
-/// Returns everything reachable by imports, including the file itself if it is on a cycle.
+/// Returns all files that a file reaches by imports, including itself if it is on a cycle.
 fn reach<'a>(file: &str, imports: &Imports<'a>) -> BTreeSet<&'a str> {
     let mut reached = BTreeSet::new();
     let mut next: Vec<&str> = imports[file].iter().copied().collect();

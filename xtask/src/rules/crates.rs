@@ -6,11 +6,11 @@ use super::Finding;
 use super::tree::{Member, SourceFile, Workspace};
 use crate::cargo::DependencyKind;
 
-/// Allowed dependencies of each crate within the workspace, apart from tests and benches.
+/// The crates of the workspace that each crate may depend on, apart from its tests and benches.
 ///
 /// Dependencies point one way: units ← machine ← host ← {policy, kernel ← undo ← {kvm, xen}}; policy ← {twin, control};
-/// control ← api ← {agent, screens} ← cli; and machine ← machine-files, for crates that read files or `/sys`. The testbed
-/// uses the product through its commands, and its live host through the contract that it must honour.
+/// control ← api ← {agent, screens} ← cli; and machine ← machine-files, for crates that read files or `/sys`. The testbed uses
+/// the product through its commands, and its live host through the contract that it must honour.
 const MAY_DEPEND_ON: [(&str, &[&str]); 34] = [
     ("homenode-units", &[]),
     ("homenode-topology-page", &["homenode-units"]),
@@ -158,7 +158,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 34] = [
             "homenode-tracking",
         ],
     ),
-    // No deciding code may know the best decisions: only the scoreboard and the command line use it.
+    // This crate knows the best decisions, so no crate that decides may depend on it.
     (
         "homenode-search",
         &[
@@ -326,7 +326,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 34] = [
     ("xtask", &[]),
 ];
 
-/// Policies are tested on a view, never on a host: these are forbidden for policies even in tests.
+/// Crates that policies must not depend on, even in tests: a policy is tested on a view, never on a host.
 const NEVER_SEEN_BY_POLICY: [&str; 4] = [
     "homenode-twin",
     "homenode-kernel",
@@ -376,10 +376,11 @@ pub(super) fn crate_direction(workspace: &Workspace) -> Vec<Finding> {
     findings
 }
 
-/// Features with code for tests, which must not ship.
+/// Features that contain code for tests, which must not ship.
 const TEST_FEATURES: [&str; 1] = ["testing"];
 
-/// Finds features for tests that are asked of a crate outside of dev-dependencies, or enabled by a feature that ships.
+/// Finds features for tests that shipped code could contain: requested outside of dev-dependencies, or enabled by a feature
+/// that ships.
 pub(super) fn test_features(workspace: &Workspace) -> Vec<Finding> {
     let is_for_tests = |feature: &String| {
         let name = feature
@@ -408,7 +409,7 @@ pub(super) fn test_features(workspace: &Workspace) -> Vec<Finding> {
     findings
 }
 
-/// Checks that each crate has this line, without which no lints apply.
+/// Checks that each crate's manifest inherits the workspace's lints, without which no lints apply to the crate.
 pub(super) fn workspace_lints(workspace: &Workspace) -> Vec<Finding> {
     let lacks = |file: &&SourceFile| !file.text.contains("[lints]\nworkspace = true");
     let manifests = workspace
@@ -421,7 +422,7 @@ pub(super) fn workspace_lints(workspace: &Workspace) -> Vec<Finding> {
         .collect()
 }
 
-/// Checks that the table between the marks names each crate, in backquotes, in its first column.
+/// Checks that the table between the marks names every crate, in backquotes, in its first column.
 pub(super) fn crate_table(workspace: &Workspace) -> Vec<Finding> {
     const BEGIN: &str = "<!-- crates -->";
     const END: &str = "<!-- /crates -->";
@@ -461,7 +462,7 @@ pub(super) fn crate_table(workspace: &Workspace) -> Vec<Finding> {
     gone.chain(missing).collect()
 }
 
-/// Returns the names in backquotes in the first column: `` | `testbed`, `testbed-guest` | … | ``.
+/// Returns the names in backquotes in a row's first column: `` | `testbed`, `testbed-guest` | … | ``.
 fn named_crates(row: &str) -> impl Iterator<Item = &str> {
     let column = row.trim().strip_prefix('|').and_then(|row| row.split('|').next());
     column.unwrap_or_default().split('`').skip(1).step_by(2)
@@ -488,7 +489,7 @@ fn manifest_path(member: &Member) -> String {
     format!("{}/Cargo.toml", member.directory)
 }
 
-/// Creates a finding in the first line of the crate's manifest that begins with a text.
+/// Creates a finding at the first line of the crate's manifest that begins with this text.
 pub(super) fn in_manifest(workspace: &Workspace, member: &Member, begin: &str, message: String) -> Finding {
     let path = manifest_path(member);
     let manifest = workspace.file(&path);
@@ -599,7 +600,7 @@ pub(super) mod tests {
 
     #[test]
     fn crate_direction_has_no_cycle() {
-        // A crate may only depend on crates whose own lists are shorter.
+        // The lists are free of cycles if each crate depends only on crates with shorter lists.
         for (name, allowed) in MAY_DEPEND_ON {
             for other in allowed {
                 let below = listed(&MAY_DEPEND_ON, other).expect("a crate of the table");

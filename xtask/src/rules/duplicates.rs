@@ -10,11 +10,11 @@ use super::Finding;
 use super::syntax::shipped;
 use super::tree::{SourceFile, Workspace};
 
-/// Minimum length of a duplicate in counted lines: 12 counted lines are about 20 lines of a file with its brackets, comments
-/// and blank lines.
+/// Minimum length of a duplicate, in counted lines. With brackets, comments and blank lines, 12 counted lines are about 20
+/// lines of a file.
 const LINES: usize = 12;
 
-/// Other languages that are checked, and how their comments and imports begin.
+/// The other languages that are checked, and how their comments and imports begin.
 const OTHERS: [(&str, &[&str]); 5] = [
     (".c", &["//", "/*", "*", "#include"]),
     (".h", &["//", "/*", "*", "#include"]),
@@ -23,14 +23,14 @@ const OTHERS: [(&str, &[&str]); 5] = [
     (".sh", &["#"]),
 ];
 
-/// A file's counted lines, with their numbers from 1.
+/// The counted lines of a file, each with its line number, from 1.
 struct Lines<'a> {
     file: &'a SourceFile,
     lines: Vec<(usize, String)>,
 }
 
-/// Finds runs of 12 lines and more that also occur elsewhere. Lines of shipped code count, except white space; comments,
-/// imports, constants (tables) and lines with only closing brackets do not.
+/// Finds runs of at least 12 lines that also occur elsewhere. Only lines of shipped code count, compared without white space.
+/// Comments, imports, constants (tables) and lines with only closing brackets do not count.
 pub(super) fn duplicates(workspace: &Workspace) -> Vec<Finding> {
     let mut all: Vec<Lines<'_>> = Vec::new();
     for source in shipped(workspace) {
@@ -57,7 +57,7 @@ pub(super) fn duplicates(workspace: &Workspace) -> Vec<Finding> {
                 .map(|(_, line)| &**line)
                 .collect();
             let there = *first_places.entry(run).or_insert((number, at));
-            // A sequence of equal lines overlaps with itself.
+            // A repeated line makes overlapping runs of one file equal: these are not duplicates.
             let is_apart = there.0 != number || there.1 + LINES <= at;
             if there == (number, at) || !is_apart {
                 at += 1;
@@ -76,7 +76,7 @@ pub(super) fn duplicates(workspace: &Workspace) -> Vec<Finding> {
     findings
 }
 
-/// Returns the number of equal lines from here on.
+/// Returns how many lines from here on are equal in both.
 fn same(one: &[(usize, String)], other: &[(usize, String)]) -> usize {
     one.iter()
         .zip(other)
@@ -104,7 +104,7 @@ fn add_item(item: &Item, lines: &mut BTreeMap<usize, String>) {
     }
 }
 
-/// Adds tokens to the lines in which they begin, without documentation.
+/// Adds each token to the line in which it begins, except doc comments.
 fn add(tokens: TokenStream, lines: &mut BTreeMap<usize, String>) {
     let mut tokens = tokens.into_iter().peekable();
     let mut put = |line: usize, text: &str| {
@@ -151,7 +151,7 @@ fn of_others(text: &str, left_out: &[&str]) -> Vec<(usize, String)> {
     lines.filter(|(_, line)| counts(line)).collect()
 }
 
-/// Whether a line has more than closing brackets.
+/// Whether a line has anything but closing brackets.
 fn is_code(line: &str) -> bool {
     line.chars().any(|c| !c.is_whitespace() && !"})];,".contains(c))
 }

@@ -11,7 +11,7 @@ use super::tree::Workspace;
 
 const FUNCTION_LINES_MAX: usize = 80;
 
-/// Finds long functions in shipped code, measured in lines from `fn` to the last brace, including comments and nested
+/// Finds long functions in shipped code. Length is counted in lines from `fn` to the last brace, including comments and nested
 /// functions.
 pub(super) fn long_functions(workspace: &Workspace) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -28,7 +28,7 @@ pub(super) fn long_functions(workspace: &Workspace) -> Vec<Finding> {
     findings
 }
 
-/// Long functions: first line, name and number of lines.
+/// The long functions found so far: first line, name and number of lines of each.
 struct Long(Vec<(usize, String, usize)>);
 
 impl Long {

@@ -1,7 +1,7 @@
-//! The licences and sources of the packages that we are built with, as `deny.toml` allows them.
+//! The rule on licences and sources of the packages that the workspace is built with: `deny.toml` says which are allowed.
 //!
-//! cargo-deny reads the same file; compiling it here would take longer than all other rules. Licence expressions are read by
-//! spdx, cargo-deny's own library.
+//! cargo-deny reads the same file, but compiling cargo-deny here would take longer than all other rules. spdx, which
+//! cargo-deny uses as well, parses the licence expressions.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ struct Exception {
 const FILE: &str = "deny.toml";
 const REGISTRY: &str = "registry+";
 
-/// Packages under other licences, and such from elsewhere.
+/// Finds packages whose licence or source is not allowed.
 pub(super) fn licences(workspace: &Workspace) -> Vec<Finding> {
     let finding = |message| Finding {
         place: FILE.to_owned(),
@@ -78,7 +78,7 @@ pub(super) fn licences(workspace: &Workspace) -> Vec<Finding> {
         .collect()
 }
 
-/// Whether one of the choices that an expression leaves consists of allowed licences.
+/// Whether allowed licences alone satisfy a licence expression.
 fn is_allowed(license: &str, allowed: &[&String]) -> anyhow::Result<bool> {
     let allowed = allowed
         .iter()

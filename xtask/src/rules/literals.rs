@@ -1,10 +1,10 @@
 //! Strips the contents of literals from Rust text.
 //!
-//! A rule about words or widths must ignore a program's output, so string and character literals are emptied. This covers
-//! only the necessary part of Rust's lexical structure: comments, strings with escapes, raw strings, and a quote that begins
-//! a character rather than a lifetime.
+//! A rule about words or widths must ignore a program's output, so string and character literals are emptied. This module
+//! knows only the part of Rust's lexical structure that it needs: comments, strings with escapes, raw strings, and how a
+//! character differs from a lifetime.
 
-/// Returns the text with all string and character literals emptied; comments stay, and so do line ends, even in strings.
+/// Returns the text with all string and character literals emptied. Comments stay, and so do line ends, even those in strings.
 pub(super) fn without_literals(source: &str) -> String {
     let mut kept = String::with_capacity(source.len());
     let mut rest = source;
@@ -84,7 +84,7 @@ fn raw_string(text: &str) -> Option<usize> {
     Some(text.len() - after.len())
 }
 
-/// Returns the length of `"…"`; the prefix of a byte or C string counts as code.
+/// Returns the length of `"…"`. The prefix of a byte or C string counts as code.
 fn string(text: &str) -> Option<usize> {
     let body = text.strip_prefix('"')?;
     let mut escaped = false;
@@ -99,7 +99,7 @@ fn string(text: &str) -> Option<usize> {
     Some(text.len())
 }
 
-/// Returns the length of `'x'` or `'\n'`, but not for the lifetime `'x`.
+/// Returns the length of `'x'` or `'\n'`; `None` for the lifetime `'x`.
 fn character(text: &str) -> Option<usize> {
     let body = text.strip_prefix('\'')?;
     let mut chars = body.char_indices();

@@ -1,9 +1,9 @@
 //! House rules of this code base that clippy cannot check.
 //!
-//! A rule is a pure function of the workspace's text and cargo's metadata, so each has a test with an example that breaks
-//! it. To add one: write the function in one of the modules here, and add it to [`RULES`].
+//! A rule is a pure function of the workspace's text and cargo's metadata, so each has a test with an example that breaks it.
+//! To add a rule, write its function in one of the modules here, and add it to [`RULES`].
 //!
-//! Most rules allow no findings. Some limit their number.
+//! Most rules allow no findings. The others limit the number of findings.
 
 mod circles;
 mod crates;
@@ -28,7 +28,7 @@ use tree::Workspace;
 struct Finding {
     /// `file` or `file:line`, from the root of the workspace.
     place: String,
-    /// The violation, and its remedy.
+    /// What breaks the rule, and how to repair it.
     message: String,
 }
 
@@ -177,7 +177,7 @@ const RULES: [Rule; 21] = [
     },
 ];
 
-/// Checks all rules and prints violations.
+/// Checks all rules and prints the violations.
 pub fn run() -> anyhow::Result<Tally> {
     let workspace = Workspace::read(root(), metadata()?, packages()?)?;
     Ok(RULES

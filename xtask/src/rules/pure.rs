@@ -1,4 +1,4 @@
-//! The rule that decisions are pure: no I/O in their code or its dependencies.
+//! The rule that decisions are pure: the code that decides and its dependencies do no I/O.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use super::crates::{in_manifest, shipped_dependencies};
 use super::syntax::{Named, paths, shipped};
 use super::tree::Workspace;
 
-/// Pure crates. Their dependencies in the workspace must be pure, too.
+/// The pure crates. The workspace's crates that they depend on must be pure, too.
 const PURE: [&str; 5] = [
     "homenode-policy",
     "homenode-host",
@@ -16,7 +16,7 @@ const PURE: [&str; 5] = [
     "homenode-why",
 ];
 
-/// Allowed dependencies of pure crates outside the workspace: none of these does I/O.
+/// The libraries from outside the workspace that pure crates may use. None of them does I/O.
 const LIBRARIES: [&str; 7] = [
     "libm",
     "rand_core",
@@ -78,7 +78,7 @@ pub(super) fn pure_crates(workspace: &Workspace) -> Vec<Finding> {
     findings
 }
 
-/// Returns the names of the pure crates, and of all workspace members they depend on, apart from tests.
+/// Returns the names of the pure crates, and of all workspace members that their shipped code depends on.
 fn pure_members(workspace: &Workspace) -> BTreeSet<&str> {
     let mut pure = BTreeSet::new();
     let mut next: Vec<&str> = PURE.to_vec();
@@ -97,7 +97,7 @@ fn pure_members(workspace: &Workspace) -> BTreeSet<&str> {
 fn is_impure(path: &Named) -> bool {
     let names: Vec<&str> = path.names.iter().map(String::as_str).collect();
     match names[1..] {
-        // The whole library under another name, or a glob import.
+        // `std` imported under another name, or everything in it.
         [] | ["*", ..] => true,
         ["time", "Duration", ..] => false,
         [module, ..] => IMPURE.contains(&module) || PRINTING.contains(&module),

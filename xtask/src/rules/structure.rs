@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Finding;
 use super::tree::{SourceFile, Workspace};
 
-/// Crates that carry out the policies' requests: each has one place for it.
+/// Crates that carry out the policies' requests. Each has one place for that.
 const HOSTS: [&str; 3] = ["crates/kvm/src/", "crates/twin/src/", "crates/xen/src/"];
-/// Where a host carries out requests for a VM.
+/// Where a host crate carries out requests for a VM.
 const LEVERS: &str = "levers";
 
-/// Counts, in each host crate, the files that mention a lever or an act by name, apart from tests.
+/// Finds levers and acts that a host crate mentions outside of [`LEVERS`] or in more than one file, apart from tests.
 pub(super) fn lever_places(workspace: &Workspace) -> Vec<Finding> {
     let mut findings = Vec::new();
     for host in HOSTS {
@@ -50,7 +50,7 @@ fn is_test(path: &str) -> bool {
     path.ends_with("/tests.rs") || path.contains("/tests/")
 }
 
-/// Returns levers and acts named in a file's code, without tests and comments. Lifting concerns every lever.
+/// Returns the levers and acts named in a file's code, without tests and comments. Lifting is left out: every lever needs it.
 fn names(file: &SourceFile) -> BTreeSet<String> {
     let code = file
         .text_without_literals
@@ -68,7 +68,7 @@ fn names(file: &SourceFile) -> BTreeSet<String> {
     named.map(str::to_owned).collect()
 }
 
-/// Acts common to several levers.
+/// Acts that several levers share.
 const SHARED: [&str; 2] = ["Lift", "Limit"];
 
 #[cfg(test)]

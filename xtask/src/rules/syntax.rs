@@ -1,4 +1,4 @@
-//! Parses Rust files: finds the workspace's shipped code, without tests.
+//! Parses Rust files to find the workspace's shipped code, without tests.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,21 +13,21 @@ use super::tree::{SourceFile, Workspace};
 pub(super) struct Shipped<'a> {
     /// The file.
     pub file: &'a SourceFile,
-    /// Its contents without tests.
+    /// The file's syntax tree without tests.
     pub syntax: syn::File,
 }
 
-/// A path that begins with one of the requested names, such as `std::fs::read`.
+/// A path in code that begins with one of the requested names, such as `std::fs::read`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Named {
-    /// Its names, including the first; `*` for a glob import.
+    /// The path's names, including the first; `*` for a glob import.
     pub names: Vec<String>,
-    /// The line where it ends, from 1.
+    /// The line where the path ends, from 1.
     pub line: usize,
 }
 
-/// Returns all shipped Rust files: those below a `src`, without `#[cfg(test)]` parts. A file that does not parse is left to
-/// the compiler.
+/// Returns all shipped Rust files: the files below a `src` folder, without their `#[cfg(test)]` parts. A file that does not
+/// parse is left out, as the compiler reports it.
 pub(super) fn shipped(workspace: &Workspace) -> Vec<Shipped<'_>> {
     let sources = workspace.files.iter().filter(|file| file.ends_with(&[".rs"]));
     let parsed: Vec<(&SourceFile, syn::File)> = sources
@@ -51,7 +51,7 @@ pub(super) fn shipped(workspace: &Workspace) -> Vec<Shipped<'_>> {
     .collect()
 }
 
-/// Returns the folder of a file's modules.
+/// Returns the folder in which a file's modules are.
 pub(super) fn folder(path: &str) -> &str {
     match path.rsplit_once('/') {
         Some((folder, "mod.rs" | "lib.rs" | "main.rs")) => folder,
@@ -59,7 +59,7 @@ pub(super) fn folder(path: &str) -> &str {
     }
 }
 
-/// Returns the test-only modules with a file of their own, as paths without `.rs`.
+/// Returns the test-only modules that have a file of their own, as paths without `.rs`.
 fn test_modules<'a>(path: &'a str, items: &'a [Item]) -> impl Iterator<Item = String> + 'a {
     items.iter().filter_map(move |item| match item {
         Item::Mod(module) if module.content.is_none() && is_for_tests(&module.attrs) => {
@@ -69,7 +69,7 @@ fn test_modules<'a>(path: &'a str, items: &'a [Item]) -> impl Iterator<Item = St
     })
 }
 
-/// Whether there is `#[cfg(test)]` or `#[cfg(all(test, …))]`.
+/// Whether one of the attributes is `#[cfg(test)]` or `#[cfg(all(test, …))]`.
 fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let syn::Meta::List(list) = &attribute.meta else {
@@ -114,7 +114,7 @@ fn attributes(item: &Item) -> &[Attribute] {
     }
 }
 
-/// Returns every path in the code that begins with one of these names: in imports, expressions, types, macros.
+/// Returns every path in imports, expressions, types and macros that begins with one of these names.
 pub(super) fn paths(syntax: &syn::File, first: &[&str]) -> Vec<Named> {
     let mut found = Vec::new();
     scan(syntax.to_token_stream(), first, &mut found);
@@ -137,7 +137,7 @@ fn scan(tokens: TokenStream, first: &[&str], found: &mut Vec<Named>) {
     }
 }
 
-/// Whether a path begins here, rather than a variable or a field of that name, or the rest of another path.
+/// Whether a path begins at this token. Otherwise it is a variable or a field of that name, or a later part of a path.
 fn is_path(tokens: &[TokenTree], at: usize) -> bool {
     let before = |by: usize| at.checked_sub(by).map(|at| &tokens[at]);
     let is_import = matches!(before(1), Some(TokenTree::Ident(word)) if word == "use");
@@ -150,8 +150,8 @@ fn is_colons(tokens: &[TokenTree], at: usize) -> bool {
     colon(at) && colon(at + 1)
 }
 
-/// Follows a path from its name at `at`, with its prefix; a list of imports at its end yields several paths. Returns the
-/// position after it.
+/// Follows a path from its name at `at`; `before` are the names in front of it. A list of imports at the end yields several
+/// paths. Returns the position after the path.
 fn path_from(tokens: &[TokenTree], at: usize, before: &[String], found: &mut Vec<Named>) -> usize {
     let mut names = before.to_vec();
     let mut at = at;

@@ -8,17 +8,17 @@ const FILE_LINES_MAX: usize = 900;
 /// A file with more lines than this is long.
 const LONG_FILE_LINES: usize = 700;
 
-/// Files written by hand; recorded data and lock files may have any length.
+/// Endings of files written by hand. Recorded data and lock files may have any length.
 const SOURCE_ENDINGS: [&str; 9] = [".rs", ".sh", ".py", ".md", ".toml", ".c", ".h", ".js", ".html"];
 
-/// Generated files of any length.
+/// Generated files, which may have any length.
 const GENERATED: [&str; 3] = [
     "docs/REPRODUCTION.md",
     "docs/REPRODUCTION-DETAILS.md",
     "data/reproduction/log.toml",
 ];
 
-/// Checks comments and unwrappable code; rustfmt wraps other code at 110 columns.
+/// Checks the lines that rustfmt does not wrap: comments and unwrappable code. It wraps other code at 110 columns.
 pub(super) fn line_length(workspace: &Workspace) -> Vec<Finding> {
     of_lines(workspace, &[".rs"], Text::WithoutLiterals, |line| {
         let columns: usize = line
@@ -31,7 +31,7 @@ pub(super) fn line_length(workspace: &Workspace) -> Vec<Finding> {
     })
 }
 
-/// Checks the maximum length of files: a longer file has more than one subject.
+/// Checks the length of files: a file that exceeds the maximum has more than one subject.
 pub(super) fn file_length(workspace: &Workspace) -> Vec<Finding> {
     over(workspace, FILE_LINES_MAX)
 }
@@ -53,7 +53,7 @@ fn over(workspace: &Workspace, most: usize) -> Vec<Finding> {
     too_long.collect()
 }
 
-/// Finds leftovers in comments, other languages, and disabled tests; clippy refuses the macro in code.
+/// Finds leftovers in comments and in other languages, and disabled tests. In Rust code, clippy refuses the macro.
 pub(super) fn leftovers(workspace: &Workspace) -> Vec<Finding> {
     const LEFTOVERS: [&str; 4] = ["FIXME", "TODO", "todo!", "#[ignore"];
     of_lines(workspace, &[""], Text::WithoutLiterals, |line| {
@@ -62,7 +62,7 @@ pub(super) fn leftovers(workspace: &Workspace) -> Vec<Finding> {
     })
 }
 
-/// Checks that each document has one title; lines of code blocks may look like titles.
+/// Checks that each document has one title. Lines in code blocks may look like titles, and do not count.
 pub(super) fn markdown_title(workspace: &Workspace) -> Vec<Finding> {
     let markdown = workspace.files.iter().filter(|file| file.ends_with(&[".md"]));
     markdown.flat_map(titles_but_one).collect()
@@ -86,7 +86,7 @@ fn titles_but_one(file: &SourceFile) -> Vec<Finding> {
         .collect()
 }
 
-/// Checks that the threat model's promises are backed by existing tests. A test's name has at least four words.
+/// Checks that the tests that the threat model names exist. A test's name has at least four words.
 pub(super) fn promised_tests(workspace: &Workspace) -> Vec<Finding> {
     let Some(promises) = workspace.file("docs/SECURITY.md") else {
         return Vec::new();
@@ -114,7 +114,7 @@ pub(super) fn promised_tests(workspace: &Workspace) -> Vec<Finding> {
         .collect()
 }
 
-/// Finds developers' home directories and work trees, which do not exist elsewhere.
+/// Finds paths of developers' home directories and work trees, which do not exist on other machines.
 pub(super) fn developer_paths(workspace: &Workspace) -> Vec<Finding> {
     // Split in two so that this file passes the rule.
     const DIRECTORIES: [&str; 3] = [
@@ -132,7 +132,7 @@ pub(super) fn developer_paths(workspace: &Workspace) -> Vec<Finding> {
     })
 }
 
-/// Finds hosts of package registries: downloads use the package managers' own configuration, which may name a mirror.
+/// Finds host names of package registries: downloads must use the package managers' configuration, which may name a mirror.
 pub(super) fn registry_hosts(workspace: &Workspace) -> Vec<Finding> {
     // Split in two so that this file passes the rule.
     const HOSTS: [&str; 8] = [
@@ -151,7 +151,7 @@ pub(super) fn registry_hosts(workspace: &Workspace) -> Vec<Finding> {
             "names the package registry '{found}': leave that to the package manager's configuration"
         ))
     });
-    // Cargo writes it into its lock files.
+    // Cargo writes the registry's host into its lock files.
     let is_lock = |finding: &Finding| {
         let (path, _) = finding.place.rsplit_once(':').unwrap_or_default();
         path.rsplit('/').next() == Some("Cargo.lock")
@@ -159,7 +159,8 @@ pub(super) fn registry_hosts(workspace: &Workspace) -> Vec<Finding> {
     findings.into_iter().filter(|finding| !is_lock(finding)).collect()
 }
 
-/// Finds uses of the best known decisions: a policy that has seen those of the cases that judge it proves nothing.
+/// Finds uses of the best known decisions. A policy that has seen the best decisions for the cases that judge it proves
+/// nothing.
 pub(super) fn known_decisions(workspace: &Workspace) -> Vec<Finding> {
     const MAY_READ: [&str; 3] = ["crates/search/", "xtask/", "data/decisions/"];
     const READERS: [&str; 7] = [".rs", ".sh", ".py", ".toml", ".c", ".js", "Makefile"];
@@ -175,7 +176,7 @@ pub(super) fn known_decisions(workspace: &Workspace) -> Vec<Finding> {
         .collect()
 }
 
-/// The text of a Rust file that a rule checks.
+/// The part of a file's text that a rule checks.
 #[derive(Clone, Copy)]
 enum Text {
     All,
@@ -211,7 +212,7 @@ fn is_url(word: &str) -> bool {
     word.contains("https://") || word.contains("http://")
 }
 
-/// Whether the word occurs by itself, not as part of a longer word.
+/// Whether the word occurs as a whole word, not as part of a longer one.
 fn has_word(line: &str, word: &str) -> bool {
     let is_word = |c: char| c == '_' || c.is_alphanumeric();
     line.match_indices(word).any(|(at, _)| {
@@ -221,7 +222,7 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
-/// Whether a path begins with this directory, rather than containing one of that name further down.
+/// Whether a path in the line begins with this directory, rather than containing its name further down.
 fn has_absolute_path(line: &str, directory: &str) -> bool {
     let continues_path = |c: char| c.is_alphanumeric() || "_-.}$)~*".contains(c);
     line.match_indices(directory)

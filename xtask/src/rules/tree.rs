@@ -17,7 +17,7 @@ pub(super) struct SourceFile {
     pub path: String,
     /// Its whole text.
     pub text: String,
-    /// For a Rust file its text with string and character literals emptied, else its whole text.
+    /// For a Rust file its text with string and character literals emptied; for any other file its whole text.
     pub text_without_literals: String,
 }
 
@@ -36,12 +36,12 @@ impl SourceFile {
         }
     }
 
-    /// Whether its name ends with one of these.
+    /// Whether the file's name ends with one of these endings.
     pub fn ends_with(&self, endings: &[&str]) -> bool {
         endings.iter().any(|ending| self.path.ends_with(ending))
     }
 
-    /// Creates a finding in one of its lines, counted from 0.
+    /// Creates a finding at a line of this file; lines count from 0 here.
     pub fn at_line(&self, line_index: usize, message: String) -> Finding {
         Finding {
             place: format!("{}:{}", self.path, line_index + 1),
@@ -70,7 +70,7 @@ pub(super) struct Member {
 /// The whole input.
 #[derive(Debug, Default)]
 pub(super) struct Workspace {
-    /// Files by path.
+    /// All text files.
     pub files: Vec<SourceFile>,
     /// Members in cargo's order.
     pub members: Vec<Member>,
@@ -79,7 +79,7 @@ pub(super) struct Workspace {
 }
 
 impl Workspace {
-    /// Reads the files that git tracks or would track; in an export without git, those that git would have.
+    /// Reads the files that git tracks or would track. It needs no repository, so it also works in an export.
     pub fn read(root: &Path, metadata: Metadata, packages: Vec<Licensed>) -> anyhow::Result<Self> {
         let mut files = Vec::new();
         let walk = WalkBuilder::new(root)
@@ -124,7 +124,7 @@ fn member(root: &Path, package: Package) -> Member {
     Member { directory, package }
 }
 
-/// Reads a file; `None` if it is not text, or was removed meanwhile.
+/// Reads a file; `None` if it is not text, or has been removed since it was listed.
 fn read_text(root: &Path, path: &Path) -> anyhow::Result<Option<SourceFile>> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,

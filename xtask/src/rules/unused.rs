@@ -8,7 +8,7 @@ use super::Finding;
 use super::syntax::folder;
 use super::tree::Workspace;
 
-/// Files that programs find by these fixed names.
+/// Files with fixed names, by which programs find them.
 const KNOWN: [&str; 11] = [
     "CHANGELOG.md",
     "COPYING",
@@ -26,8 +26,8 @@ const KNOWN: [&str; 11] = [
 /// Folders in which cargo treats each Rust file as a program of its own.
 const PROGRAMS: [&str; 4] = ["src/bin", "tests", "benches", "examples"];
 
-/// Finds Rust files that are not a module of anything, and other files whose name, with or without extension, is not
-/// mentioned in any other file.
+/// Finds unused files: Rust files in a crate that are no module of it, and other files that no other file mentions by name,
+/// with or without extension.
 pub(super) fn unused_files(workspace: &Workspace) -> Vec<Finding> {
     let modules = modules(workspace);
     let words = words(workspace);
@@ -53,8 +53,8 @@ pub(super) fn unused_files(workspace: &Workspace) -> Vec<Finding> {
     unused.map(|(_, file)| file.whole(say.to_owned())).collect()
 }
 
-/// Whether it is a snapshot of an existing test, by insta's naming: `tests/snapshots/texts__help.snap` belongs to
-/// `tests/texts.rs`, `tests/all/snapshots/all__texts__help.snap` to `tests/all/texts.rs`.
+/// Whether the file is a snapshot of an existing test. By insta's naming, `tests/snapshots/texts__help.snap` belongs to
+/// `tests/texts.rs`, and `tests/all/snapshots/all__texts__help.snap` to `tests/all/texts.rs`.
 fn is_snapshot(workspace: &Workspace, path: &str) -> bool {
     let Some((folder, name)) = path.split_once("/snapshots/").filter(|_| path.ends_with(".snap")) else {
         return false;
@@ -67,7 +67,7 @@ fn is_snapshot(workspace: &Workspace, path: &str) -> bool {
     first.is_some_and(|test| workspace.file(&format!("{folder}/{test}.rs")).is_some())
 }
 
-/// Whether it is a seed of a fuzz target: `fuzz/corpus/units/00` belongs to `fuzz/fuzz_targets/units.rs`.
+/// Whether the file is a seed of a fuzz target: `fuzz/corpus/units/00` belongs to `fuzz/fuzz_targets/units.rs`.
 fn is_seed(workspace: &Workspace, path: &str) -> bool {
     let target = path
         .strip_prefix("fuzz/corpus/")
@@ -87,8 +87,8 @@ fn is_in_a_crate(workspace: &Workspace, path: &str) -> bool {
     folders.any(|folder| path.starts_with(&folder))
 }
 
-/// Returns the words of all files, each with the first two files that contain it: letters, digits, `_` and `-`, also with
-/// `.` inside.
+/// Returns the words of all files, each with the first two files that contain it. A word consists of letters, digits, `_` and
+/// `-`. Words joined by `.` count separately and as one.
 fn words(workspace: &Workspace) -> BTreeMap<&str, Vec<usize>> {
     let mut words: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (index, file) in workspace.files.iter().enumerate() {
@@ -110,7 +110,7 @@ fn words(workspace: &Workspace) -> BTreeMap<&str, Vec<usize>> {
     words
 }
 
-/// Returns Rust files that cargo finds by their location, that a manifest names, or that are modules of such files.
+/// Returns the Rust files that cargo finds by their location or in a manifest, and the modules of these files.
 fn modules(workspace: &Workspace) -> BTreeSet<String> {
     let mut next: Vec<(String, String)> = Vec::new();
     for member in &workspace.members {
@@ -152,7 +152,7 @@ fn modules(workspace: &Workspace) -> BTreeSet<String> {
     found
 }
 
-/// Returns the files of the modules declared here, without `.rs`.
+/// Returns the files of the modules that these items declare, without `.rs`.
 fn declared(items: &[Item], folder_of_modules: &str, path: &str) -> Vec<String> {
     let mut found = Vec::new();
     for item in items {

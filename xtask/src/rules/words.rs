@@ -1,9 +1,9 @@
-//! The rule that counts words by which text is read twice: they name no actor, or say it as another language would.
+//! The rule that counts words that make a reader read a sentence twice: they name no actor, or translate another language.
 
 use super::Finding;
 use super::tree::{SourceFile, Workspace};
 
-/// Words, or words one after the other, and what says it at first reading.
+/// The words, or sequences of words, and what to write instead.
 const RIDDLES: [(&[&str], &str); 17] = [
     (&["nobody"], "name the actor: 'no client', 'the agent never'"),
     (&["somebody"], "name the actor: 'another program', 'an operator'"),
@@ -24,7 +24,7 @@ const RIDDLES: [(&[&str], &str); 17] = [
     (&["him"], "'them', or the program's name"),
 ];
 
-/// Finds riddles in all text that people read.
+/// Finds these words in all text that people read.
 pub(super) fn riddles(workspace: &Workspace) -> Vec<Finding> {
     let read = |file: &&SourceFile| {
         let is_rule = file.path.starts_with("xtask/src/rules/words.rs");
@@ -38,7 +38,7 @@ fn of_file(file: &SourceFile) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (index, line) in file.text.lines().enumerate() {
         let line = line.to_lowercase();
-        // A name in code is one word: `nobody_acts` is none of these.
+        // A name in code counts as one word, so `nobody_acts` contains none of the words above.
         let words: Vec<&str> = line
             .split(|c: char| !(c.is_alphanumeric() || c == '_'))
             .filter(|word| !word.is_empty())

@@ -1,20 +1,20 @@
-//! Replaces what the fake host lacks, so that policies have as much to decide on as on a real one: hardware counters, and a
-//! kernel that carries out actions. Neither is part of what is measured.
+//! Adds what the fake host lacks: hardware counters, and a kernel that carries out actions. With them, policies have as much to
+//! decide on as on a real host. Neither is part of what the benchmark measures.
 
 use std::collections::BTreeMap;
 
 use homenode_host::{Act, Counters, Lever, Outcome, Plan, Receipt, Sample, VcpuSample};
 use homenode_units::{CpuSet, NodeId, NodeMap, Pages, VmId};
 
-/// What is in force on the host, as far as samples show it.
+/// The affinities and page moves that earlier plans set, to be shown in later samples.
 #[derive(Default)]
 pub struct Fakes {
     affinities: BTreeMap<(VmId, u16), CpuSet>,
-    /// Where a VM's pages were moved.
+    /// The node to which a VM's pages were moved.
     pages: BTreeMap<VmId, NodeId>,
 }
 
-/// Returns a vCPU's counters: one in four programs misses its cache often.
+/// Returns a vCPU's counters. One VM in four has a program that often misses its cache.
 fn counters(vm: VmId, vcpu: &VcpuSample) -> Counters {
     let cycles = vcpu.running_ns.0 * 2;
     let (per_cycle, per_reference) = match vm.0 % 4 {
@@ -31,7 +31,7 @@ fn counters(vm: VmId, vcpu: &VcpuSample) -> Counters {
 }
 
 impl Fakes {
-    /// Adds counters and the effect of earlier plans to a real sample.
+    /// Adds counters, and the effects of earlier plans, to a sample of the fake host.
     pub fn add_to(&self, sample: &mut Sample) {
         for vm in &mut sample.vms {
             for vcpu in &mut vm.vcpus {

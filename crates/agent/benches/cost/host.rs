@@ -1,6 +1,6 @@
-//! A host of VMs written into a directory: what Linux shows of QEMUs without libvirt, in realistic amounts.
+//! A fake host in a directory: the files in which Linux shows QEMU processes without libvirt, in realistic amounts.
 //!
-//! Its processes have numbers above any that a kernel assigns, so that no action on them reaches a real process.
+//! The process ids are above any that a kernel assigns, so no action on them can reach a real process.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,7 +10,7 @@ use homenode_machine::Machine;
 
 /// Above the largest `kernel.pid_max`.
 const FIRST_PID: i32 = 5_000_000;
-/// Distance between two VMs' first threads.
+/// Distance between the process ids of two VMs.
 const PID_STEP: i32 = 32;
 const VCPUS: usize = 4;
 /// Threads of a QEMU that run no vCPU; the first is the process's main thread.
@@ -26,14 +26,14 @@ const OTHERS: [&str; 6] = [
 const MAPPINGS: u64 = 380;
 /// Other processes: daemons, and kernel threads.
 const PROCESSES: i32 = 400;
-/// Mounts that are irrelevant.
+/// Number of irrelevant mounts.
 const MOUNTS: usize = 30;
 /// Share of the CPUs that all VMs use together.
 const BUSY: f64 = 0.6;
 const RAM_AT: u64 = 0x7e00_0000_0000;
 const PAGE_BYTES: u64 = 4096;
 
-/// The directory, and the state of its figures.
+/// The directory of the fake host, and the state from which its figures are derived.
 pub struct FakeHost {
     root: PathBuf,
     machine: Machine,
@@ -42,7 +42,7 @@ pub struct FakeHost {
     periods: u64,
 }
 
-/// Returns a number that looks random and is the same in every run.
+/// Returns a pseudorandom number that is the same in every run.
 fn mixed(of: u64) -> u64 {
     let mut x = of.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -171,14 +171,14 @@ impl FakeHost {
         self.put(&format!("proc/{pid}/maps"), &maps);
     }
 
-    /// Returns the memory of a VM: all VMs together have four fifths of the host's, and none more than 4 GiB.
+    /// Returns the memory of a VM. All VMs together have at most four fifths of the host's memory, and no VM has more than 4 GiB.
     fn ram_bytes(&self) -> u64 {
         let all: u64 = self.machine.nodes.values().map(|node| node.memory_bytes.0).sum();
         let mib = (all / 5 * 4 / self.vms as u64).min(4 << 30) >> 20;
         mib.max(2) << 20
     }
 
-    /// Writes what changes every period, which is most of what is read.
+    /// Writes the files that change every period, which are most of what the agent reads.
     fn figures(&self) {
         let cpus = self.machine.cpus.len() as u64;
         let mut text = String::from("cpu  1 2 3 4 5 6 7 8 9 0\n");
@@ -212,7 +212,7 @@ impl FakeHost {
                 + (self.periods as f64 * share * 1e9) as u64
                 + mixed(seed + self.periods) % 100_000;
             let waited = 1_234_567_890 + self.periods * 1_000_000 + mixed(seed) % 1000;
-            // The kernel balances load now and then.
+            // Changes now and then, as when the kernel balances load.
             let cpu = mixed(seed + self.periods / 7) % self.machine.cpus.len() as u64;
             let dir = format!("proc/{pid}/task/{tid}");
             self.put(
@@ -245,7 +245,7 @@ impl FakeHost {
         let pages = self.ram_bytes() / PAGE_BYTES;
         let nodes = self.machine.nodes.keys().count() as u64;
         let mut text = format!("{RAM_AT:x} default anon={pages} dirty={pages} active=0");
-        // Most of it on one node; a little moves around.
+        // Most of the memory is on one node; a little moves around.
         let home = vm as u64 % nodes;
         let strayed = pages / 16 + mixed(vm as u64 + self.periods) % 64;
         for node in 0..nodes {

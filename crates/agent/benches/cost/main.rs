@@ -3,14 +3,14 @@
 //!     cargo bench -p homenode-agent --bench cost                          32, 100, 300 and 1000 VMs, a minute each
 //!     cargo bench -p homenode-agent --bench cost -- 32 --periods 600      32 VMs, ten minutes
 //!
-//! A fake host ([`host`]) is written into memory by one process. Another runs the agent's own loop on it, as `homenode run
-//! --host qemu` does, with real periods of a second: what caches lose in a second is part of the cost. Between two samples
-//! the first process changes the files. CPU time is the kernel's account of only the second process: its loop's thread in
-//! parts, the thread that records, and the total.
+//! One process writes a fake host ([`host`]) into memory, and changes its files between two samples. A second process runs the
+//! agent's own loop on it, as `homenode run --host qemu` does. The periods are real seconds, because what CPU caches lose within
+//! a second is part of the cost. CPU time is what the kernel accounts to the second process: its loop's thread in parts, the
+//! recorder's thread, and the total.
 //!
-//! Not included: the guard, which sleeps; VMs' monitors, which no process here serves; reading hardware counters, since the
-//! kernel refuses to open any, and carrying out plans: [`fakes`] replaces both, so that policies have data to decide on;
-//! and what the kernel takes longer for real files than for those of a tmpfs. Figures are in `docs/SPEED.md`.
+//! Not included: the guard, which sleeps; requests to VMs' monitors, since no monitor runs here; reading hardware counters, which
+//! the kernel refuses to open here, and carrying out plans, since [`fakes`] replaces both; and the extra time that the kernel
+//! takes for real `/proc`, `/sys` and cgroup files compared with a tmpfs. Figures are in `docs/SPEED.md`.
 
 #![allow(clippy::print_stdout)] // figures
 
@@ -48,7 +48,7 @@ use rustix::time::ClockId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Periods before counting starts: VMs are found, files are made.
+/// Periods before counting starts, in which the agent finds the VMs and creates its files.
 const WARM: u64 = 5;
 /// Periods between two readings of the agent's memory.
 const MEMORY_EVERY: u64 = 10;
@@ -58,7 +58,7 @@ const MEMORY_EVERY: u64 = 10;
 struct Spent {
     sampling: Duration,
     deciding: Duration,
-    /// Part of recording that runs in the loop's thread.
+    /// Time that the loop's thread spends to hand a cycle over to the recorder.
     handing_over: Duration,
     recorder: Duration,
     all: Duration,
@@ -68,7 +68,7 @@ struct Spent {
     events: u64,
 }
 
-/// CPU time spent so far, and the loop's thread time at the last lap.
+/// CPU time spent so far, and the CPU clock of the loop's thread at the last lap.
 #[derive(Debug, Default)]
 struct Meter {
     spent: Spent,
@@ -79,19 +79,19 @@ struct Meter {
 }
 
 impl Meter {
-    /// Returns the loop's thread time since the last call.
+    /// Returns the CPU time that the loop's thread has used since the last call.
     fn lap(&mut self) -> Duration {
         let now = cpu_time(ClockId::ThreadCPUTime);
         now.saturating_sub(std::mem::replace(&mut self.since, now))
     }
 
-    /// Ends a period; returns whether all `periods` counted ones are over.
+    /// Ends a period; returns true if the benchmark has counted `periods` periods.
     fn is_over(&mut self, periods: u64) -> bool {
         let lap = self.lap();
         self.spent.handing_over += lap;
         self.cycles += 1;
         let is_over = self.cycles == WARM + periods;
-        // Reading the clocks takes a while itself.
+        // Only at the beginning and the end, since reading these clocks itself takes time.
         if self.cycles == WARM || is_over {
             let now = (cpu_time(ClockId::ProcessCPUTime), cpu_time_of("recorder"));
             self.spent.all = now.0 - self.before.0;
@@ -110,7 +110,7 @@ fn cpu_time(clock: ClockId) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Returns the CPU time of this process's threads with this name.
+/// Returns the CPU time of this process's threads that are called `name`.
 fn cpu_time_of(name: &str) -> Duration {
     let tasks = std::fs::read_dir("/proc/self/task").expect("threads");
     let of = |task: std::fs::DirEntry| {
@@ -165,7 +165,7 @@ impl Host for Metered {
     }
 }
 
-/// Tells the process that changes the host's files that a cycle is over.
+/// Meters the time in which the loop decided, at the end of each cycle.
 struct Told(Rc<RefCell<Meter>>);
 
 impl Show for Told {

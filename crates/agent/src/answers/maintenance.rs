@@ -8,7 +8,7 @@ use homenode_units::{NodeSet, Ns};
 
 use crate::drain_file::DrainFile;
 
-/// Returns the drained nodes, what is left on them, and whether the agent is paused.
+/// Returns the drained nodes, the VMs still on them, and whether the agent is paused.
 pub fn maintenance(control: &Control, machine: &Machine) -> Maintenance {
     Maintenance {
         at_ns: control.sample().map_or(Ns::ZERO, |sample| sample.at),
@@ -21,7 +21,7 @@ pub fn maintenance(control: &Control, machine: &Machine) -> Maintenance {
 /// Starts or ends draining nodes.
 ///
 /// # Errors
-/// If there is no such node or it is not drained, no node would be left, or no active policy would do it.
+/// If a node does not exist, a node to be released is not drained, no node would be left, or no active policy drains nodes.
 pub fn drain(
     control: &mut Control,
     machine: &Machine,
@@ -58,7 +58,7 @@ pub fn drain(
 fn no_such(what: &str, missing: &NodeSet, known: &NodeSet) -> ApiError {
     ApiError::NoSuchId {
         what: what.to_owned(),
-        // The first one suffices to be wrong.
+        // The error names one node, so it names the first.
         id: missing.first().map_or(0, |node| u64::from(node.0)),
         known: known.iter().map(|node| u64::from(node.0)).collect(),
     }

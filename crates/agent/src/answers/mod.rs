@@ -11,7 +11,7 @@ use homenode_api::answer::{Placed, PlacedFigures};
 use homenode_policy::arrange::Beside;
 use homenode_policy::placement::{Placement, Unplaceable};
 
-/// Returns where a VM would go, and what is predicted for it there.
+/// Returns the nodes where a VM would be placed, and what is predicted for it there.
 pub fn placed(found: &Result<Placement, Unplaceable>, beside: Option<Beside>) -> Placed {
     match found {
         Ok(placement) => Placed {

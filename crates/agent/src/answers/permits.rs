@@ -15,7 +15,7 @@ pub fn permit(vm: &VmStatus) -> VmPermit {
     }
 }
 
-/// Suggests permits for a VM: two, either of which may be missing, each with the reason.
+/// Suggests two permits for a VM, from its behaviour and from its memory. Either may be missing; each comes with its reason.
 pub fn suggestion(name: String, advice: &Advice, period: Ns) -> Suggestion {
     let (permit, why) = match &advice.from_behaviour {
         Ok(found) => {

@@ -7,7 +7,7 @@ use homenode_units::Ns;
 
 use crate::wall_clock::WallClock;
 
-/// Lists all recommendations that are remembered.
+/// Lists all recommendations that the loop remembers, open or not.
 pub fn recommendations(control: &Control, clock: WallClock) -> Recommendations {
     let (now, all) = (now(control), control.recommendations());
     Recommendations {
@@ -18,7 +18,7 @@ pub fn recommendations(control: &Control, clock: WallClock) -> Recommendations {
 /// Approves or rejects a recommendation.
 ///
 /// # Errors
-/// If there is none with this number, or it is not open.
+/// If there is no recommendation with this number, or it is not open.
 pub fn judge(
     control: &mut Control,
     clock: WallClock,

@@ -1,4 +1,4 @@
-//! The report on trials: what changes of homes gained.
+//! The report on trials: what was gained by changing VMs' homes.
 
 use homenode_api::ApiError;
 use homenode_api::answer::{Report, Sum, Trial, VmSum};
@@ -21,7 +21,7 @@ fn sum(verdicts: &[Verdict], gain: f64) -> Sum {
     }
 }
 
-/// Sums one VM's trials: an undone one gains nothing, and kept ones multiply.
+/// Sums up one VM's trials. A trial that was undone gains nothing; the gains of those kept multiply.
 fn sum_of_vm(verdicts: &[Verdict]) -> Sum {
     let kept = verdicts.iter().filter(|verdict| !verdict.undone);
     sum(verdicts, kept.map(|verdict| verdict.seen).product())
@@ -30,7 +30,7 @@ fn sum_of_vm(verdicts: &[Verdict]) -> Sum {
 /// Reports the trials that the loop remembers.
 ///
 /// # Errors
-/// If it makes no trials: why.
+/// If the loop makes no trials; the error says why.
 pub fn report(control: &Control, machine: &Machine, since: Option<Ns>) -> Result<Report, ApiError> {
     if let Some(idle) = control.trials_idle() {
         return Err(ApiError::refused(format!("there is nothing to report: {idle}")));
@@ -108,7 +108,7 @@ mod tests {
         let counts = (sum.trials_count, sum.undone_count, sum.pages_moved);
         assert_eq!(counts, (3, 1, Some(Pages(15))));
         assert_eq!(sum.gain, 1.875);
-        // Off by a fifth, by three fifths and by nothing.
+        // The three predictions are off by a fifth, by three fifths and by nothing.
         assert!(sum.error_median.is_some_and(|error| (error - 0.2).abs() < 1e-9));
         let undone = sum_of_vm(&[verdict(0.5, true, None)]);
         assert_eq!((undone.gain, undone.pages_moved), (1.0, None));

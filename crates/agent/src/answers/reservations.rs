@@ -44,7 +44,7 @@ pub fn dropped(control: &mut Control, id: u64) -> Result<ReservationDropped, Api
     }
 }
 
-/// The error that there is no reservation with this number; it lists those there are.
+/// Returns the error that no reservation has this number. The error lists the numbers that exist.
 pub(crate) fn no_such(id: u64, known: Vec<u64>) -> ApiError {
     let what = "open reservation".to_owned();
     ApiError::NoSuchId { what, id, known }

@@ -72,7 +72,7 @@ fn figure(measured: &Measured, now: Ns) -> Figure {
 /// Checks that a VM's memory can be watched.
 ///
 /// # Errors
-/// Why it will never be, with the remedy.
+/// If it can never be watched; the error says why.
 pub fn can_be_watched(control: &Control, vm: &VmStatus) -> Result<(), ApiError> {
     let of_vm =
         |why: &str| ApiError::refused(format!("the memory of VM {} cannot be watched: {why}", vm.name));

@@ -1,4 +1,4 @@
-//! What `homenode doctor` says of a host, for people.
+//! Formats the result of `homenode doctor` for people.
 
 use super::{Examined, Feature};
 
@@ -7,12 +7,12 @@ const INDENT: usize = 19;
 /// Column where a remedy begins; terminals are assumed to be at least 20 columns wide.
 const REMEDY_AT: usize = 4;
 
-/// How much to say.
+/// How much detail to print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
-    /// One screen: features that are there, those to get and how, and those out of reach.
+    /// One screen: features that are present, those that can be had and how, and those out of reach.
     Screen,
-    /// Everything: features that are there, then missing ones, each with its remedy below it.
+    /// Everything: features that are present, then the missing ones, each followed by its remedy.
     All,
 }
 
@@ -21,7 +21,7 @@ pub enum Detail {
 pub struct Paragraph {
     /// The text, without line breaks.
     pub text: String,
-    /// Column where it begins.
+    /// Column where the first line begins.
     pub left: usize,
     /// Indentation of its lines after the first.
     pub hang: usize,
@@ -31,7 +31,7 @@ fn paragraph(text: String, hang: usize) -> Paragraph {
     Paragraph { text, left: 0, hang }
 }
 
-/// A paragraph with a name in front of it.
+/// Returns a paragraph that begins with a name.
 fn named(name: &str, text: &str) -> Paragraph {
     paragraph(format!("{name:<18} {text}"), INDENT)
 }
@@ -64,7 +64,7 @@ impl Examined {
 fn screen(all: &mut Vec<Paragraph>, there: &[&Feature], missing: &[&Feature]) {
     let (lost, to_get): (Vec<&Feature>, Vec<&Feature>) =
         missing.iter().partition(|one| one.is_out_of_reach());
-    // What runs VMs here deserves more than a name.
+    // For what runs the VMs, print what was found, not just the name.
     let (vms, others): (Vec<&Feature>, Vec<&Feature>) = there.iter().partition(|one| one.is_of_vms());
     all.extend(vms.iter().map(|one| named(one.feature, &one.found)));
     for (name, features) in [("there", others), ("not on this host", lost)] {

@@ -1,4 +1,4 @@
-//! Identifies the client of each request and its role: the only place that decides this.
+//! Identifies the client of each request and decides its role. No other module does.
 //!
 //! | request | role | |
 //! |---|---|---|
@@ -43,7 +43,7 @@ mod tests;
 
 /// Name of the key's file in the state directory.
 const KEY_FILE: &str = "http.key";
-/// Random bytes of a key; the file has them as hexadecimal digits.
+/// Number of random bytes in a key. The file holds them as hexadecimal digits.
 const KEY_BYTES: usize = 32;
 
 /// How a client is connected.
@@ -63,7 +63,7 @@ struct Asker {
     why_not: Failed,
 }
 
-/// Who may do what during one run.
+/// The roles of clients during one run.
 #[derive(Debug)]
 pub(super) struct Access {
     /// The TCP address, if any.
@@ -71,7 +71,7 @@ pub(super) struct Access {
     /// TLS and users, if there is a `web.yml`.
     web: Option<Current>,
     passwords: Passwords,
-    /// Only if there are no users with passwords.
+    /// `Some` only over loopback TCP, and only if there are no users with passwords.
     key: Option<Key>,
 }
 
@@ -104,8 +104,8 @@ impl Access {
         })
     }
 
-    /// Returns the page's URL. Its fragment holds the key that makes the browser an operator: browsers never send a fragment
-    /// by themselves.
+    /// Returns the page's URL. Its fragment holds the key that makes the browser an operator. Browsers never send the fragment to
+    /// a server by themselves.
     pub(super) fn url(&self) -> Option<String> {
         let bound = self.bound?;
         let scheme = self.tls().map_or("http", |_| "https");
@@ -187,7 +187,7 @@ impl Access {
         scheme.eq_ignore_ascii_case(b"Bearer ") && self.key.as_ref().is_some_and(is_it)
     }
 
-    /// Returns how a client on loopback becomes an operator.
+    /// Returns the instruction by which a client on loopback becomes an operator.
     fn remedy(&self) -> String {
         let file = self.key.as_ref().and_then(|key| key.file.as_ref());
         let place = file.map_or_else(
@@ -198,7 +198,7 @@ impl Access {
     }
 }
 
-/// Decodes name and password.
+/// Decodes the name and password of HTTP basic authentication.
 fn basic(said: &HeaderValue) -> Option<String> {
     let (scheme, said) = said.as_bytes().split_at_checked("Basic ".len())?;
     let said = scheme
@@ -228,7 +228,8 @@ pub(super) async fn known(State(access): State<Arc<Access>>, request: Request, n
     }
 }
 
-/// Lets only operators through to routes that change something, and rejects requests that another site had a browser send.
+/// Lets only operators through to routes that change something, and rejects requests that a page of another site made a browser
+/// send.
 pub(super) async fn operators_only(request: Request, next: Next) -> Response {
     match may_change(&request) {
         Ok(()) => next.run(request).await,
@@ -252,7 +253,7 @@ fn may_change(request: &Request) -> Result<(), Failed> {
     let length = headers.get(header::CONTENT_LENGTH).map(HeaderValue::as_bytes);
     let has_body =
         headers.contains_key(header::TRANSFER_ENCODING) || !matches!(length, None | Some(b"0" | b""));
-    // Forms of another site can only be sent as text, as a form or as files.
+    // A form on another site's page cannot send JSON, only text, form data or files.
     if has_body && !is_json(headers) {
         return Err(Failed::not_json());
     }
@@ -270,7 +271,7 @@ fn is_json(headers: &HeaderMap) -> bool {
 /// Returns unpredictable bytes.
 fn random() -> anyhow::Result<[u8; KEY_BYTES]> {
     let mut bytes = [0_u8; KEY_BYTES];
-    // A read this short returns all bytes or fails.
+    // For so few bytes, the kernel returns all of them or fails.
     let got = getrandom(&mut bytes, GetRandomFlags::empty()).context("the kernel gives no random key")?;
     anyhow::ensure!(got == KEY_BYTES, "the kernel gives no random key");
     Ok(bytes)
@@ -279,7 +280,7 @@ fn random() -> anyhow::Result<[u8; KEY_BYTES]> {
 /// The bearer key of one run of the agent: any user who can read its file is an operator.
 struct Key {
     text: String,
-    /// The key's file; removed with the value.
+    /// The key's file. It is removed when the `Key` is dropped.
     file: Option<(StateDir, PathBuf)>,
 }
 

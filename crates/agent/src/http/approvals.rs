@@ -17,7 +17,7 @@ pub(super) fn reads() -> Router<Site> {
     Router::new()
         .route("/v1/recommendations", get(recommendations))
         .route("/v1/reservations", get(reservations))
-        // Its name up to 0.2.0.
+        // The name that reservations had up to 0.2.0.
         .route("/v1/promises", get(reservations))
 }
 
@@ -30,7 +30,7 @@ pub(super) fn changes() -> Router<Site> {
         .route("/v1/promises/{id}", delete(drop_reservation))
 }
 
-/// Asks the loop's own state, on a thread that may wait for it.
+/// Sends a request to the handler, on a thread that may wait for the loop's state.
 pub(super) async fn asked<A: TryFrom<Answer, Error = Answer>>(
     site: &Site,
     question: Ask,

@@ -1,5 +1,5 @@
-//! The event stream. Each listener reads the feed's ring at its own pace and has no queue of its own: if the ring overtakes
-//! a slow listener, it gets the number of events it missed.
+//! The event stream. Each listener reads the feed's ring at its own pace and has no queue of its own. If the ring overtakes a
+//! slow listener, the listener is told how many events it missed.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::Site;
 use super::problem::Failed;
 use crate::feed::Message;
 
-/// Keep-alive interval of a silent stream, so that both ends notice when the other is gone.
+/// Interval of keep-alives on a silent stream, by which each end notices that the other is gone.
 const ALIVE: Duration = Duration::from_secs(15);
 
 /// A stream's position.
@@ -26,7 +26,7 @@ struct Listening {
     news: watch::Receiver<u64>,
     /// Sequence number of the next message.
     next: u64,
-    /// Whether the listener's last event was of another run, or of an unknown one.
+    /// Whether the listener last saw an event of another run, or one that this run does not know.
     is_of_another_run: bool,
 }
 
@@ -69,7 +69,7 @@ fn number_of(site: &Site, id: &str) -> Option<u64> {
 }
 
 impl Listening {
-    /// Returns the next event; `None` if the agent ends.
+    /// Returns the next event, or `None` when the agent ends.
     async fn next(&mut self) -> Option<Sse> {
         loop {
             if std::mem::take(&mut self.is_of_another_run) {

@@ -1,12 +1,12 @@
 //! The two text formats that Prometheus reads: its own, version 0.0.4, and OpenMetrics 1.0.0.
 //!
-//! Written by hand: existing libraries write only one of the two formats, and keep series for the life of the program, while
-//! ours come and go with VMs and count against a limit.
+//! Written by hand, because existing libraries write only one of the two formats, and keep series for the life of the program.
+//! Here series come and go with VMs, and their number is limited.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-/// Most series of one answer.
+/// Most series in one answer.
 const SERIES_MAX: usize = 20_000;
 
 /// A text format.
@@ -55,14 +55,14 @@ pub(crate) enum Kind {
     Counter,
     /// A current value.
     Gauge,
-    /// Names in labels.
+    /// A constant 1 whose labels carry names.
     Info,
     /// A distribution of durations.
     Histogram,
 }
 
 impl Kind {
-    /// Returns the name as in the documentation's table.
+    /// Returns the type's name as in the documentation's table.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Counter => "counter",
@@ -76,19 +76,19 @@ impl Kind {
 /// A metric, declared once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Family {
-    /// Includes the suffix that its type requires.
+    /// The metric's name, with the suffix that its type requires.
     pub name: &'static str,
     pub kind: Kind,
     pub labels: &'static [&'static str],
     pub help: &'static str,
 }
 
-/// Links one counted item to its record. Only OpenMetrics supports this.
+/// Links a counter's last increment to the record of what was counted. Only OpenMetrics supports this.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Exemplar {
     pub label: &'static str,
     pub id: String,
-    /// When it was counted: wall-clock time, in seconds since 1970.
+    /// When the increment was counted: wall-clock time, in seconds since 1970.
     pub at_s: f64,
 }
 
@@ -110,8 +110,8 @@ impl Exposition {
         }
     }
 
-    /// Writes a family, or nothing if it has no series. An empty label is the same as no label. Of series with the same
-    /// labels, such as two VMs with one name, only the first is written: readers refuse an answer with duplicates.
+    /// Writes a family, or nothing if it has no series. An empty label is the same as no label. If several series have the same
+    /// labels, such as two VMs with one name, writes only the first: readers refuse an answer with duplicates.
     pub(crate) fn family<const N: usize>(
         &mut self,
         family: &Family,
@@ -150,7 +150,7 @@ impl Exposition {
         self.line(family.name, std::iter::empty(), value, None);
     }
 
-    /// Writes histograms. Counts are per bucket, not cumulative; the last one has no upper bound.
+    /// Writes histograms. Counts are per bucket, not cumulative; the last bucket has no upper bound.
     pub(crate) fn histograms<'a>(
         &mut self,
         family: &Family,
@@ -181,7 +181,7 @@ impl Exposition {
         }
     }
 
-    /// Returns how many series were dropped at the limit.
+    /// Returns how many series were dropped because of the limit.
     pub(crate) fn dropped_count(&self) -> usize {
         self.dropped_count
     }
@@ -232,7 +232,7 @@ impl Exposition {
         self.text.push('\n');
     }
 
-    /// Writes the labels that are not empty; without any, not even braces.
+    /// Writes the labels that are not empty, or not even braces if all are empty.
     fn labels<'a>(&mut self, labels: impl Iterator<Item = (&'a str, &'a str)>) {
         let mut between = '{';
         for (key, value) in labels.filter(|(_, value)| !value.is_empty()) {
@@ -254,7 +254,7 @@ impl Exposition {
     }
 }
 
-/// Formats a value as both formats have it.
+/// Formats a value in the way that both formats require.
 fn number(value: f64) -> String {
     match value {
         value if value.is_nan() => "NaN".into(),

@@ -1,4 +1,4 @@
-//! The metrics for Prometheus, each declared once, here. Values that are not measured are absent.
+//! The metrics for Prometheus, each declared once. A value that is not measured is absent.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ const PAGE_BYTES: f64 = 4096.0;
 macro_rules! families {
     ($($id:ident: $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
         $(const $id: Family = Family { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };)*
-        /// All there are.
+        /// All metrics.
         #[cfg(test)]
         const FAMILIES: &[Family] = &[$($id),*];
     };
@@ -60,7 +60,7 @@ families! {
     VM_MOVED: Counter "homenode_vm_pages_moved_bytes_total" ["domain", "from", "to", "policy"] "Memory of a VM that was moved between nodes.";
 }
 
-/// Returns all metrics, in a format.
+/// Returns all metrics in the given format.
 pub(super) fn exposition(about: &About, feed: &Feed, format: Format) -> String {
     let (seen, _) = feed.seen();
     let sums = feed.sums();
@@ -70,7 +70,7 @@ pub(super) fn exposition(about: &About, feed: &Feed, format: Format) -> String {
         of_nodes(&mut out, seen);
         of_vms(&mut out, &seen.status.vms);
         let name_of: BTreeMap<_, _> = seen.status.vms.iter().map(|vm| (vm.id, &vm.name)).collect();
-        // The bytes of a VM that was renamed go on under its new name.
+        // After a VM is renamed, its bytes are counted under the new name.
         let mut moved = BTreeMap::<_, f64>::new();
         for ((vm, name, from, to, policy), bytes) in &sums.moved {
             let domain = name_of.get(vm).map_or(name, |name| *name).clone();

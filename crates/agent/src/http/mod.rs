@@ -6,9 +6,9 @@
 //!                                 Archive ◀── asks ── past, on threads that may wait for the disk
 //! ```
 //!
-//! One thread runs all of it on its own asynchronous runtime; the loop only publishes, and knows no client. The loop's own
-//! state is read only for `placements/evaluate`, `overview`, settings, maintenance, recommendations and reservations, on a thread
-//! that may wait for it.
+//! One thread runs the whole interface on its own asynchronous runtime; the loop only publishes, and does not know the clients.
+//! The loop's own state is read only for `placements/evaluate`, `overview`, settings, maintenance, recommendations and
+//! reservations, on a thread that may wait for it.
 
 mod access;
 mod approvals;
@@ -59,32 +59,32 @@ pub use serve::{Answers, HttpServer, check};
 const BODY_MAX: usize = 64 << 10;
 /// How long an answer may take to begin.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a question may wait for a blocking thread.
+/// How long a request may wait for a blocking thread.
 const PATIENCE_THREAD: Duration = Duration::from_secs(5);
 /// Number of blocking threads.
 const THREADS: usize = 2;
-/// The loop is unhealthy if its last sample is older than this and than three periods.
+/// The loop is unhealthy if it last tried to sample the host longer ago than this, and than three periods.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// The run that answers.
+/// Describes the run that answers requests.
 #[derive(Clone, Debug)]
 pub struct About {
     /// The program's version.
     pub version: &'static str,
     /// Commit of the build.
     pub commit: &'static str,
-    /// The host it runs on.
+    /// The host that the agent runs on.
     pub host: String,
     /// Whether plans are carried out.
     pub mode: Mode,
     /// The active policies.
     pub policies: &'static str,
-    /// Time between samples at the start.
+    /// Time between samples at the start of the run.
     pub period: Ns,
 }
 
 impl About {
-    /// Describes this program, on this host and with these settings.
+    /// Describes a run of this program on `host` with these settings.
     pub fn new(host: String, config: &Config, mode: Mode, commit: &'static str) -> About {
         About {
             version: env!("CARGO_PKG_VERSION"),
@@ -96,18 +96,18 @@ impl About {
         }
     }
 
-    /// Returns the period now in force: settings may have been reloaded since the start.
+    /// Returns the period now in force, which a reload may have changed since the start.
     fn period_now(&self, seen: Option<&Seen>) -> Ns {
         seen.map_or(self.period, |seen| seen.period)
     }
 }
 
-/// Everything that answers are made from.
+/// Everything from which answers are made.
 #[derive(Clone, Debug)]
 pub struct Site {
     /// What the loop publishes.
     pub feed: Feed,
-    /// The run that answers.
+    /// Describes the run that answers requests.
     pub about: Arc<About>,
     /// Path of the history, if one is kept.
     pub history: Option<Arc<Path>>,
@@ -121,7 +121,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// Collects what answers are made from.
+    /// Collects everything from which answers are made.
     pub fn new(
         feed: Feed,
         about: About,
@@ -200,7 +200,7 @@ fn router(site: Site, access: &Arc<Access>) -> Router {
         .with_state(site)
 }
 
-/// Builds the routes that change something: for operators only.
+/// Builds the routes that change something, for operators only.
 fn changes() -> Router<Site> {
     Router::new()
         .route("/-/reload", post(settings::reload))
@@ -223,7 +223,7 @@ async fn metrics(State(site): State<Site>, headers: HeaderMap) -> impl IntoRespo
     ([(header::CONTENT_TYPE, format.content_type())], text)
 }
 
-/// Liveness: the loop still takes samples.
+/// Reports liveness: whether the loop still takes samples.
 async fn healthy(State(site): State<Site>) -> (StatusCode, String) {
     let (seen, _) = site.feed.seen();
     let period = Duration::from_nanos(site.about.period_now(seen.as_deref()).0);
@@ -239,7 +239,7 @@ async fn healthy(State(site): State<Site>) -> (StatusCode, String) {
     }
 }
 
-/// Readiness: the host can be read.
+/// Reports readiness: whether the host can be read.
 async fn ready(State(site): State<Site>) -> (StatusCode, String) {
     match site.feed.seen() {
         (Some(_), None) => (StatusCode::OK, "ready\n".into()),

@@ -1,8 +1,8 @@
-//! Which requests are accepted over TCP: those of programs on this host, and of this agent's own page.
+//! Decides which requests are accepted over TCP: those of programs on this host, and of this agent's own page.
 //!
-//! Another page in a browser on this host can send requests here. Such a request names that page in `Origin`, or, if a name
-//! of its own resolves to this address (DNS rebinding), has that name in `Host`. Over TLS the certificate says which names
-//! are ours, and a browser checks it before it sends anything.
+//! A foreign page in a browser on this host can send requests here, too. `Origin` then names that page; or, if the page's own
+//! host name resolves to this address (DNS rebinding), `Host` holds that name. Over TLS, the browser checks that the certificate
+//! contains the name before it sends anything.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,7 +14,7 @@ use super::problem::Failed;
 /// Refuses requests of other pages.
 ///
 /// # Errors
-/// Says what is wrong, and what to write instead.
+/// If the request is refused: says what is wrong, and what to write instead.
 pub(super) fn check(head: &Parts, bound: SocketAddr, is_tls: bool) -> Result<(), Failed> {
     let host = one(&head.headers, "host")?;
     // An authority in the request line takes precedence.
@@ -34,7 +34,7 @@ pub(super) fn check(head: &Parts, bound: SocketAddr, is_tls: bool) -> Result<(),
     }
 }
 
-/// Returns a header's only value, which must be text.
+/// Returns the only value of a header. A value that is not text, or a second one, is an error.
 fn one<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Failed> {
     let mut all = headers.get_all(name).iter();
     let (first, second) = (all.next(), all.next());
@@ -45,7 +45,8 @@ fn one<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Failed
     first.map(|value| value.to_str().map_err(|_| wrong())).transpose()
 }
 
-/// Returns whether a host, with or without a port, is loopback or the bound address. Any port: a tunnel may use another.
+/// Returns true if `host`, with or without a port, is loopback or the bound address. The port may differ, since a tunnel may use
+/// another.
 fn is_ours(host: &str, bound: IpAddr) -> bool {
     let Ok(authority) = host.parse::<Authority>() else {
         return false;

@@ -1,7 +1,7 @@
-//! The page for people, from the files in `web`, which are compiled into the program.
+//! Serves the page for people, from the files in `web`, which are compiled into the program.
 //!
-//! It is a client like any other: it gets its data from below `/v1`. Its content security policy allows it to load from and
-//! connect to this server only, to run no scripts but these files, and to make no elements out of text.
+//! The page is a client like any other: it gets its data from below `/v1`. Its content security policy allows it to load from and
+//! connect to this server only, to run no scripts except these files, and to create no elements from text.
 
 use axum::Router;
 use axum::extract::Path;
@@ -78,7 +78,7 @@ fn served((name, text): (&'static str, &'static str)) -> Response {
     };
     let headers = [
         (header::CONTENT_TYPE, kind),
-        // Another version of the agent has other files.
+        // Checked each time, since another version of the agent has other files.
         (header::CACHE_CONTROL, "no-cache"),
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn no_file_names_another_server_or_makes_elements_out_of_text() {
         for (name, text) in FILES.iter().chain([&INDEX]) {
-            // A namespace is a name, and is never requested.
+            // A namespace only looks like an address: it is never requested.
             let text = text.replace("http://www.w3.org/2000/svg", "");
             for wrong in [
                 "http://",

@@ -1,5 +1,5 @@
-//! Password checks, which are slow on purpose: a client that floods the agent with wrong passwords keeps one thread busy,
-//! and delays only clients whose password has not been checked before.
+//! Checks passwords. A check is slow on purpose. If a client floods the agent with wrong passwords, it keeps one thread busy, and
+//! delays only clients whose password has not been checked before.
 //!
 //! | limit | |
 //! |---|---|
@@ -18,11 +18,11 @@ use tokio::sync::Semaphore;
 use super::problem::Failed;
 use super::web::User;
 
-/// Most checks that may wait, per address.
+/// Most checks that may wait per address.
 const WAITING_MAX: usize = 4;
-/// Most addresses with a waiting check.
+/// Most addresses that may have a waiting check.
 const ADDRESSES_MAX: usize = 64;
-/// Most right passwords that are remembered.
+/// Most right passwords that are remembered, as digests.
 const KNOWN_MAX: usize = 64;
 /// How long a check waits for its turn.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Checks passwords.
 #[derive(Debug)]
 pub(super) struct Passwords {
-    /// Random per run, so the digests are useless elsewhere.
+    /// A key that is random in each run, so the digests are useless elsewhere.
     key: hmac::Key,
     turn: Arc<Semaphore>,
     state: Mutex<State>,
@@ -42,7 +42,7 @@ struct State {
     waiting: BTreeMap<IpAddr, usize>,
 }
 
-/// A place in the queue, released with the value.
+/// A place in the queue, released when dropped.
 struct Place<'a>(&'a Passwords, IpAddr);
 
 impl Drop for Place<'_> {
@@ -58,7 +58,7 @@ impl Drop for Place<'_> {
 }
 
 impl Passwords {
-    /// Creates a checker that remembers none; `random` must be secret.
+    /// Creates a checker that remembers no password. `random` must be secret.
     pub(super) fn new(random: &[u8]) -> Passwords {
         Passwords {
             key: hmac::Key::new(hmac::HMAC_SHA256, random),
@@ -67,8 +67,8 @@ impl Passwords {
         }
     }
 
-    /// Checks a user's password, sent from an address. If there is no such user, `dummy` is checked instead, so that it
-    /// takes as long and names cannot be guessed.
+    /// Returns true if this is a user's password. `from` is the address that sent it. If there is no such user, checks `dummy`
+    /// instead, which takes as long, so a client cannot find out which names exist.
     ///
     /// # Errors
     /// If too many passwords wait to be checked.
@@ -89,7 +89,7 @@ impl Passwords {
             return Err(Failed::too_many());
         };
         let password = password.to_owned();
-        // The turn is held until the work ends, even if the client is gone.
+        // The check keeps its turn until it ends, even if the client has gone.
         let checked = tokio::task::spawn_blocking(move || {
             let is_right = bcrypt::verify(password, &hash).unwrap_or(false);
             drop(turn);
@@ -121,7 +121,7 @@ impl Passwords {
         Ok(Place(self, from))
     }
 
-    /// Digests texts, each preceded by its length, so that no two lists give the same input.
+    /// Digests texts. Each is preceded by its length, so different lists never give the same input.
     fn digest(&self, texts: &[&str]) -> Vec<u8> {
         let mut context = hmac::Context::with_key(&self.key);
         for text in texts {

@@ -1,4 +1,4 @@
-//! Routes that read the history, on blocking threads, a few at a time.
+//! Routes that read the history. At most a few blocking threads do so at a time.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,20 +24,20 @@ use crate::handler::Answered;
 use crate::past::Place;
 use crate::why::AskError;
 
-/// Points of an answer if the query has no step.
+/// Number of points in an answer if the query has no step.
 const POINTS: u64 = 300;
 const HOUR_NS: i64 = 3_600_000_000_000;
-/// How long one question may read: others wait.
+/// How long one request may read the history, since others wait.
 const READING_MAX: Duration = Duration::from_secs(5);
-/// How long after a period it still counts as the host's state.
+/// How long a recorded period counts as the host's state if no later period was recorded.
 const GAP_MAX_NS: i64 = 15 * 60 * 1_000_000_000;
 /// The shortest default step.
 const STEP_SHORTEST: Ns = Ns::from_secs(1);
 
-/// Runs a question on the history, which is opened for it.
+/// Opens the history, and runs `question` on it.
 ///
 /// # Errors
-/// If there is no history, it cannot be read, or too many clients use it.
+/// If there is no history, the history cannot be read, or too many clients read it.
 pub(super) async fn ask<T: Send + 'static>(
     site: Site,
     question: impl FnOnce(&Archive) -> Result<T, Failed> + Send + 'static,
@@ -81,12 +81,12 @@ fn recorded(archive: &Archive) -> Result<Option<WallSpan>, RecordError> {
     }))
 }
 
-/// Returns the period in force at a time, which is at most [`GAP_MAX_NS`] before it and within the history.
+/// Returns the last period at or before `at`. It may be at most [`GAP_MAX_NS`] older, and `at` must be within the history.
 fn pictured(archive: &Archive, at: WallTime) -> Result<Pictured, Failed> {
     let span = recorded(archive)?;
     let span = span.ok_or_else(|| Failed::nothing_known("nothing is recorded yet"))?;
     let not_there = |said: String| Failed::nothing_known(format!("nothing is recorded at {at}: {said}"));
-    // Times are printed in milliseconds, rounded down: a printed time must find its own period.
+    // Printed times are rounded down to milliseconds. Adding the most that rounding removes finds the period that was printed.
     let wall_ns = at.0.saturating_add(999_999);
     if wall_ns < span.from.0 || at > span.to {
         return Err(not_there(format!(
@@ -130,7 +130,7 @@ pub(super) async fn decisions(
         kind: Some(EventRecord::DECIDED.into()),
         id: None,
         before_id,
-        // The extra row shows whether there are more.
+        // One extra row shows whether there are more.
         limit: Some(limit + 1),
     };
     let mut rows = ask(site, move |archive| Ok(archive.events(&wanted)?)).await?;
@@ -204,7 +204,7 @@ struct Stretch {
     step_ns: i64,
 }
 
-/// Fills in a query's defaults, and limits it to what one answer may have; the answer contains the span it covers.
+/// Fills in a query's defaults, and limits its span and number of steps to those of one answer. The answer states the span.
 fn stretch(query: &HistoryQuery, now_ns: i64) -> Result<Stretch, Failed> {
     let to_ns = query.to.map_or(now_ns, |to| to.0);
     let from_ns = query.from.map_or(to_ns.saturating_sub(HOUR_NS), |from| from.0);
@@ -257,7 +257,7 @@ pub(super) async fn history(
 #[derive(Default)]
 struct Sum {
     periods: u64,
-    /// The sum of each figure, and how often it was known.
+    /// The sum of each figure, and the number of periods that have it.
     figures: [(f64, u64); FIGURES.len()],
     last: Value,
 }
@@ -271,10 +271,10 @@ const FIGURES: [&str; 5] = [
     "bandwidth_bytes_per_s",
 ];
 
-/// Keys of which the last value is used.
+/// Keys of a VM's status whose last value in a step is used.
 const LAST: [&str; 4] = ["id", "name", "pages_by_node", "home"];
 
-/// Reads the points. Also returns the time up to which they were read before time ran out.
+/// Reads the points. Also returns the time up to which they were read, which is earlier than wanted if reading took too long.
 fn points(
     archive: &Archive,
     name: &str,
@@ -327,7 +327,7 @@ fn points(
     }
     let read = if is_in_time { frames.whole() } else { Ok(()) };
     match read {
-        // Use what could be read.
+        // If the history is damaged, use what could be read.
         Ok(()) | Err(RecordError::Damaged { .. }) => {}
         Err(error) => return Err(error.into()),
     }

@@ -15,7 +15,7 @@ pub(super) struct Failed {
     kind: &'static str,
     title: &'static str,
     detail: String,
-    /// The `WWW-Authenticate` header, if authentication would help.
+    /// The `WWW-Authenticate` header, if authenticating would help.
     challenge: Option<&'static str>,
 }
 
@@ -66,7 +66,7 @@ impl Failed {
         Failed::new(StatusCode::FORBIDDEN, "may-not", "Not for you to do", detail)
     }
 
-    /// The settings changed since the client read them; `tag` is their current tag.
+    /// The settings changed since the client read them; `tag` is the current tag.
     pub(super) fn changed(tag: &str) -> Failed {
         let detail =
             format!("another client changed it: read it again (its tag is {tag} now), and send that");
@@ -78,7 +78,7 @@ impl Failed {
         )
     }
 
-    /// The client did not say which settings it read.
+    /// The client did not say which version of the settings it read.
     pub(super) fn no_tag() -> Failed {
         let detail =
             "send `If-Match:` with the ETag of the settings read, or `If-Match: *` to overwrite any settings";
@@ -90,13 +90,13 @@ impl Failed {
         )
     }
 
-    /// The agent cannot do or say that.
+    /// The agent cannot do or answer this.
     pub(super) fn refused(detail: impl Into<String>) -> Failed {
         let status = StatusCode::UNPROCESSABLE_ENTITY;
         Failed::new(status, "refused", "The agent cannot do or say that", detail)
     }
 
-    /// The request is valid, but the settings to reload are not, or are in no file.
+    /// The request is valid, but the settings to reload are invalid, or this run has no settings file.
     pub(super) fn bad_settings(detail: impl Into<String>) -> Failed {
         let title = "There are no settings that could be taken over";
         Failed::new(StatusCode::CONFLICT, "bad-settings", title, detail)
@@ -146,7 +146,7 @@ impl Failed {
         Failed::new(StatusCode::NOT_FOUND, "no-history", "There is no history", detail)
     }
 
-    /// The history does not reach there, or has too little.
+    /// The history does not include that time, or has too little about it.
     pub(super) fn nothing_known(detail: impl Into<String>) -> Failed {
         Failed::new(
             StatusCode::NOT_FOUND,
@@ -176,7 +176,7 @@ impl Failed {
         Failed::new(status, "broken", title, detail)
     }
 
-    /// The thread that worked on the answer is gone.
+    /// The thread that worked on the answer has ended.
     pub(super) fn gone() -> Failed {
         Failed::broken("the work was cut short; the agent's log may say why")
     }

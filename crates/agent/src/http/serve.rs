@@ -1,4 +1,4 @@
-//! The listeners: TCP if requested, and a socket in the state directory.
+//! The HTTP listeners: on TCP if requested, and on a socket in the state directory.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -38,18 +38,18 @@ use crate::server::listen;
 
 /// The socket's name in the state directory.
 const SOCKET: &str = "http.sock";
-/// How long a client may take to send a request's head, and be silent between two requests.
+/// How long a client may take to send a request's head, or be silent between two requests.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Most bytes of a request's head.
 const HEAD_MAX: usize = 32 << 10;
-/// Most connections at one time, for TCP and the socket each; beyond that, the oldest is dropped. Fewer if the process may
-/// open fewer than 16 times as many files.
+/// Most connections at one time, for TCP and the socket each; beyond that, the oldest is dropped. The limit is lower if the
+/// process may open fewer than 16 times as many files.
 const CONNECTIONS_MAX: usize = 256;
-/// Blocking threads in addition to those for questions: password checks have their own.
+/// Number of blocking threads for password checks, in addition to those for other requests.
 const PASSWORDS: usize = 1;
-/// How long a TLS handshake may take. It counts as a connection meanwhile.
+/// How long a TLS handshake may take. Meanwhile it counts as a connection.
 const PATIENCE_TLS: Duration = Duration::from_secs(10);
-/// When to retry accepting after the process ran out of files.
+/// How long to wait before accepting again after the process ran out of file descriptors.
 const KNOCK_AGAIN: Duration = Duration::from_millis(50);
 /// How long pending answers may take once the agent ends.
 const END: Duration = Duration::from_secs(1);
@@ -66,10 +66,10 @@ pub struct HttpServer {
 }
 
 impl HttpServer {
-    /// Opens the server if a TCP address or a state directory is given: see [`HttpServer::open`].
+    /// Opens the server if a TCP address or a state directory is given.
     ///
     /// # Errors
-    /// As there.
+    /// As [`HttpServer::open`].
     pub fn open_where_asked(
         listen_at: Option<Listen>,
         state: Option<&Path>,
@@ -156,10 +156,10 @@ impl Drop for HttpServer {
     }
 }
 
-/// Checks whether the agent may listen at an address, before anything is started.
+/// Checks that the agent may listen at an address. Call this before anything is started.
 ///
 /// # Errors
-/// Says what is wrong, with the remedy.
+/// If it may not: says what is wrong, with the remedy.
 pub fn check(listen_at: Option<Listen>, config: &Config) -> anyhow::Result<()> {
     let Some(at) = listen_at else { return Ok(()) };
     let web = web_config(config).map(Web::read).transpose()?;
@@ -185,7 +185,7 @@ fn tcp_listener(at: Listen) -> anyhow::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Answers requests, however they came in.
+/// Answers requests from all listeners.
 #[derive(Clone, Debug)]
 pub struct Answers {
     access: Arc<Access>,
@@ -193,10 +193,10 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Creates the service for a TCP address, if any, and a state directory, which then holds the key.
+    /// Creates the service for a TCP address, if there is one, and a state directory, if there is one, which then holds the key.
     ///
     /// # Errors
-    /// If `web.yml` cannot be used or does not suffice for the address, or the state directory cannot hold the key.
+    /// If `web.yml` cannot be used or lacks what this address needs, or the state directory cannot hold the key.
     pub fn new(
         bound: Option<SocketAddr>,
         state: Option<&Path>,
@@ -222,7 +222,7 @@ impl Answers {
     }
 }
 
-/// Open connections. TCP clients take no room from clients of the socket.
+/// Open connections. TCP clients cannot take places of the socket's clients.
 struct Doors {
     answers: Answers,
     readers: Readers,
@@ -295,7 +295,7 @@ impl Room {
         }
     }
 
-    /// Runs a connection; if there are too many, the oldest is dropped.
+    /// Runs a connection; if there are too many, drops the oldest.
     fn let_in(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
         self.inside.retain(|guest| !guest.is_finished());
         if self.inside.len() >= self.inside_max
@@ -314,6 +314,6 @@ async fn serve(answers: Answers, stream: impl AsyncRead + AsyncWrite + Unpin + S
     http.timer(TokioTimer::new())
         .header_read_timeout(PATIENCE)
         .max_header_size(HEAD_MAX);
-    // Errors of misbehaving clients are ignored.
+    // Errors of a misbehaving client are ignored.
     drop(http.serve_connection(TokioIo::new(stream), service).await);
 }

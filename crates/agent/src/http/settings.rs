@@ -1,8 +1,8 @@
-//! Settings of a VM: read and written as a whole, so that two operators do not overwrite each other's changes unnoticed.
+//! Settings of a VM: read and written as a whole, so two operators cannot overwrite each other's changes unnoticed.
 //!
-//! An answer has an `ETag` of the settings in force. A client that writes sends the tag it read (`If-Match`), and the loop
-//! compares it with the stored settings under the lock that protects the write: a change made meanwhile, even in a file or
-//! in libvirt's metadata, is not overwritten.
+//! An answer has an `ETag` of the settings in force. A client that writes sends the tag that it read (`If-Match`). The loop
+//! compares that tag with the stored settings, under the lock that protects the write. So a change made meanwhile, even in a file
+//! or in libvirt's metadata, is not overwritten.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use super::problem::Failed;
 use crate::handler::Wish;
 use crate::setting_queue::NotSet;
 
-/// How long the loop may be busy: moving pages takes a while.
+/// How long to wait for the loop, which may be busy: moving pages takes a while.
 const PATIENCE_LOOP: Duration = Duration::from_secs(25);
 
 /// Handles `GET`.
@@ -41,7 +41,7 @@ pub(super) async fn put(
     body: Result<Json<VmSettings>, JsonRejection>,
 ) -> Result<Response, Failed> {
     let (Path(id), Json(mut wanted)) = (id?, body?);
-    // Rounded as when stored, so that the answer and a later read agree.
+    // Round as storing does, so the answer agrees with a later read.
     wanted.memory_floor_bytes = wanted
         .memory_floor_bytes
         .map(|floor| Bytes(floor.0.div_ceil(1024).saturating_mul(1024)));
@@ -74,7 +74,7 @@ pub(super) async fn reload(State(site): State<Site>) -> Result<Json<Reloaded>, F
         .map_err(|why| Failed::bad_settings(format!("the settings of before stay in force: {why}")))
 }
 
-/// Sends the loop a request; returns its result.
+/// Sends the loop a request; returns the loop's result.
 async fn of_loop<T: Send + 'static>(ask: impl FnOnce(Box<dyn FnOnce(T) + Send>)) -> Result<T, Failed> {
     let (tell, told) = oneshot::channel();
     // Fails if the client no longer waits.
@@ -94,14 +94,14 @@ async fn in_force(site: &Site, id: String) -> Result<(VmId, VmSettings), Failed>
 
 fn with_tag(vm: VmId, settings: VmSettings) -> Response {
     let mut response = Json(settings).into_response();
-    // Always letters, digits and punctuation.
+    // Cannot fail: a tag consists of letters, digits and punctuation.
     if let Ok(tag) = HeaderValue::from_str(&tag(vm, settings)) {
         response.headers_mut().insert(header::ETAG, tag);
     }
     response
 }
 
-/// Returns the tag of settings. It contains their values, so no counter is needed.
+/// Returns the tag of settings. It contains the VM and its values, so no counter is needed.
 fn tag(vm: VmId, settings: VmSettings) -> String {
     let VmSettings {
         permit,
@@ -163,7 +163,7 @@ mod tests {
             .to_vec();
         tags.push(tag(VmId(2), none));
         for tag in &tags {
-            // As RFC 9110 has it.
+            // RFC 9110 requires this of an `ETag`.
             let inner = tag
                 .strip_prefix('"')
                 .and_then(|tag| tag.strip_suffix('"'))

@@ -1,9 +1,9 @@
-//! TLS and passwords, configured by the file that Prometheus exporters use for them (`web.yml` of the exporter-toolkit),
-//! with one key of our own, `homenode_roles`.
+//! TLS and passwords, configured with the file that Prometheus exporters use (`web.yml` of the exporter-toolkit), and one key of
+//! our own, `homenode_roles`.
 //!
-//! Every connection and every request checks whether the files have changed, and reads them again if so: renewed
-//! certificates and removed users need no restart. An error in them is reported once, and the previous configuration stays
-//! in force: a typo must not make an agent open or unreachable. Changes that would widen access take a restart, and are
+//! For every connection and request, the agent checks whether the files have changed, and if so reads them again: renewed
+//! certificates and removed users need no restart. An error in the files is reported once, and the previous configuration stays
+//! in force, because a typo must not make an agent open or unreachable. Changes that would widen access take a restart, and are
 //! reported too ([`bounds`]).
 
 use std::collections::BTreeMap;
@@ -35,9 +35,9 @@ mod bounds;
 
 use bounds::Bounds;
 
-/// Most bytes of a file: a store of all public authorities has a quarter of it.
+/// Most bytes of a file: four times the size of a store of all public authorities.
 const BYTES_MAX: u64 = 1 << 20;
-/// Accepted bcrypt costs: less protects nothing, and more takes seconds.
+/// Accepted bcrypt costs: a lower cost protects nothing, and a higher one takes seconds.
 const COST: std::ops::RangeInclusive<u32> = 4..=15;
 
 /// `web.yml` as written.
@@ -51,7 +51,7 @@ struct Written {
     homenode_roles: BTreeMap<String, Role>,
 }
 
-/// Refuses duplicate names: a file cut short would have the first value in force, and the whole file the second.
+/// Refuses duplicate names. Otherwise a file that is cut short would apply the first value, and the whole file the second.
 fn named_once<'de, D, T>(deserializer: D) -> Result<BTreeMap<String, T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -93,8 +93,8 @@ struct TlsWritten {
     min_version: Version,
 }
 
-/// Client certificate requirements, weakest first. The toolkit's two kinds that accept any certificate are left out, since
-/// they prove nothing.
+/// What is required of client certificates, weakest first. Two kinds of the toolkit are left out: they accept any certificate,
+/// and so prove nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 enum ClientAuth {
     #[default]
@@ -161,12 +161,12 @@ impl Stamp {
     }
 }
 
-/// State of reading the files.
+/// State of one reading of the files.
 #[derive(Debug, Default)]
 struct Reading {
-    /// Whether an earlier version is in force, whose bounds hold.
+    /// Whether an earlier version of the files is in force, and its bounds apply.
     is_again: bool,
-    /// Files looked at.
+    /// Files that were read, or tried.
     files: Vec<(PathBuf, Option<Stamp>)>,
     /// Changes that would widen access, and what stays in force instead.
     kept: Vec<String>,
@@ -175,7 +175,7 @@ struct Reading {
 /// What other users may do with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Others {
-    /// Read: its content is public.
+    /// They may read it: its content is public.
     MayRead,
     MayDoNothing,
 }
@@ -189,7 +189,7 @@ impl Web {
         Web::default().read_again(path, &mut Reading::default())
     }
 
-    /// Reads the file and those it names, within the bounds of `self`. `reading` lists the files looked at, also after an
+    /// Reads `path` and the files it names, within the bounds of `self`. `reading` lists the files that were tried, even after an
     /// error.
     fn read_again(&self, path: &Path, reading: &mut Reading) -> anyhow::Result<Web> {
         let wrong = |what: &dyn fmt::Display| anyhow!("{}: {what}", path.display());
@@ -223,15 +223,15 @@ impl Web {
         })
     }
 
-    /// Returns whether connections are encrypted and every client must authenticate.
+    /// Returns true if connections are encrypted and every client must authenticate.
     pub(super) fn is_closed(&self) -> bool {
         self.tls.is_some() && (!self.users.is_empty() || self.has_verified_clients)
     }
 
-    /// Checks whether this configuration suffices to listen at an address.
+    /// Checks that this configuration is strict enough to listen at an address.
     ///
     /// # Errors
-    /// Names what is missing.
+    /// If it is not: names what is missing.
     pub(super) fn may_listen(&self, address: SocketAddr) -> anyhow::Result<()> {
         if address.ip().is_loopback() || self.is_closed() {
             return Ok(());
@@ -363,7 +363,7 @@ fn text_of(path: &Path, others: Others, reading: &mut Reading) -> anyhow::Result
     let failed =
         |e: std::io::Error| anyhow!("cannot read {}: {e}{}", path.display(), homenode_api::remedy(&e));
     reading.files.push((path.to_owned(), stamp(path)));
-    // Opening a device may have effects, and opening a pipe would wait for a writer.
+    // Only a regular file is opened: opening a device may have effects, and opening a pipe would wait for a writer.
     let no_file = || anyhow!("{} is not a regular file: put one in its place", path.display());
     if !std::fs::metadata(path).map_err(failed)?.is_file() {
         return Err(no_file());
@@ -427,7 +427,7 @@ impl Current {
         })
     }
 
-    /// Returns the configuration in force, after reading the files again if one has changed.
+    /// Returns the configuration in force. If a file has changed, reads the files again first.
     pub(super) fn get(&self) -> Arc<Web> {
         let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
         if now.read.iter().all(|(path, was)| stamp(path) == *was) {
@@ -438,7 +438,7 @@ impl Current {
             ..Reading::default()
         };
         let again = now.read_again(&self.path, &mut reading);
-        // What is read again is at least as narrow as before, so this cannot fail.
+        // The new configuration is at least as strict as the old one, so this cannot fail.
         let again = again.and_then(|web| web.may_listen(self.bound).map(|()| web));
         let web = match again {
             Ok(web) => {
@@ -448,7 +448,7 @@ impl Current {
             Err(error) => {
                 self.feed
                     .notice(format!("{error}; the version read before stays in force"));
-                // Do not read again until one of these changes once more.
+                // Remember these versions, so the files are read again only after another change.
                 Web {
                     read: reading.files,
                     ..Web::clone(&now)

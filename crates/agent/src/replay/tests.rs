@@ -58,7 +58,7 @@ fn under(policies: PolicySet) -> Wanted {
 fn a_recorded_run_is_decided_the_same_and_otherwise_under_other_settings() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("history.sqlite");
-    // Values that are neither defaults nor round must be restored exactly.
+    // Settings that are neither defaults nor round must be restored exactly.
     let mut config = Config {
         policies: PolicySet::Tavo,
         period: Ns(1_250_000_001),
@@ -102,7 +102,7 @@ fn a_recorded_run_is_decided_the_same_and_otherwise_under_other_settings() {
     let none = replayed(&path, &under(PolicySet::Default));
     assert_eq!((none.replayed_count, none.same_count), (0, 0));
 
-    // A single setting.
+    // A single setting differs.
     config.repatriate.vm_pages_per_cycle = Pages(64);
     let slower = replayed(
         &path,
@@ -147,7 +147,7 @@ fn what_is_missing_of_a_run_is_said() {
         late.inexact
     );
 
-    // A hole, and a damaged block.
+    // One sample is missing, and one block is damaged.
     let hole = "DELETE FROM block WHERE id = (SELECT min(id) + 4 FROM block WHERE kind = 1)";
     assert_eq!(database.execute(hole, []).unwrap(), 1);
     let damage = "UPDATE block SET frames = x'00' WHERE id = (SELECT max(id) FROM block WHERE kind = 1)";
@@ -159,7 +159,7 @@ fn what_is_missing_of_a_run_is_said() {
         "{said}"
     );
 
-    // None at all.
+    // No samples are left.
     database.execute("DELETE FROM block WHERE kind = 1", []).unwrap();
     let archive = Archive::open(&path).unwrap();
     let why = replay(&archive, &Wanted::default()).unwrap_err().to_string();

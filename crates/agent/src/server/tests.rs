@@ -33,7 +33,7 @@ fn connect(dir: &tempfile::TempDir) -> net::UnixStream {
     net::UnixStream::connect(socket_path(dir.path())).unwrap()
 }
 
-/// A new agent has not sampled the host yet; its saying so shows that it answers.
+/// Returns true if the agent answers: a new agent answers that it has not sampled the host yet.
 fn is_answered(dir: &tempfile::TempDir) -> bool {
     let error = ask::<Vms>(dir.path(), &Request::Vms).unwrap_err();
     matches!(error, AskError::Agent(ApiError::NotYet { .. }))
@@ -82,7 +82,7 @@ fn a_thousand_clients_that_say_nothing_delay_nobody() {
     let (dir, _open) = server();
     let silent: Vec<net::UnixStream> = (0..1000).map(|_| connect(&dir)).collect();
     assert!(is_answered(&dir));
-    // Answered while they wait, not after them: even the last one is still connected.
+    // The agent answered while the silent clients waited, not after dropping them: even the last one is still connected.
     let last = silent.last().unwrap();
     last.set_nonblocking(true).unwrap();
     let mut byte = [0];
@@ -96,7 +96,7 @@ fn a_thousand_half_open_connections_that_drip_delay_nobody() {
     let path = socket_path(dir.path());
     let stopping = Arc::new(AtomicBool::new(false));
     let stop = Arc::clone(&stopping);
-    // Each sends a request byte by byte, and reconnects when it is dropped.
+    // Each client sends a request byte by byte, and reconnects when it is dropped.
     let dripping = std::thread::spawn(move || {
         let begin = || {
             let stream = net::UnixStream::connect(&path).unwrap();
@@ -140,7 +140,7 @@ fn a_request_that_trickles_in_is_answered_or_dropped_in_the_end() {
     stream.read_to_string(&mut text).unwrap();
     assert!(text.contains("not-yet"), "{text}");
     let mut endless = connect(&dir);
-    // Each byte is in time, but all of them together are not.
+    // No byte is late, but the request as a whole is.
     while endless.write_all(b"x").is_ok() {
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -142,7 +142,7 @@ fn settings(made: &mut Maker, by_name: &Value) -> Value {
     json!({"get": get, "put": put})
 }
 
-/// Describes the event stream, for which OpenAPI has only words.
+/// Describes the event stream. OpenAPI can describe a stream only in words.
 fn events(made: &mut Maker) -> Value {
     let carried = json!({"oneOf": [made.schema::<Told>(), made.schema::<Looked>(), made.schema::<Missed>()]});
     json!({
@@ -303,7 +303,7 @@ fn what_is_wrong(status: u16) -> &'static str {
 mod tests {
     use super::*;
 
-    /// `HOMENODE_WRITE_SCHEMAS=1 cargo test -p homenode-api openapi` writes it again; then review the diff.
+    /// To write the description again, run `HOMENODE_WRITE_SCHEMAS=1 cargo test -p homenode-api openapi`; then review the diff.
     #[test]
     fn the_description_is_as_committed() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/schema/openapi.json");

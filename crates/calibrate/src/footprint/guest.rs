@@ -1,4 +1,4 @@
-//! A trial: a guest with a given memory size, watched on its serial console until it is done, dead or out of time.
+//! A trial: starts a guest with a given memory size, and watches its serial console until it is done, dead or out of time.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -14,11 +14,11 @@ use serde::{Serialize, Serializer};
 
 use super::FootprintError;
 
-/// Message of the guest's program.
+/// Message of the guest's program when it is done.
 const DONE: &str = "homenode-epsilon: done";
-/// Message of a kernel that panics.
+/// Beginning of the message of a kernel that panics.
 const PANIC: &str = "Kernel panic - not syncing: ";
-/// Console output beyond this is dropped.
+/// Maximum size of the console output that is kept.
 const CONSOLE_BYTES_MAX: usize = 1 << 20;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -47,7 +47,7 @@ impl std::fmt::Display for Accelerator {
     }
 }
 
-/// The guest's own account of its memory.
+/// The guest's memory as the guest itself reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct MemInfo {
     /// Memory managed by its kernel (`MemTotal`).
@@ -57,7 +57,7 @@ pub struct MemInfo {
 }
 
 impl MemInfo {
-    /// Parses `/proc/meminfo`; kernels before 3.14 lack available memory, so free memory is used instead.
+    /// Parses `/proc/meminfo`. Kernels before 3.14 do not report available memory; free memory is used instead.
     fn parse(text: &str) -> Option<MemInfo> {
         let kib = |name: &str| {
             let line = text
@@ -78,19 +78,19 @@ impl MemInfo {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Outcome {
-    /// It booted and ran the program.
+    /// The guest booted and ran the program.
     Ran(MemInfo),
-    /// Its kernel panicked.
+    /// The guest's kernel panicked.
     Panic {
         /// The kernel's message.
         text: String,
     },
-    /// It reset itself, or QEMU ended, before it reported either.
+    /// The guest was reset, or QEMU ended, before the console showed that it ran or panicked.
     Reset {
         /// QEMU's error message, if any.
         complaint: Option<String>,
     },
-    /// It reached the time limit.
+    /// The guest reached the time limit.
     Hang {
         /// The last line of its console.
         last: Option<String>,
@@ -112,7 +112,7 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// A trial: one guest.
+/// The result of a trial with one guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Trial {
     /// Memory of the guest.
@@ -184,7 +184,7 @@ impl Maker {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // The terminal's signals are for this program only, which ends its guest itself.
+            // A terminal's signals must reach only this program, which ends its guest itself.
             .process_group(0);
         die_with_parent(&mut command);
         command
@@ -198,7 +198,7 @@ impl Maker {
         let begin = Instant::now();
         let cannot = |what: &str| FootprintError::system(format!("cannot {what} {}", self.qemu.display()));
         let mut child = self.command(memory).spawn().map_err(cannot("start"))?;
-        // Both were requested as pipes.
+        // The command requests both as pipes.
         let console = child.stdout.take().map(gather).unwrap_or_default();
         let complaints = child.stderr.take().map(gather).unwrap_or_default();
         let mut running = Running(child);
@@ -206,7 +206,7 @@ impl Maker {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(FootprintError::Stopped);
             }
-            // Check for its end before reading its output: after the end there is no more output.
+            // Check for QEMU's end before reading its output, because after its end there is no more output.
             let has_ended = running.0.try_wait().map_err(cannot("wait for"))?.is_some();
             if has_ended {
                 // The last output may still be in the pipe.
@@ -235,7 +235,7 @@ impl Maker {
     }
 }
 
-/// Returns the outcome that a console shows, if any.
+/// Returns the outcome that the console output shows, if any.
 fn verdict(console: &str) -> Option<Outcome> {
     if let Some((said, _)) = console.split_once(DONE) {
         return Some(match MemInfo::parse(said) {
@@ -252,7 +252,7 @@ fn verdict(console: &str) -> Option<Outcome> {
     })
 }
 
-/// Makes a guest's output safe to show on a terminal.
+/// Removes control characters from a guest's output, and shortens it, to make it safe to show on a terminal.
 fn shown(line: &str) -> String {
     line.chars().filter(|c| !c.is_control()).take(160).collect()
 }
@@ -273,7 +273,7 @@ impl Gathered {
     }
 }
 
-/// Reads a pipe to its end, so that the writer never blocks; keeps the beginning.
+/// Reads a pipe to its end, so that the writer never blocks. Keeps only the beginning of the output.
 fn gather(mut pipe: impl Read + Send + 'static) -> Gathered {
     let kept = Arc::new(Mutex::new(Vec::new()));
     let keep = Arc::clone(&kept);

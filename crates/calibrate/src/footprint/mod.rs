@@ -1,22 +1,24 @@
-//! Measures how much memory a guest kernel takes for itself: its footprint, which [PRL, section 4.4] calls epsilon.
+//! Measures the footprint of a guest kernel: the memory that it takes for itself, which [PRL, section 4.4] calls epsilon.
 //!
 //! # Problem
-//! The paper's working set is `M = wss * page size + epsilon`, where epsilon is that footprint. An operator finds it once
-//! per kernel binary, by shrinking a VM's memory by 5 percent until it crashes.
+//! In the paper, the working set is `M = wss * page size + epsilon`. An operator determines epsilon once per kernel binary,
+//! by shrinking a VM's memory in steps of 5 percent until the VM crashes.
 //!
 //! # Algorithm
-//! A guest with one static program boots with a given memory size; a trial *ran* if its program reported so. The first, with
-//! [`Options::start`], must run. Then
-//! - *as published*: 95 percent of the last memory that ran, until a trial does not run;
-//! - else: the geometric mean of the least memory that ran and the most that did not, until they differ by at most a step.
-//!   That takes a seventh of the trials from 2 GiB on, and assumes that a guest that runs with some memory runs with more.
+//! A guest with one static program boots with a given memory size. A trial *ran* if the program reports that it is done. The
+//! first trial, with [`Options::start`], must run. Then the memory size of each trial is
+//! - *as published*: less by a step (5 percent in the paper) than the last memory that ran, until a trial does not run; or
+//! - *bisection*: the geometric mean of the least memory that ran and the most that did not, until they differ by at most a
+//!   step. From 2 GiB, this takes a seventh as many trials. It assumes that a guest which runs with some memory also runs
+//!   with more.
 //!
-//! The footprint is the least memory that ran. The guest's own figure is taken at the first memory size: its total less what
-//! is available to programs. This cross-check includes the kernel's tables for all of that memory, and excludes what only
-//! booting needs.
+//! The footprint is the least memory that ran. For a cross-check, the guest's own figure is taken at the first memory size:
+//! that size less what is available to programs. It includes the kernel's tables for all of that memory, and excludes what
+//! the kernel needs only for booting.
 //!
 //! # Left out
-//! The paper's VM runs its workload's distribution; this measures the kernel, an initramfs if given, and one program.
+//! The paper's VM runs the Linux distribution of its workload. This measures only the kernel, an initramfs if given, and one
+//! program.
 
 mod guest;
 
@@ -36,11 +38,11 @@ pub use guest::{Accelerator, MemInfo, Outcome, Trial};
 
 /// The guest's program.
 const INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/epsilon-init"));
-/// No kernel runs with less; lower bound of the search.
+/// Lower bound of the search: no kernel runs with less memory.
 const LEAST: Bytes = Bytes(4 << 20);
 /// Granularity of memory sizes.
 const PIECE: u64 = 64 << 10;
-/// A trial takes at most this multiple of the first one's time, and at least this long.
+/// Time limit of a trial: this multiple of the first trial's duration, but at least `LIMIT_MIN`.
 const LIMIT_OF_FIRST: u32 = 5;
 const LIMIT_MIN: Duration = Duration::from_secs(10);
 
@@ -51,13 +53,13 @@ pub struct Options {
     pub kernel: PathBuf,
     /// An initramfs that the guest also holds in memory; none of its programs run.
     pub initrd: Option<PathBuf>,
-    /// Resolution, or the step to shrink by: a share of memory, from .01 to .5.
+    /// Resolution of a bisection, or the step by which memory shrinks: a share of memory, from .01 to .5.
     pub step: f64,
     /// Memory of the first trial.
     pub start: Bytes,
     /// Search method.
     pub method: Method,
-    /// Accelerators to try, in order, until one works; never empty.
+    /// Accelerators to try in this order until one works; not empty.
     pub accelerators: Vec<Accelerator>,
     /// Time limit for one guest.
     pub limit: Ns,
@@ -134,16 +136,16 @@ pub struct Found {
     pub step: f64,
     /// The least memory with which the guest ran.
     pub footprint_bytes: Bytes,
-    /// The most with which it did not; absent if every trial ran.
+    /// The most memory with which a guest did not run; absent if every trial ran.
     pub dead_bytes: Option<Bytes>,
-    /// The memory in use by the guest's own account, at the first memory size.
+    /// The memory in use as the guest itself reports it, at the first memory size.
     pub guest_says_bytes: Bytes,
-    /// Every guest, in order.
+    /// The trials of all guests, in order.
     pub trials: Vec<Trial>,
 }
 
-/// Finds a kernel's footprint. `told` receives the number of the current guest, the maximum number, and its memory; `stop`
-/// ends the search and the guest.
+/// Finds a kernel's footprint. `told` receives the number of the current guest, the maximum number, and the guest's memory.
+/// If `stop` is set, the search and the guest end.
 ///
 /// # Errors
 /// No QEMU, no kernel, a guest that does not run with the initial memory, cancellation by the user.
@@ -203,10 +205,11 @@ pub fn footprint(
     })
 }
 
-/// Returns the path of the kernel's image, after a check of its format.
+/// Checks the format of the kernel's image, and returns its path.
 fn boot_image(path: &Path) -> Result<PathBuf, FootprintError> {
     let image = fs::read(path).map_err(|error| FootprintError::given(path, error))?;
-    // Boot protocol: "HdrS" in the header of a bzImage; or an ELF image with a PVH entry, which QEMU checks.
+    // A bzImage has "HdrS" in its header (boot protocol). The alternative is an ELF image with a PVH entry, which QEMU
+    // checks.
     let is_kernel = image.get(0x202..0x206) == Some(b"HdrS") || image.starts_with(b"\x7fELF");
     if !is_kernel {
         let why =
@@ -252,7 +255,7 @@ impl Search<'_> {
         Ok(outcome)
     }
 
-    /// Runs the first trial, which chooses the accelerator; returns the memory in use by the guest's own account.
+    /// Runs the first trial, which chooses the accelerator. Returns the memory in use as the guest itself reports it.
     fn begin(
         &mut self,
         start: Bytes,
@@ -281,7 +284,7 @@ impl Search<'_> {
         })
     }
 
-    /// Returns the least memory that ran and the most that did not, if any, shrinking a step at a time.
+    /// Shrinks by one step at a time. Returns the least memory that ran, and the most that did not, if any.
     fn shrink(&mut self, start: Bytes, step: f64) -> Result<(Bytes, Option<Bytes>), FootprintError> {
         let mut ran = start;
         loop {
@@ -320,13 +323,13 @@ fn middle(dead: Bytes, ran: Bytes, step: f64) -> Option<Bytes> {
     (middle > dead).then_some(middle)
 }
 
-/// Returns the maximum number of trials of a bisection: each halves the logarithm of the ratio.
+/// Returns the maximum number of trials in a bisection; each trial halves the logarithm of the ratio of the two ends.
 fn bisections(dead: Bytes, ran: Bytes, step: f64) -> usize {
     let halves = ((ran.as_f64() / dead.as_f64()).ln() / -(1.0 - step).ln()).log2();
     halves.ceil().max(0.0) as usize
 }
 
-/// Returns the maximum number of trials of shrinking from here on.
+/// Returns the maximum number of trials from here on if memory shrinks by one step at a time.
 fn shrinks(from: Bytes, step: f64) -> usize {
     let all = (from.as_f64() / LEAST.as_f64()).ln() / -(1.0 - step).ln();
     all.ceil().max(0.0) as usize
@@ -343,7 +346,7 @@ mod tests {
                 let (mut dead, mut ran, mut made) = (LEAST, Bytes::from_gib(2), 0);
                 let told = bisections(dead, ran, step);
                 while let Some(middle) = middle(dead, ran, step) {
-                    // Rounding to whole pieces may cost one.
+                    // Rounding to whole units may cost one trial.
                     assert!(
                         made + bisections(dead, ran, step) <= told + 1,
                         "{footprint} by {step}"
@@ -364,7 +367,7 @@ mod tests {
     #[test]
     fn the_guests_program_is_static_and_comes_behind_the_users_archive() {
         assert!(INIT.starts_with(b"\x7fELF") && INIT.len() < 64 << 10);
-        // No program interpreter: nothing else is in the guest.
+        // There must be no program interpreter, because the guest has no other file.
         assert!(!INIT.windows(3).any(|window| window == b"ld-"));
         let folder = tempfile::tempdir().unwrap();
         let theirs = folder.path().join("theirs");

@@ -1,4 +1,4 @@
-//! Measures latencies by size, misses in flight, and TLB reach: everything that one CPU finds by chasing.
+//! Measures latency by size, misses in flight, and TLB reach: everything that one CPU measures with chases.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use crate::sys::{self, LINE_BYTES, LINE_WORDS};
 /// Numbers of parallel chains tried to find the misses in flight.
 const CHAINS: [usize; 11] = [1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32];
 
-/// Returns nanoseconds of CPU time per access of a chase, over about `window`; advances `at`.
+/// Returns the nanoseconds of CPU time per access of a chase, measured over about `window`; advances `at`.
 ///
-/// It is CPU time, because no access is under way while other processes have the CPU; their effect on the caches remains.
+/// CPU time is used because no access proceeds while other processes have the CPU. Their effect on the caches remains.
 pub fn chase_ns<const K: usize>(words: &[u64], at: &mut [usize; K], window: Duration) -> f64 {
     // A batch takes some ten microseconds from L1, and a millisecond from memory.
     let batch = 8192 / K;
@@ -24,8 +24,8 @@ pub fn chase_ns<const K: usize>(words: &[u64], at: &mut [usize; K], window: Dura
     }
 }
 
-/// Lays a chase over the first `bytes` and times it, from the line written longest ago. If the chase is short compared with
-/// the window, one round warms it first.
+/// Lays a chase over the first `bytes`, and measures its latency, starting from the line written longest ago. If the chase
+/// is short compared with the window, one round warms the caches first.
 pub fn latency_at(words: &mut [u64], bytes: usize, window: Duration) -> f64 {
     let count = (bytes / LINE_BYTES).clamp(1, words.len() / LINE_WORDS);
     let mut at = [kernels::lay_chase(words, count, Places::EachLine)];
@@ -35,7 +35,7 @@ pub fn latency_at(words: &mut [u64], bytes: usize, window: Duration) -> f64 {
     chase_ns(words, &mut at, window)
 }
 
-/// Returns sizes of the latency curve in bytes: from 8 KiB in `per_octave` steps per octave.
+/// Returns the sizes of the latency curve in bytes, from 8 KiB on, with `per_octave` steps per octave.
 pub fn curve_sizes(largest: usize, per_octave: u32) -> Vec<usize> {
     let at = |step: u32| {
         (8192.0 * (f64::from(step) / f64::from(per_octave)).exp2()) as usize / LINE_BYTES * LINE_BYTES
@@ -43,12 +43,12 @@ pub fn curve_sizes(largest: usize, per_octave: u32) -> Vec<usize> {
     (0..).map(at).take_while(|bytes| *bytes <= largest).collect()
 }
 
-/// Returns the misses in flight that this core sustains: the highest throughput of several chains at once over that of one.
-/// The words hold a chase through all their lines.
+/// Returns the number of misses in flight that this core sustains: the highest throughput of several parallel chains over
+/// that of one chain. The words must contain a chase through all of their lines.
 pub fn misses_in_flight(words: &[u64], window: Duration) -> f64 {
     let count = words.len() / LINE_WORDS;
     let order = Order::of(count);
-    // All in the first half: the lines written last may still be in the cache.
+    // All chains start in the first half, because the lines written last may still be in the cache.
     let start = |chain: usize, chains: usize| order.nth(count / 2 * chain / chains) * LINE_WORDS;
     macro_rules! at_once {
         ($($k:literal),*) => {
@@ -70,8 +70,8 @@ pub fn tlb_pages(most: usize) -> Vec<usize> {
     (0..).map(at).take_while(|pages| *pages <= most).collect()
 }
 
-/// Returns the extra nanoseconds of an access if each line is in its own page, by number of pages. `near` is memory in huge
-/// pages, with as many adjacent lines; `far` has pages of `page_words`.
+/// Returns, for each number of pages, the extra nanoseconds per access if each line is in a page of its own instead of next
+/// to the others. `far` has pages of `page_words`; `near` has room for as many adjacent lines.
 pub fn tlb_extra_ns(
     far: &mut [u64],
     page_words: usize,

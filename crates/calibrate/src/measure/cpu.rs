@@ -9,10 +9,10 @@ use homenode_units::CpuId;
 
 use crate::{kernels, sys};
 
-/// Returns core cycles per second, and the time stamp's ticks per second if there is one, over about `window`.
+/// Returns core cycles per second and, if there is a time stamp, its ticks per second, measured over about `window`.
 ///
-/// A chain of dependent additions takes one cycle each on every core that this runs on. An interrupt makes the clock come
-/// out too low, so the fastest of several short chains counts.
+/// The chain's dependent additions take one cycle each on every core that this code runs on. An interrupt makes the clock
+/// seem too slow, so the fastest of several short chains counts.
 pub fn clock(window: Duration) -> (f64, Option<f64>) {
     const PAIRS: usize = 1 << 16;
     let (begin, stamp) = (Instant::now(), sys::time_stamp());
@@ -31,12 +31,12 @@ pub fn clock(window: Duration) -> (f64, Option<f64>) {
     )
 }
 
-/// Returns the throughput of two CPUs together over the mean of each alone: 2 for CPUs that share nothing.
+/// Returns the throughput of two CPUs together over the mean throughput of each alone; it is 2 if they share nothing.
 pub fn together(one: CpuId, other: CpuId, window: Duration) -> f64 {
     let rate = |cpus: &[CpuId]| -> f64 {
         let go = AtomicBool::new(false);
         let worker = |cpu: CpuId| {
-            // A CPU that went offline shows up as no speed-up.
+            // A CPU that went offline makes the result show no speed-up.
             let _ = sys::pin_to(cpu);
             while !go.load(Ordering::Acquire) {
                 std::hint::spin_loop();
@@ -61,10 +61,10 @@ pub fn together(one: CpuId, other: CpuId, window: Duration) -> f64 {
     rate(&[one, other]) / alone
 }
 
-/// Returns the nanoseconds to interrupt another CPU and receive its answer; NaN if the kernel cannot.
+/// Returns the nanoseconds to interrupt another CPU and receive its answer; NaN if the kernel cannot do so.
 ///
-/// `membarrier` sends an interrupt to each CPU that runs a thread of this process, and waits for all: with one thread that
-/// spins on the other CPU, that is one interrupt and its answer.
+/// `membarrier` interrupts each CPU that runs a thread of this process, and waits for all answers. Here one thread spins on
+/// the other CPU, so there is one interrupt and one answer.
 pub fn interrupt(other: CpuId, window: Duration) -> f64 {
     if !sys::register_interrupts() {
         return f64::NAN;

@@ -19,26 +19,26 @@ const DUTIES: [u32; 7] = [0, 100, 250, 400, 600, 800, FULL];
 
 /// CPUs and memory of the streams.
 pub struct Place<'a> {
-    /// CPUs with one thread each.
+    /// CPUs on which one stream each runs.
     pub cpus: &'a [CpuId],
-    /// Node of their memory; `None` if there is only one.
+    /// Node of the streams' memory; `None` if the host has only one.
     pub node: Option<NodeId>,
     /// Buffer size of each thread.
     pub bytes_each: usize,
-    /// Bytes that caches may hold: a total load below twice that says nothing about memory.
+    /// Bytes that caches may hold. If all buffers together have less than twice this, they say nothing about memory.
     pub cached_bytes: usize,
 }
 
 /// Measured bandwidths.
 pub struct Rates {
-    /// Reading, by number of CPUs.
+    /// Bandwidth of reads, by number of CPUs.
     pub read: Vec<(usize, Spread)>,
-    /// Updating, with all CPUs: reads and writes together.
+    /// Bandwidth of updates with all CPUs, reads and writes together.
     pub mixed: Option<Spread>,
 }
 
-/// Returns bytes per second for one to all CPUs of a place, per CPU time of their threads: time that other processes took is
-/// left out.
+/// Returns the bytes per second that one CPU up to all CPUs of a place move. Seconds are the CPU time of the streams, so
+/// time that other processes take does not count.
 ///
 /// # Errors
 /// Unavailable CPUs or memory.
@@ -76,8 +76,8 @@ pub fn bandwidth(meter: &mut Meter<'_>, what: &str, place: &Place<'_>) -> io::Re
     })
 }
 
-/// Returns the latency in nanoseconds of a chase on this thread next to streams, with the total bytes per second that memory
-/// served then (including the chase), by the streams' rate, rising.
+/// Returns the latency of a chase on this thread while streams run, at each of their rates in rising order. Each item is the
+/// bytes per second that memory served, including the chase, and the latency in nanoseconds.
 ///
 /// # Errors
 /// Unavailable CPUs or memory.

@@ -4,17 +4,18 @@ use std::time::{Duration, Instant};
 
 use crate::stats::Spread;
 
-/// Shares the remaining time evenly among the remaining steps. A step repeats its measurement at least
-/// [`Meter::repeats_min`] times, however long that takes, and then until its share or [`Meter::repeats_max`] is used up.
+/// Divides the remaining time evenly among the remaining steps. A step repeats its measurement at least
+/// [`Meter::repeats_min`] times, however long that takes. Then it continues until its share of the time or
+/// [`Meter::repeats_max`] is used up.
 pub struct Meter<'a> {
     deadline: Instant,
     steps_left: usize,
     steps: usize,
     /// Least number of repetitions.
     pub repeats_min: usize,
-    /// Most repetitions.
+    /// Maximum number of repetitions.
     pub repeats_max: usize,
-    /// How long one reading takes.
+    /// Duration of a single measurement.
     pub window: Duration,
     progress: &'a mut dyn FnMut(usize, usize, &str),
 }
@@ -38,7 +39,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Begins and announces a step; returns the time until which it may repeat.
+    /// Begins and announces a step. Returns the time until which the step may repeat its measurement.
     fn begin(&mut self, what: &str) -> Instant {
         (self.progress)(self.steps - self.steps_left + 1, self.steps, what);
         let now = Instant::now();
@@ -48,8 +49,8 @@ impl<'a> Meter<'a> {
         now + share
     }
 
-    /// Runs one step: repeats a measurement of several values at once and returns the spread of each. Empty if it measures
-    /// none.
+    /// Runs one step: repeats a measurement of several values, and returns the spread of each. The result is empty if the
+    /// measurement returns no values.
     ///
     /// # Errors
     /// The first error of the measurement.
@@ -72,11 +73,11 @@ impl<'a> Meter<'a> {
         Ok(columns.iter().filter_map(|column| Spread::of(column)).collect())
     }
 
-    /// Runs one step with one value.
+    /// Runs one step, in which a single value is measured.
     pub fn step(&mut self, what: &str, mut measure: impl FnMut() -> f64) -> Spread {
         let one: Result<Vec<Spread>, std::convert::Infallible> = self.step_of(what, || Ok(vec![measure()]));
         let Ok(spreads) = one;
-        // Without a finite value the result is 0, which the machine's own rules reject.
+        // Without a finite value the result is 0, which the checks of a machine file reject.
         spreads.into_iter().next().unwrap_or(Spread {
             count: 0,
             min: 0.0,

@@ -25,16 +25,16 @@ pub use results::{Bandwidth, Calibration, LoadPoint, Pair, SizePoint};
 
 /// Divisor of a node's free memory: buffers may take one part.
 const MEMORY_SHARE: u64 = 4;
-/// LLC size in bytes if the host does not state one: buffers are a multiple of it.
+/// LLC size in bytes that is assumed if the host does not state one. Buffers are multiples of the LLC size.
 const LLC_ASSUMED: u64 = 32 << 20;
-/// An access that takes more extra core cycles than this must have walked page tables: it is more than a second-level TLB
-/// hit.
+/// An access with more extra core cycles than this must have walked page tables, because a hit in a second-level TLB is
+/// cheaper.
 const WALK_CYCLES_MIN: f64 = 12.0;
 
 /// What to measure, and for how long.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Measures only this node's CPUs and memory; the others are assumed to be equal.
+    /// If set, measures only this node's CPUs and memory, and assumes that the others are equal.
     pub node: Option<NodeId>,
     /// Approximate time budget.
     pub budget: Duration,
@@ -64,7 +64,7 @@ pub enum CalibrateError {
 struct Cast {
     home: NodeId,
     cpu: CpuId,
-    /// Pairs of CPU node and memory node, the home's own or nearest first.
+    /// Pairs of CPU node and memory node. Those with the CPUs of the home come first, ordered by distance.
     pairs: Vec<(NodeId, NodeId)>,
 }
 
@@ -98,7 +98,7 @@ impl Cast {
                 }),
             };
         }
-        // A checked machine has a CPU, so there is a node with one.
+        // A checked machine has a CPU, so some node has CPUs.
         let home = complete.iter().next().unwrap_or(with_cpus[0]);
         let cpu = machine.nodes[home]
             .cpus
@@ -160,12 +160,12 @@ impl Sizes {
     }
 }
 
-/// Measures this host. The calling thread is pinned to CPUs one after the other, and unpinned afterwards.
+/// Measures this host. The calling thread is pinned to one CPU after another, and unpinned at the end.
 ///
-/// `progress` is called for each step with its number, the number of steps, and what it measures.
+/// `progress` is called for each step with its number, the number of steps, and what the step measures.
 ///
 /// # Errors
-/// A node that cannot be measured; Unavailable CPUs or memory.
+/// A node that cannot be measured; unavailable CPUs or memory.
 pub fn calibrate(
     machine: &Machine,
     options: &Options,
@@ -203,7 +203,7 @@ impl<'a> Run<'a> {
             warnings.push("the kernel states no cache sizes; buffers are sized for 32 MiB".to_owned());
         }
         let sizes = Sizes::of(&caches, cast.pairs[0].1, options.quick, &mut warnings)?;
-        // Fixed steps, and two per pair.
+        // There are 13 fixed steps, and two per pair of nodes.
         let steps = 13 + 2 * cast.pairs.len();
         let meter = Meter::new(options.budget, steps, options.quick, progress);
         Ok(Run {
@@ -223,7 +223,7 @@ impl<'a> Run<'a> {
             .map_err(|error| CalibrateError::Memory { what: what(), error })
     }
 
-    /// Memory needs binding only if there is more than one node.
+    /// Returns the node to bind memory to; `None` if there is only one node with memory.
     fn bound(&self, memory: NodeId) -> Option<NodeId> {
         (self.machine.memory_nodes().len() > 1).then_some(memory)
     }
@@ -252,7 +252,7 @@ impl<'a> Run<'a> {
         let tlb_entries_base = self.tlb_base(home_memory, &mut big, clock_hz.median)?;
         let (tlb_entries_huge, tlb_huge_tried) = self.tlb_huge(&mut big, huge_share, clock_hz.median)?;
 
-        // From here on the buffer holds one chase through all of it, written again so that its beginning is oldest.
+        // From here on the buffer contains one chase through all of it, laid again so that its beginning is the oldest part.
         let lines = big.words().len() * 8 / LINE_BYTES;
         let first = crate::kernels::lay_chase(big.words_mut(), lines, crate::kernels::Places::EachLine);
         let mut at = [first];
@@ -266,7 +266,7 @@ impl<'a> Run<'a> {
         for at in 1..self.cast.pairs.len() {
             pairs.push(self.pair(self.cast.pairs[at])?);
         }
-        // One sweep at a time, to see the spread of the derived capacity.
+        // The capacity is derived from each sweep separately, to know its spread.
         let memory_ns = pairs[0].latency_ns.median;
         let from = inside_llc as f64 / 2.0;
         let end = |sweep| fit::capacity(&beyond(sweep, from), llc_ns.median, memory_ns);
@@ -308,7 +308,8 @@ impl<'a> Run<'a> {
         Ok(calibration)
     }
 
-    /// Measures memory from one CPU: the latency of a chase from `at` on, its misses in flight, and the rate of one stream.
+    /// Measures memory from one CPU: the latency of a chase that continues at `at`, its misses in flight, and the rate of
+    /// one stream.
     fn alone(&mut self, big: &Memory, at: &mut [usize; 1]) -> [Spread; 3] {
         let window = self.meter.window;
         let latency_ns = self
@@ -331,7 +332,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Measures the latency curve; also returns its single sweeps as (bytes, nanoseconds).
+    /// Measures the latency curve. Also returns each of its sweeps as points of (bytes, nanoseconds).
     #[allow(clippy::type_complexity)] // points and sweeps, named above
     fn curve(
         &mut self,
@@ -376,7 +377,7 @@ impl<'a> Run<'a> {
         ))
     }
 
-    /// Returns the TLB entries for huge pages, and the largest number tried.
+    /// Returns the number of TLB entries for huge pages, and the largest number of pages that was tried.
     fn tlb_huge(
         &mut self,
         big: &mut Memory,
@@ -384,7 +385,7 @@ impl<'a> Run<'a> {
         clock_hz: f64,
     ) -> Result<(Option<Spread>, usize), CalibrateError> {
         let words = HUGE_BYTES / 8;
-        // As many adjacent lines as pages are tried, in memory of their own.
+        // Memory for the adjacent lines: one line for each page.
         let most = (big.words().len() / words).min(8192);
         let mut near = self.map(most * LINE_BYTES, Pages::Huge, self.cast.pairs[0].1)?;
         let pages = cache::tlb_pages(most);
@@ -396,7 +397,7 @@ impl<'a> Run<'a> {
             clock_hz,
         );
         let tried = pages.last().copied().unwrap_or(0);
-        // Without huge pages this measured the other TLB.
+        // If the memory was not in huge pages, the TLB for base pages was measured.
         Ok((
             spread.filter(|_| huge_share.is_some_and(|share| share > 0.9)),
             tried,
@@ -526,7 +527,8 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Returns points of (bytes per second, nanoseconds) while other CPUs of the home stream; none with one CPU.
+    /// Returns points of (bytes per second, nanoseconds), measured while other CPUs of the home stream. Empty if the home
+    /// has only one core.
     fn loaded(
         &mut self,
         pair: &Pair,
@@ -556,12 +558,12 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Returns the points from this size on: smaller ones say nothing about the LLC's end.
+/// Returns the points of at least this size. Smaller ones say nothing about the end of the LLC.
 fn beyond(sweep: &[(f64, f64)], bytes: f64) -> Vec<(f64, f64)> {
     sweep.iter().copied().filter(|(size, _)| *size >= bytes).collect()
 }
 
-/// Returns the loads as shares of the sustained bandwidth, and the curve through their latencies.
+/// Returns the loads as shares of the sustained bandwidth, and the curve that fits their latencies.
 fn curve_of(pair: &Pair, loaded: Vec<(Spread, Spread)>) -> (Vec<LoadPoint>, Option<FittedCurve>) {
     let most = loaded
         .iter()
@@ -574,7 +576,7 @@ fn curve_of(pair: &Pair, loaded: Vec<(Spread, Spread)>) -> (Vec<LoadPoint>, Opti
         latency_ns,
     };
     let points: Vec<LoadPoint> = loaded.into_iter().map(point).collect();
-    // The first point is idle: the chase without streams, including its own small load.
+    // The first point is idle: the chase runs without streams, and its own load is small.
     let idle_ns = points.first().map_or(f64::NAN, |point| point.latency_ns.median);
     let relative: Vec<(f64, f64)> = points
         .iter()
@@ -585,8 +587,8 @@ fn curve_of(pair: &Pair, loaded: Vec<(Spread, Spread)>) -> (Vec<LoadPoint>, Opti
     (points, fitted)
 }
 
-/// Returns the bytes that one thread reads per second of CPU time, over about `window`; starts at block `next` and advances
-/// it.
+/// Returns the bytes that one thread reads per second of CPU time, over about `window`. It starts at block `next`, and
+/// advances it.
 fn stream_rate(words: &[u64], next: &mut usize, window: Duration) -> f64 {
     const BLOCK_WORDS: usize = 1 << 17;
     let (begin, from, mut bytes) = (Instant::now(), sys::cpu_time(), 0);
@@ -599,7 +601,7 @@ fn stream_rate(words: &[u64], next: &mut usize, window: Duration) -> f64 {
     }
     bytes as f64 / (sys::cpu_time() - from).as_secs_f64()
 }
-/// Returns a size well beyond L2, and far below the part of the LLC that this CPU may get.
+/// Returns a size that is much larger than L2, and much smaller than the part of the LLC that this CPU may get.
 fn inside_llc(l2: u64, llc: u64) -> u64 {
     let (l2, llc) = (l2 as f64, llc as f64);
     (l2 * llc).sqrt().max(4.0 * l2).min(llc / 2.0) as u64

@@ -9,19 +9,19 @@ use crate::host::CacheSizes;
 use crate::noise::Noise;
 use crate::stats::{NOISY, Spread};
 
-/// Two CPUs with less combined throughput than this share something that the host does not state.
+/// If two CPUs together have less throughput than this, relative to one, they share something that the host does not state.
 const SHARING: f64 = 1.7;
 
 /// Latency of a chase over a number of bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct SizePoint {
-    /// Bytes chased over.
+    /// Size of the chase in bytes.
     pub bytes: usize,
     /// Nanoseconds per access.
     pub latency_ns: Spread,
 }
 
-/// Bandwidth by number of CPUs.
+/// Bandwidth with a number of CPUs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Bandwidth {
     /// Number of streaming CPUs.
@@ -30,7 +30,7 @@ pub struct Bandwidth {
     pub bytes_per_s: Spread,
 }
 
-/// CPUs of a node with memory of a node.
+/// Measurements with the CPUs of one node and the memory of one node.
 #[derive(Clone, Debug, Serialize)]
 pub struct Pair {
     /// Node of the CPUs.
@@ -39,16 +39,16 @@ pub struct Pair {
     pub memory_node: NodeId,
     /// Idle latency, with memory in huge pages if the kernel has them.
     pub latency_ns: Spread,
-    /// Share of that memory that was in huge pages.
+    /// Share of the memory for this latency that was in huge pages.
     pub huge_share: Option<f64>,
-    /// Reading, by number of CPUs.
+    /// Bandwidth of reads, by number of CPUs.
     pub read: Vec<Bandwidth>,
-    /// Reading and writing half each, with all CPUs.
+    /// Bandwidth of updates with all CPUs: reads and writes in equal parts.
     pub mixed_bytes_per_s: Option<Spread>,
 }
 
 impl Pair {
-    /// Returns the highest total of all CPUs of the node, in bytes per second.
+    /// Returns the highest total bandwidth of the node's CPUs, in bytes per second.
     pub fn bandwidth(&self) -> Option<Spread> {
         let read = self.read.last().map(|read| read.bytes_per_s);
         read.into_iter()
@@ -60,74 +60,75 @@ impl Pair {
 /// Latency under a load.
 #[derive(Clone, Debug, Serialize)]
 pub struct LoadPoint {
-    /// Total that memory served.
+    /// Total bytes per second that memory served.
     pub bytes_per_s: Spread,
-    /// Share of the sustained bandwidth.
+    /// That total as a share of the sustained bandwidth.
     pub load: f64,
-    /// Latency of a chase meanwhile.
+    /// Latency of a chase under this load.
     pub latency_ns: Spread,
 }
 
 /// All measurements.
 #[derive(Clone, Debug, Serialize)]
 pub struct Calibration {
-    /// The host as its kernel describes it.
+    /// The machine as the host's kernel describes it.
     pub machine: Machine,
     /// Date and time by the system clock (UTC).
     pub date: String,
     /// Duration of the calibration.
     pub seconds: f64,
-    /// Whether buffers were small and repetitions few.
+    /// Whether the calibration used small buffers and few repetitions.
     pub quick: bool,
     /// Whether a hypervisor runs below this kernel.
     pub under_hypervisor: bool,
-    /// Other activity on the host meanwhile.
+    /// Other activity on the host during the calibration.
     pub noise: Option<Noise>,
-    /// Node whose CPUs measured everything but pairs.
+    /// Node whose CPUs measured everything except the pairs of nodes.
     pub home: NodeId,
-    /// The CPU that measured.
+    /// CPU that measured everything that needs only one.
     pub cpu: CpuId,
     /// Caches of that CPU, as the kernel states them.
     pub caches: CacheSizes,
-    /// Whether the LLC holds everything that inner caches hold, as the processor states.
+    /// Whether the LLC holds everything that inner caches hold, according to the processor.
     pub llc_inclusive: Option<bool>,
     /// Core clock.
     pub clock_hz: Spread,
     /// Ticks of the processor's time stamp.
     pub time_stamp_hz: Option<Spread>,
-    /// L1 hit.
+    /// Latency of an L1 hit.
     pub l1_ns: Spread,
-    /// L2 hit.
+    /// Latency of an L2 hit.
     pub l2_ns: Spread,
-    /// LLC hit.
+    /// Latency of an LLC hit.
     pub llc_ns: Spread,
-    /// Latency by size.
+    /// Latency of a chase by its size.
     pub curve: Vec<SizePoint>,
-    /// Part of the LLC this CPU could use; `None` if the curve does not show its end.
+    /// Part of the LLC that this CPU could use; `None` if the curve does not show where the LLC ends.
     pub llc_effective_bytes: Option<Spread>,
-    /// Node pairs.
+    /// Measurements of each pair of nodes.
     pub pairs: Vec<Pair>,
-    /// Idle latency of the home's own memory in base pages: compared with the pair's it shows the cost of TLB misses.
+    /// Idle latency of the home's own memory in base pages. The difference from the pair's latency shows the cost of TLB
+    /// misses.
     pub latency_base_pages_ns: Spread,
     /// Misses in flight of parallel chases.
     pub misses_in_flight: Spread,
     /// Misses in flight of one stream: its bandwidth times the idle latency, prefetchers included.
     pub stream_in_flight: Spread,
-    /// Entries of the TLB for base pages.
+    /// Number of entries of the TLB for base pages.
     pub tlb_entries_base: Option<Spread>,
-    /// Entries of the TLB for huge pages.
+    /// Number of entries of the TLB for huge pages.
     pub tlb_entries_huge: Option<Spread>,
     /// Largest number of huge pages tried.
     pub tlb_huge_tried: usize,
-    /// Throughput of two hyperthreads over one; `None` without siblings.
+    /// Throughput of two hyperthreads over that of one; `None` without siblings.
     pub smt_throughput: Option<Spread>,
-    /// Throughput of two CPUs of different cores over one, as far as the host states them.
+    /// Throughput of two CPUs over that of one, for CPUs that the host says are on different cores.
     pub two_cores_throughput: Option<Spread>,
-    /// Interrupt to another CPU and back.
+    /// Time to interrupt another CPU and receive its answer.
     pub interrupt_ns: Option<Spread>,
-    /// Latency under load of the home's own memory.
+    /// Latency of the home's own memory under load.
     pub loaded: Vec<LoadPoint>,
-    /// The curve through it; `None` with one CPU, and if loads stayed too low.
+    /// The curve that fits these latencies; `None` if there is only one core, or if loads stayed too low.
     pub load_curve: Option<FittedCurve>,
     /// Warnings about the figures.
     pub warnings: Vec<String>,

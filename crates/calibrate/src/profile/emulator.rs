@@ -11,7 +11,7 @@ const PLUGIN: &str = "libhomenode_plugin.so";
 /// The oldest QEMU that the plugin was tested with.
 const VERSION_MIN: (u32, u32) = (7, 2);
 
-/// Why no emulator, or not its plugin, can be used.
+/// Why the emulator or its plugin cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum EmulatorError {
     /// It is not installed.
@@ -19,12 +19,12 @@ pub enum EmulatorError {
         "needs {0}, QEMU's emulator of programs: install Debian's package qemu-user, or name one with --qemu"
     )]
     NotInstalled(String),
-    /// The file cannot be looked at.
+    /// The file's metadata cannot be read.
     #[error("{}: {cause}", .file.display())]
     Unreadable {
         /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: std::io::Error,
     },
     /// It is a directory or a device.
@@ -35,7 +35,7 @@ pub enum EmulatorError {
     NotStarted {
         /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: std::io::Error,
     },
     /// It is another program.
@@ -46,7 +46,7 @@ pub enum EmulatorError {
         /// The first line that it printed.
         said: String,
     },
-    /// Its interface of plugins lacks what the plugin calls.
+    /// QEMU's plugin interface lacks something that the plugin calls.
     #[error(
         "{} is too old: needs QEMU {}.{} or newer, found {}.{}",
         .file.display(), VERSION_MIN.0, VERSION_MIN.1, .found.0, .found.1
@@ -57,7 +57,7 @@ pub enum EmulatorError {
         /// Its version.
         found: (u32, u32),
     },
-    /// It loads no plugins.
+    /// QEMU was built without support for plugins.
     #[error(
         "{} was built without plugins (as static builds are, Debian's from version 9 on): name another with --qemu",
         .0.display()
@@ -66,7 +66,7 @@ pub enum EmulatorError {
     /// The named plugin is missing.
     #[error("--plugin {}: there is no such file", .0.display())]
     NoSuchPlugin(PathBuf),
-    /// Where this program is, and so its plugin, is not known.
+    /// The path of this program, next to which the plugin is installed, is not known.
     #[error("this program's own file is not known: {0}")]
     NotKnownWhere(std::io::Error),
     /// The plugin is not installed.
@@ -84,10 +84,10 @@ pub struct Emulator {
 }
 
 impl Emulator {
-    /// Returns the requested emulator, else the one in `PATH`.
+    /// Returns the requested emulator, or else the one in `PATH`.
     ///
     /// # Errors
-    /// If there is none.
+    /// There is no emulator.
     pub fn find(asked: Option<&Path>) -> Result<Emulator, EmulatorError> {
         if let Some(asked) = asked {
             return Emulator::given(asked.to_owned());
@@ -111,10 +111,10 @@ impl Emulator {
         }
     }
 
-    /// Checks its version and whether it supports plugins.
+    /// Checks the emulator's version, and whether it supports plugins.
     ///
     /// # Errors
-    /// What it lacks.
+    /// The missing feature.
     pub fn check(self) -> Result<Emulator, EmulatorError> {
         let file = || self.path.clone();
         let version = self.says("--version")?;
@@ -153,7 +153,7 @@ impl Emulator {
     }
 }
 
-/// Escapes a path for QEMU's options, which end at commas.
+/// Escapes a path for QEMU's options, in which a comma separates options.
 pub fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
@@ -170,10 +170,10 @@ fn version_of(text: &str) -> Option<(u32, u32)> {
     named.then_some((numbers.next()??, numbers.next()??))
 }
 
-/// Returns the requested plugin, else the one installed with this program.
+/// Returns the requested plugin, or else the one that is installed with this program.
 ///
 /// # Errors
-/// If it is not there.
+/// The plugin does not exist.
 pub fn plugin(asked: Option<&Path>) -> Result<PathBuf, EmulatorError> {
     if let Some(asked) = asked {
         return match asked.is_file() {

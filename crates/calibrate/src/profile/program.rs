@@ -15,16 +15,16 @@ pub enum ProgramError {
     Unreadable {
         /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: std::io::Error,
     },
-    /// It may not be executed.
+    /// The file is not executable.
     #[error("{}: is not a program (a file that may be executed)", .0.display())]
     NotExecutable(PathBuf),
     /// It is not installed.
     #[error("no program named `{}` is in PATH", .0.display())]
     NotInPath(OsString),
-    /// It is a script.
+    /// The file is a script.
     #[error(
         "{file} is a script: profile its interpreter, as in 'homenode profile -- {interpreter} {file}'",
         file = .file.display()
@@ -32,10 +32,10 @@ pub enum ProgramError {
     Script {
         /// The file.
         file: PathBuf,
-        /// The interpreter that it names.
+        /// The script's interpreter.
         interpreter: String,
     },
-    /// It is for another processor.
+    /// The program is for another processor.
     #[error(
         "{} is a {bits}-bit program for {machine}; this homenode profiles 64-bit programs for {}",
         .file.display(), HERE.1
@@ -43,12 +43,12 @@ pub enum ProgramError {
     Foreign {
         /// The file.
         file: PathBuf,
-        /// Bits of an address.
+        /// Number of bits in an address.
         bits: u8,
-        /// The processor.
+        /// Name of that processor.
         machine: String,
     },
-    /// It is neither.
+    /// The file is neither an ELF program nor a script.
     #[error("{} is neither an ELF program nor a script", .0.display())]
     Unknown(PathBuf),
 }
@@ -57,7 +57,7 @@ pub enum ProgramError {
 pub struct Program {
     /// Its file.
     pub path: PathBuf,
-    /// Its name, in characters that a workload's name may have.
+    /// The program's name, with only those characters that a workload's name may have.
     pub name: String,
 }
 
@@ -69,10 +69,10 @@ pub const HERE: (u16, &str) = (62, "x86_64");
 pub const HERE: (u16, &str) = (183, "aarch64");
 
 impl Program {
-    /// Returns the file of a command, searched in `PATH` if it has no slash.
+    /// Returns the program of a command. Searches `PATH` if the command has no slash.
     ///
     /// # Errors
-    /// No such program, or no permission.
+    /// No such program, or no permission to execute it.
     pub fn find(command: &OsStr) -> Result<Program, ProgramError> {
         let path = if command.as_bytes().contains(&b'/') {
             let path = PathBuf::from(command);
@@ -93,10 +93,10 @@ impl Program {
         Ok(Program { path, name })
     }
 
-    /// Checks that it is a program for this machine's architecture.
+    /// Checks that the file is a program for this machine's architecture.
     ///
     /// # Errors
-    /// What it is instead.
+    /// The kind of file that it is instead.
     pub fn runs_here(&self) -> Result<(), ProgramError> {
         let file = self.path.clone();
         let mut head = [0; 256];
@@ -121,7 +121,7 @@ enum Kind {
     Unknown,
 }
 
-/// Returns the kind of file, by its first bytes.
+/// Returns the kind of a file according to its first bytes.
 fn kind(head: &[u8]) -> Kind {
     if let Some(line) = head.strip_prefix(b"#!") {
         let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();

@@ -12,16 +12,16 @@ use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, Value, value};
 use super::emulator::escaped;
 use crate::write::round;
 
-/// First words of each such file.
+/// First words of every profile.
 pub const FIRST_WORDS: &str = "# Measured by homenode profile";
 
-/// Ways of a modelled private cache: machine files do not state it, and most L2 caches have 8.
+/// Number of ways of a modelled private cache. Machine files do not state it, and most L2 caches have 8.
 const PRIVATE_WAYS: u32 = 8;
 
 /// When counting begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begin {
-    /// With the program.
+    /// When the program starts.
     AtOnce,
     /// When the program announces it.
     Announced,
@@ -32,7 +32,7 @@ pub enum Begin {
 #[error("machine {0} says nothing of its L2 or has no LLC: take a preset, or a file of 'homenode calibrate'")]
 pub struct NoCaches(String);
 
-/// The modelled part of the machine.
+/// The facts about the machine that are modelled.
 pub struct Facts {
     machine: String,
     l2: Bytes,
@@ -45,7 +45,7 @@ impl Facts {
     /// Returns the facts of a machine that has timing figures and an LLC.
     ///
     /// # Errors
-    /// If it lacks them.
+    /// The machine lacks either.
     pub fn of(machine: &Machine) -> Result<Facts, NoCaches> {
         let (Some(hardware), Some(llc)) = (&machine.hardware, machine.llcs.first()) else {
             return Err(NoCaches(machine.name.clone()));
@@ -76,8 +76,8 @@ impl Facts {
     }
 }
 
-/// Fits the twin's curve family to the measured points from the private cache's capacity up: a smaller LLC carries no
-/// information.
+/// Fits the twin's family of curves to the measured points from the private cache's capacity up. Points for a smaller LLC
+/// carry no information.
 pub fn fit(log: &Log) -> FittedCurve {
     let points: Vec<(f64, f64)> = log
         .curve
@@ -103,7 +103,7 @@ pub enum CurveAs {
     Table,
 }
 
-/// Returns the file's text.
+/// Returns the text of the workload file.
 pub fn profile(
     log: &Log,
     (fit, curve): (&FittedCurve, CurveAs),
@@ -185,8 +185,8 @@ pub fn profile(
     document.to_string()
 }
 
-/// Returns the curve's points from the private cache's capacity up, one per line; a run of equal ratios keeps only its first
-/// and last point.
+/// Returns the curve's points from the private cache's capacity up, one per line. Of several equal ratios in a row, only the
+/// first and last are kept.
 fn points(log: &Log) -> Array {
     let told: Vec<_> = log
         .curve
@@ -214,10 +214,10 @@ fn points(log: &Log) -> Array {
     table
 }
 
-/// With fewer accesses than this, their overlap is unknown.
+/// With fewer accesses than this, the number in flight is unknown.
 const FLIGHTS_MIN: u64 = 1000;
 
-/// Returns the number in flight by the rule, with its bounds.
+/// Returns the number of accesses in flight according to the rule of docs/PROFILE.md, with its bounds in the comment.
 fn in_flight(flights: &Flights, window: u64) -> Item {
     if flights.accesses < FLIGHTS_MIN {
         return noted(
@@ -235,14 +235,15 @@ fn in_flight(flights: &Flights, window: u64) -> Item {
     noted(round(flights.rule(), 2), &source)
 }
 
-/// Reaches used for the fit of translation: from the second level of older cores to 32 huge pages.
+/// TLB reaches used for the fit of address translation: from a second-level TLB of older cores to 32 huge pages.
 const REACHES: std::ops::RangeInclusive<u64> = 512 << 10..=64 << 20;
-/// The reach at which the fit is exact: 512 pages of 4 KiB, the second level of most machines here.
+/// The TLB reach at which the fit is exact: 512 pages of 4 KiB, as in the second level of most machines here.
 const REACH_EXACT: u64 = 2 << 20;
 
-/// Returns `exp(-(c / c0)^k)` through the measurement at 2 MiB of reach, with the slope of a least-squares line through
-/// `ln(-ln m)` over `ln c`: miss ratios of a TLB are too small for the fit used for caches. If they hardly fall (streams),
-/// `c0` is one byte and `k` fits the measured point. `None` if such a TLB holds all pages.
+/// Fits `exp(-(c / c0)^k)` to the miss ratios of TLBs, which are too small for the fit used for caches. The curve goes
+/// through the measurement at 2 MiB of reach. Its slope is that of a least-squares line through `ln(-ln m)` over `ln c`. If
+/// the ratios hardly fall (streams), `c0` is one byte and `k` fits the measured point. `None` if a TLB of that reach holds
+/// all pages.
 fn translation_fit(log: &Log) -> Option<MissRatioCurve> {
     let transformed = |point: &Point| ((point.bytes as f64).ln(), (-point.miss_ratio.ln()).ln());
     let told: Vec<&Point> = log
@@ -329,7 +330,7 @@ fn regions(log: &Log) -> ArrayOfTables {
     regions
 }
 
-/// Returns heat classes; `None` if pages are nearly equally hot.
+/// Returns the heat classes; `None` if all pages are about equally hot.
 fn heat(pages: &Pages) -> Option<ArrayOfTables> {
     let (first, second) = (pages.of_hottest(CLASSES[0])?, pages.of_hottest(0.3)?);
     if first < 1.5 * CLASSES[0] {
@@ -354,7 +355,7 @@ fn head(
     command: &str,
     notes: &[String],
 ) -> String {
-    // A command line can contain anything, but a comment ends with its line.
+    // A command line may contain line breaks, at which a comment would end.
     let printable = |c: char| if c.is_control() { ' ' } else { c };
     let command: String = command.chars().map(printable).collect();
     let notes: String = notes.iter().map(|note| format!("# Note: {note}.\n")).collect();
@@ -452,7 +453,7 @@ mod tests {
     use super::*;
     use homenode_twin::Workload;
 
-    /// The log of a program whose TLB misses follow a curve.
+    /// A log of a program whose TLB miss ratio is this function of the reach.
     fn log(vcpus: u64, translation: impl Fn(f64) -> f64) -> Log {
         let flights = Flights {
             accesses: 30_000,
@@ -522,7 +523,7 @@ mod tests {
             (found.k - 0.25).abs() < 1e-6 && found.c0.0.abs_diff(2048) <= 1,
             "{found:?}"
         );
-        // A stream misses equally often at any reach.
+        // A stream has the same miss ratio at every reach.
         let flat = translation_fit(&log(1, |_| 0.001)).expect("a curve");
         assert!((flat.at(2.0 * 1048576.0) - 0.001).abs() < 1e-6, "{flat:?}");
         assert_eq!(flat.c0, Bytes(1));

@@ -1,4 +1,4 @@
-//! Turns the counts of a VM into a program for the twin, and corrects it by the twin's own counts.
+//! Turns the counts of a VM into a program for the twin, and corrects the program according to the twin's own counts.
 
 use homenode_machine::Hardware;
 use homenode_twin::workload::MissRatioCurve;
@@ -9,7 +9,7 @@ use super::seen::{Counted, Life};
 
 /// Maximum number of phases of a program.
 const PHASES_MAX: usize = 12;
-/// Adjacent pieces that differ by less than this, as a natural logarithm, form one phase.
+/// Adjacent pieces that differ by less than this form one phase; the difference is a natural logarithm.
 const PHASE_APART: f64 = 0.2;
 /// A thread that rests for less than this share of its time counts as never resting.
 const REST_MIN: f64 = 0.02;
@@ -17,71 +17,71 @@ const REST_MIN: f64 = 0.02;
 const TURN_NS: f64 = 100e6;
 /// Minimum working time of a program between two rests, in nanoseconds.
 const WORK_NS_MIN: f64 = 200_000.0;
-/// The core's own cycles are at least this share of all cycles per instruction, and at least [`CPI_MIN`].
+/// The core's own cycles are assumed to be at least this share of all cycles per instruction, and at least [`CPI_MIN`].
 const CORE_SHARE_MIN: f64 = 0.2;
 /// Minimum of the core's own cycles per instruction.
 const CPI_MIN: f64 = 0.1;
-/// Exponent with which the miss ratio falls with capacity by default: the initial value of the agent's own predictor.
+/// Default for the power of the capacity with which the miss ratio falls; the agent's predictor starts with the same value.
 const MISS_POWER: f64 = 1.0 / 3.0;
 /// A VM counts as single-threaded if one vCPU has at least this share of its CPU time.
 const SINGLE_SHARE_MIN: f64 = 0.95;
-/// If less than this share of accesses could be told apart, the owners of memory are unknown.
+/// If fewer accesses than this share can be told apart, the owners of memory are unknown.
 const APART_MIN: f64 = 0.1;
-/// Share of a difference that a round corrects.
+/// Share of a difference that is corrected in one round.
 const PART: f64 = 0.6;
 
-/// The program behind a VM's counts.
+/// The program that is derived from a VM's counts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
     /// Whether one thread ran, instead of one per vCPU.
     pub is_single: bool,
     /// Instructions of each thread.
     pub instructions: f64,
-    /// Cycles per instruction with every LLC access free.
+    /// Cycles per instruction if LLC accesses took no time.
     pub cpi_core: f64,
     /// LLC accesses per thousand instructions.
     pub llc_accesses: f64,
-    /// Share of them that miss.
+    /// Share of LLC accesses that miss, by capacity.
     pub curve: MissRatioCurve,
-    /// Misses in flight.
+    /// Number of LLC misses in flight.
     pub misses_in_flight: f64,
-    /// Hits in flight.
+    /// Number of LLC hits in flight.
     pub hits_in_flight: f64,
     /// Share of misses that are written back.
     pub write_share: f64,
-    /// Instructions of a thread between two rests, and the length of a rest in nanoseconds; absent if it never rests.
+    /// Instructions of a thread between two rests, and the length of a rest in nanoseconds; absent if threads never rest.
     pub rest: Option<(f64, f64)>,
     /// Memory that the program uses.
     pub memory: Bytes,
-    /// Share of its accesses, and of its memory, that is private to one thread.
+    /// Share of the accesses, and of the memory, that is private to one thread.
     pub own_share: f64,
-    /// Phases that differ.
+    /// Phases; empty if the program has only one.
     pub phases: Vec<Phase>,
-    /// Uncounted figures that are assumed, each a sentence about the VM.
+    /// Assumptions about figures that were not counted, each a sentence about the VM.
     pub assumed: Vec<String>,
 }
 
-/// A phase of a program: its share of the instructions, and its factors relative to the whole.
+/// A phase of a program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Phase {
-    /// Share of the instructions.
+    /// Share of the program's instructions.
     pub share: f64,
-    /// Factor of LLC accesses per instruction.
+    /// LLC accesses per instruction, relative to the whole program.
     pub llc_accesses: f64,
-    /// Factor of rests.
+    /// Rests, relative to the whole program.
     pub rest: f64,
 }
 
-/// Figures by which VMs are compared.
+/// Figures with which VMs are compared.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, schemars::JsonSchema)]
 pub struct Figures {
-    /// CPUs used on average while it was present.
+    /// CPUs used on average while the VM was present.
     pub cpus_used: f64,
-    /// LLC misses over references, where counted.
+    /// LLC misses over references, if counted.
     pub llc_miss_rate: Option<f64>,
-    /// Share of its memory accesses that were local, where counted.
+    /// Share of the VM's memory accesses that were local, if counted.
     pub local_access_ratio: Option<f64>,
-    /// Memory traffic by its LLC misses, where counted.
+    /// Memory traffic, computed from LLC misses, if counted.
     pub bandwidth_bytes_per_s: Option<f64>,
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn curve_through(held: f64, miss_ratio: f64) -> MissRatioCurve {
     MissRatioCurve::family(m_inf, Bytes(((held / low) as u64).max(1)), 1.0)
 }
 
-/// Returns the capacity at which a curve has a miss ratio; `None` if it never has.
+/// Returns the capacity at which a curve has a miss ratio; `None` if there is none.
 fn capacity_at(curve: &MissRatioCurve, miss_ratio: f64) -> Option<f64> {
     let left = (miss_ratio - curve.m_inf) / (1.0 - curve.m_inf);
     (left > 0.0 && left < 1.0).then(|| curve.c0.as_f64() * (-left.ln()).powf(1.0 / curve.k))
@@ -125,7 +125,7 @@ fn capacity_at(curve: &MissRatioCurve, miss_ratio: f64) -> Option<f64> {
 
 impl Load {
     /// Derives a program from counts. `write_share` is the share of misses that are written back on the whole host, if
-    /// counted; `lead` is the extra time in seconds for a VM that was already running.
+    /// counted. `lead` is the number of seconds that the program runs before the stretch, if the VM was already running.
     pub fn of(hardware: &Hardware, life: &Life, write_share: Option<f64>, lead: f64) -> Load {
         let whole = life.whole();
         let mut assumed = Vec::new();
@@ -140,7 +140,7 @@ impl Load {
             assumed.push("its work is the same on each vCPU: which of them did what is not kept".to_owned());
         }
         let clock_ghz = hardware.clock_hz as f64 / 1e9;
-        // Uses pieces with computing only, without the guest's boot and first touches.
+        // Uses only pieces in which the program computes or rests, without the guest's boot and first touches.
         let typical = typical(&life.pieces);
         let (cpi, instructions) = match typical.instructions > 0.0 {
             true => (
@@ -213,7 +213,7 @@ impl Load {
         let core_min = f64::max(CPI_MIN, CORE_SHARE_MIN * cpi);
         let rest = |load: &Load| cpi - hits / load.hits_in_flight - misses / load.misses_in_flight;
         if rest(self) < core_min && hits + misses > 0.0 {
-            // More than usual must have been in flight: scale both up equally.
+            // More accesses than usual must have been in flight, so hits and misses are scaled up equally.
             let usual = hits / self.hits_in_flight + misses / self.misses_in_flight;
             let more = usual / (cpi - core_min).max(0.05 * cpi);
             self.hits_in_flight *= more;
@@ -293,8 +293,8 @@ impl Load {
         }
     }
 
-    /// Corrects the program by the twin's counts against the recorded ones: in part, since all VMs are corrected at once and
-    /// affect each other.
+    /// Corrects the program by a part of the difference between the recorded counts and the twin's. Only a part, because all
+    /// VMs are corrected at once and affect each other.
     pub fn correct(&mut self, hardware: &Hardware, vcpus: u16, wanted: &Counted, came: &Counted) {
         self.correct_cache(wanted, came);
         let local = |counted: &Counted| (counted.accesses > 0.0).then(|| counted.local / counted.accesses);
@@ -343,8 +343,8 @@ impl Load {
     }
 }
 
-/// Sums the pieces in which the program computed: without those that did much less than half of the typical work per second
-/// of CPU time, such as a guest's boot.
+/// Sums up the pieces in which the program computed or rested. Leaves out pieces with at most half of the median instruction
+/// rate per CPU time, such as a guest's boot.
 fn typical(pieces: &[Counted]) -> Counted {
     let rate = |piece: &Counted| piece.instructions / piece.counted_ran.max(1e-9);
     let computed = pieces.iter().filter(|piece| piece.instructions > 0.0);
@@ -358,7 +358,7 @@ fn typical(pieces: &[Counted]) -> Counted {
     whole
 }
 
-/// Merges adjacent similar pieces.
+/// Merges adjacent pieces that are similar.
 fn phases(pieces: &[Counted]) -> Vec<Counted> {
     let mut phases: Vec<Counted> = pieces
         .iter()
@@ -384,7 +384,7 @@ fn phases(pieces: &[Counted]) -> Vec<Counted> {
     phases
 }
 
-/// Returns the part of the guest's memory that the program uses.
+/// Returns the amount of the guest's memory that the program uses.
 fn program_memory(life: &Life, assumed: &mut Vec<String>) -> Bytes {
     let kernel = homenode_twin::boot_footprint(life.memory);
     let room = life.memory.saturating_sub(kernel);
@@ -396,7 +396,7 @@ fn program_memory(life: &Life, assumed: &mut Vec<String>) -> Bytes {
     Bytes((used.0 / 4096 * 4096).max(4096))
 }
 
-/// Returns the share of accesses that go to a thread's own memory.
+/// Returns the share of accesses that a thread makes to its own memory.
 fn own_share(whole: &Counted, is_single: bool, assumed: &mut Vec<String>) -> f64 {
     if is_single {
         return 1.0;

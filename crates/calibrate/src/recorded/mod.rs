@@ -1,21 +1,23 @@
-//! Turns a stretch of a recorded run into a scenario for the twin, so that alternatives to what happened can be simulated.
+//! Turns a stretch of a recorded run into a scenario for the twin, to simulate what could have happened instead.
 //!
 //! # Problem
-//! A history has counts for each VM. The twin needs programs: instructions, their core cycles, accesses to the LLC, a curve
-//! of miss ratios, rests, memory and its owners.
+//! A history has counts for each VM. But the twin needs programs: instructions, their core cycles, LLC accesses, a curve of
+//! miss ratios, rests, and memory with its owners.
 //!
 //! # Approach
-//! Samples are added up ([`Seen`]), and each VM's counts become a program ([`Load`]): work, LLC accesses, phases and rests
-//! as counted; the core's own cycles as the remainder of all cycles without waits for memory; a curve through the one
-//! observed miss ratio. Then the scenario runs on the twin under the recorded policies, the same code adds up its samples,
-//! and each program is corrected by the difference of the two sums. The closest round is kept.
+//! Samples are added up ([`Seen`]), and each VM's counts become a program ([`Load`]). Work, LLC accesses, phases and rests
+//! are those counted. The core's own cycles are all cycles less the waits for memory. The curve goes through the one
+//! observed miss ratio. Then the scenario runs on the twin under the recorded policies, and the same code adds up the twin's
+//! samples. Each program is corrected by the difference between the two sums. This is repeated, and the closest round is
+//! kept.
 //!
 //! # What is assumed
 //! Figures missing from samples get a usual value, and are reported in comments of the file and by the command. A program
-//! ends when it has done the counted work, so another policy makes it end sooner or later.
+//! ends when it has done the counted work, so under another policy it ends sooner or later.
 //!
 //! # Left out
-//! I/O, barriers, address translation: their cost is part of the core's cycles. Which vCPU did what. Pins of single vCPUs.
+//! I/O, barriers, address translation: their cost is part of the core's cycles. The share of each vCPU in the work. Pins of
+//! single vCPUs.
 //!
 //! # Properties
 //! - `a_recorded_twin_simulated_again_is_as_near_as_stated`
@@ -37,25 +39,25 @@ pub use load::{Figures, Load};
 pub use seen::{Counted, Life, Seen};
 pub use write::Purpose;
 
-/// First words of each such file.
+/// First words of every file that is made here.
 pub const FIRST_WORDS: &str = "Made by homenode record scenario from";
 
-/// VMs that ran before the stretch start this long before it: they boot, touch their memory, and find their homes.
+/// VMs that ran before the stretch start this long before it, to boot, touch their memory, and find their homes.
 const LEAD: Ns = Ns::from_secs(20);
-/// Rounds end when VMs are off by no more than this on average, all differences added.
+/// Rounds end when the VMs' errors, all differences of a VM added up, are at most this on average.
 const NEAR_ENOUGH: f64 = 0.03;
-/// A VM with this much traffic, in bytes per second, depends on where its memory is; for others the scheduler's luck
-/// decides.
+/// From this traffic on, in bytes per second, a VM fully depends on where its memory is. The less traffic it has, the more
+/// the scheduler's luck decides.
 const TRAFFIC_CARED: f64 = 5e8;
-/// A VM that ran for less than this share of the time counts as idle.
+/// A VM whose CPU time is less than this share of the time counts as idle.
 const RAN_MIN: f64 = 1e-4;
 
-/// The file's description of itself.
+/// Description of the file, for its head.
 #[derive(Clone, Debug, Default)]
 pub struct About {
     /// Title for people.
     pub title: String,
-    /// Source, in a few words.
+    /// Source of the counts, in a few words.
     pub source: String,
     /// A preset's name, or a file in the same folder.
     pub machine: String,
@@ -65,14 +67,14 @@ pub struct About {
     pub notes: Vec<String>,
 }
 
-/// A stretch as a scenario.
+/// A stretch of a recorded run, as a scenario.
 #[derive(Clone, Debug)]
 pub struct Recorded {
     /// VMs, in order of arrival.
     pub vms: Vec<Vm>,
-    /// Duration of the stretch.
+    /// Duration of the recorded stretch.
     pub lasted: Ns,
-    /// When it begins in the scenario.
+    /// Time in the scenario at which the stretch begins.
     pub lead: Ns,
     /// Whether the host's kernel balanced NUMA memory at the end.
     pub is_balanced: bool,
@@ -87,23 +89,23 @@ pub struct Vm {
     pub life: Life,
     /// Time of its arrival in the scenario.
     pub arrival: Ns,
-    /// Time of its end in the scenario.
+    /// Time at which the VM leaves the scenario.
     pub left: Ns,
     /// Whether it was present to the end.
     pub stays: bool,
     /// The name of its workload.
     pub workload: String,
-    /// Its program; absent if it did nothing.
+    /// The VM's program; absent if the VM did nothing.
     pub load: Option<Load>,
 }
 
 /// Why a stretch cannot become a scenario.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordedError {
-    /// Too few samples.
+    /// There are too few samples.
     #[error("there are fewer than two samples in that time: name a longer one with --from and --to")]
     TooShort,
-    /// No VM.
+    /// There was no VM.
     #[error("no VM ran then: name another time with --from and --to")]
     NoVms,
     /// The machine lacks figures that the twin needs.
@@ -115,10 +117,10 @@ pub enum RecordedError {
 }
 
 impl Recorded {
-    /// Turns recorded counts into a scenario, uncorrected.
+    /// Turns recorded counts into a scenario, without corrections.
     ///
     /// # Errors
-    /// Nothing was recorded; a machine that the twin cannot model.
+    /// Nothing was recorded, or the twin cannot model the machine.
     pub fn of(machine: &Machine, seen: &Seen) -> Result<Recorded, RecordedError> {
         let hardware = machine.hardware.as_ref();
         let hardware = hardware.ok_or_else(|| RecordedError::NoHardware(machine.name.clone()))?;
@@ -168,7 +170,7 @@ impl Recorded {
         })
     }
 
-    /// Returns each assumption, with the names of the VMs that it was made for.
+    /// Returns each assumption, with the names of the VMs to which it applies.
     pub fn assumed(&self) -> BTreeMap<String, Vec<&str>> {
         let mut assumed: BTreeMap<String, Vec<&str>> = BTreeMap::new();
         for vm in &self.vms {
@@ -183,8 +185,8 @@ impl Recorded {
         write::scenario(self, about, purpose)
     }
 
-    /// Runs the scenario with `simulate`, which returns the counts of the stretch, and corrects it by them for a number of
-    /// rounds; keeps the closest. Returns each VM's counts of that round.
+    /// Corrects the programs for a number of rounds, and keeps the closest round. In each, `simulate` runs the scenario and
+    /// returns the twin's counts of the stretch. Returns each VM's figures in the round that is kept.
     ///
     /// # Errors
     /// The errors of `simulate`.
@@ -238,12 +240,12 @@ impl Vm {
         Figures::of(&whole, whole.seconds)
     }
 
-    /// Whether its instructions were counted.
+    /// Returns true if the VM's instructions were counted.
     pub fn is_counted(&self) -> bool {
         self.life.whole().instructions > 0.0
     }
 
-    /// Returns the assumptions about it, each a sentence without its full stop.
+    /// Returns the assumptions about this VM, each a sentence without the full stop.
     pub fn assumed(&self) -> impl Iterator<Item = String> {
         let last = &self.life.last;
         let mut assumed = self
@@ -267,13 +269,14 @@ impl Vm {
         assumed.into_iter()
     }
 
-    /// Returns the twin's counts of it.
+    /// Returns the twin's counts of this VM.
     fn came(&self, seen: &Seen) -> Option<Counted> {
         let mut lives = seen.lives.iter().filter(|life| life.last.name == self.name);
         lives.next().map(Life::whole)
     }
 
-    /// Returns the twin's error for this VM: relative errors of CPU use and memory traffic, and absolute errors of ratios.
+    /// Returns the sum of the twin's errors for this VM: relative errors of CPU use and memory traffic, and absolute errors
+    /// of ratios.
     fn off(&self, came: Option<&Figures>) -> f64 {
         let Some(came) = came else { return 4.0 };
         let wanted = self.recorded();

@@ -6,11 +6,11 @@ use homenode_host::{Rates, Sample, VmRates, VmSample};
 use homenode_machine::Machine;
 use homenode_units::{Bytes, BytesPerSec, NodeId, NodeMap, NodeSet, Ns, Pages, VmId};
 
-/// A stretch is kept in at most this many pieces; beyond that, pairs are merged.
+/// Maximum number of pieces of a stretch. If there would be more, pairs are merged.
 const PIECES_MAX: usize = 256;
 /// Initial length of a piece.
 const PIECE: Ns = Ns::from_secs(5);
-/// A VM with less runtime than this in its first sample had just been started.
+/// A VM whose runtime in its first sample is less than this had just been started.
 const JUST_STARTED: Ns = Ns::from_secs(2);
 /// A node with less than this share of a VM's pages counts as having none.
 const PAGES_SHARE_MIN: f64 = 0.05;
@@ -22,9 +22,9 @@ pub struct Seen {
     last: Option<Sample>,
     /// When the first sample was taken.
     pub begun: Ns,
-    /// Every life of every VM: one that leaves and returns has two.
+    /// Every life of every VM; a VM that leaves and returns has two lives.
     pub lives: Vec<Life>,
-    /// Bytes that controllers moved, and LLC misses of all VMs meanwhile; `None` if either is not counted.
+    /// Bytes that memory controllers moved, and LLC misses of all VMs in the same time; `None` if either is not counted.
     pub traffic: Option<(f64, f64)>,
 }
 
@@ -43,15 +43,15 @@ pub struct Life {
     pub from: Ns,
     /// Time of its last sample.
     pub to: Ns,
-    /// Whether it had run for a while when the stretch began.
+    /// Whether the VM had already run for a while when the stretch began.
     pub was_there: bool,
-    /// The nodes of its pages in its first sample, if known and not everywhere.
+    /// The nodes of its pages in its first sample; `None` if unknown, or if the pages were on every node.
     pub lay_on: Option<NodeSet>,
-    /// Most memory touched by its guest, if known.
+    /// Most memory that the guest had touched, if known.
     pub touched: Option<Bytes>,
     /// CPU time of each vCPU, in seconds.
     pub by_vcpu: BTreeMap<u16, f64>,
-    /// Its counts, piece by piece.
+    /// Counts of each piece, in order.
     pub pieces: Vec<Counted>,
     piece: Ns,
 }
@@ -59,13 +59,13 @@ pub struct Life {
 /// Counts of a VM over some time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counted {
-    /// Length in seconds.
+    /// Duration in seconds.
     pub seconds: f64,
     /// CPU time in seconds.
     pub ran: f64,
-    /// Time that its vCPUs were runnable but did not run, because of others or a quota.
+    /// Seconds for which its vCPUs were runnable but did not run, because of other VMs or a quota.
     pub waited: f64,
-    /// CPU time of steps in which instructions were counted.
+    /// CPU time of the samples in which instructions were counted.
     pub counted_ran: f64,
     /// Instructions.
     pub instructions: f64,
@@ -73,13 +73,13 @@ pub struct Counted {
     pub references: f64,
     /// LLC misses.
     pub misses: f64,
-    /// Accesses to memory whose node is known.
+    /// Memory accesses whose node is known.
     pub accesses: f64,
     /// Local ones among these accesses.
     pub local: f64,
-    /// Number of these accesses that would be local if vCPUs used all of its pages equally.
+    /// The number of these accesses that would be local if each vCPU used all of the VM's pages equally.
     pub met: f64,
-    /// Part of an LLC held by one thread, times LLC references.
+    /// Bytes of an LLC that one thread held, weighted by LLC references.
     pub held: f64,
 }
 
@@ -100,14 +100,14 @@ impl Counted {
 }
 
 impl Life {
-    /// Sums up its pieces.
+    /// Returns the sum of all pieces.
     pub fn whole(&self) -> Counted {
         let mut whole = Counted::default();
         self.pieces.iter().for_each(|piece| whole.add(piece));
         whole
     }
 
-    /// Whether it was still present when the stretch ended.
+    /// Returns true if the VM was still present when the stretch ended.
     pub fn stayed(&self, seen: &Seen) -> bool {
         seen.last.as_ref().is_some_and(|sample| sample.at == self.to)
     }
@@ -132,7 +132,7 @@ impl Life {
 }
 
 impl Seen {
-    /// Whether the host's kernel balanced NUMA memory in the last sample; false if unknown.
+    /// Returns true if the host's kernel balanced NUMA memory in the last sample; false if unknown.
     pub fn is_balanced(&self) -> bool {
         let last = self.last.as_ref();
         last.is_some_and(|sample| sample.kernel.balances())
@@ -155,7 +155,7 @@ impl Seen {
         end.saturating_sub(self.begun)
     }
 
-    /// Takes in the next sample.
+    /// Adds the next sample.
     pub fn take(&mut self, sample: Sample) {
         let rates = self
             .last
@@ -248,7 +248,7 @@ impl Life {
     }
 }
 
-/// Returns the nodes that hold the pages, unless that is every node with memory.
+/// Returns the nodes that hold the pages; `None` if these are all nodes with memory.
 fn narrow(machine: &Machine, pages: &NodeMap<Pages>) -> Option<NodeSet> {
     let all: Pages = pages.values().copied().sum();
     let has = |(_, on): &(NodeId, &Pages)| on.0 as f64 > PAGES_SHARE_MIN * all.0 as f64;
@@ -284,7 +284,7 @@ fn counted(machine: &Machine, vm: &VmSample, own: &VmRates, seconds: f64, held: 
     }
 }
 
-/// Returns the share of accesses that would be local if each vCPU used all of a VM's pages equally.
+/// Returns the share of accesses that would be local if each vCPU used all of the VM's pages equally.
 fn met(machine: &Machine, vm: &VmSample, own: &VmRates) -> Option<f64> {
     let pages = vm.pages.as_ref()?;
     let all: Pages = pages.values().copied().sum();
@@ -301,7 +301,7 @@ fn met(machine: &Machine, vm: &VmSample, own: &VmRates) -> Option<f64> {
     (ran > 0.0).then(|| met / ran)
 }
 
-/// Returns the LLC misses per second into each LLC, by all VMs.
+/// Returns, for each LLC, the misses per second of all VMs on it, which fill the LLC.
 fn fills(machine: &Machine, sample: &Sample, rates: &Rates) -> Vec<f64> {
     let mut fills = vec![0.0; machine.llcs.len()];
     for own in &rates.vms {

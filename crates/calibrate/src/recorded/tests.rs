@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::load::curve_through;
 use super::*;
 
-/// Samples of VMs with one vCPU each on the first CPU, ten seconds apart, with these counts per second.
+/// Ten samples, one second apart, of VMs with one vCPU each on the first CPU, and with these counts per second.
 fn seen(machine: &Machine, names: &[String], each: &[Counters]) -> Seen {
     let mut seen = Seen::new(machine);
     for second in 0..10_u64 {
@@ -78,7 +78,7 @@ fn what_was_counted_is_what_the_program_does() {
         (load.instructions - 9e9).abs() < 1e6 && (load.llc_accesses - 10.0).abs() < 1e-6,
         "{load:?}"
     );
-    // It rested half of the time: as long as it worked.
+    // The program rested half of the time, so a rest is as long as the work before it.
     let (instructions, ns) = load.rest.unwrap();
     assert!(
         (ns - 50e6).abs() < 1e6 && (instructions - 1e8).abs() < 1e6,

@@ -18,9 +18,9 @@ pub enum Purpose {
     Fit,
 }
 
-/// Multiple of the counted work for a program that must not end.
+/// Multiple of the counted work that is given to a program that must not end.
 const WITHOUT_END: f64 = 3.0;
-/// Multiple of the stretch for which programs are simulated if they are slower than recorded.
+/// Multiple of the stretch that is simulated, so that programs which are slower than recorded can end.
 const LONGER: u64 = 2;
 
 /// Returns the scenario's text.
@@ -245,7 +245,7 @@ fn regions(vm: &Vm, load: &Load) -> ArrayOfTables {
     regions
 }
 
-/// Returns the phases, with shares that add up to 1 after rounding.
+/// Returns the phases. Their shares add up to 1 after rounding.
 fn phases(load: &Load, purpose: Purpose) -> impl Iterator<Item = Table> {
     let count = load.phases.len();
     let whole = if purpose == Purpose::Fit { WITHOUT_END } else { 1.0 };
@@ -266,7 +266,7 @@ fn phases(load: &Load, purpose: Purpose) -> impl Iterator<Item = Table> {
     })
 }
 
-/// Returns the events of a VM: where its memory was before the stretch, and when it left.
+/// Returns the events of a VM: its memory is moved to where it was before the stretch, and the VM leaves when it left.
 fn events(recorded: &Recorded, vm: &Vm, purpose: Purpose) -> Vec<Table> {
     let event = |at: Ns, action: Value| {
         let mut event = Table::new();

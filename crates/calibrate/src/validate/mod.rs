@@ -1,10 +1,10 @@
-//! Validates the twin against this machine: compares the mutual slow-down of two real processes with the twin's prediction.
+//! Validates the twin against this machine: compares how much two real processes slow each other with the twin's prediction.
 //!
 //! # Approach
 //!
-//! Two worker processes ([`worker`]) on two CPUs that share the last-level cache run memory kernels alone and together in
-//! alternation, so that slow changes of the host affect both equally. The twin runs the same pair on the machine made from
-//! the measurement, with profiles made from solo times ([`profile`]). The compared figure is the slow-down: time per line
+//! Two worker processes ([`worker`]) run memory kernels on two CPUs that share the last-level cache. They alternate between
+//! running alone and together, so that slow changes of the host affect both equally. The twin runs the same pair on the
+//! measured machine, with profiles made from solo times ([`profile`]). The compared figure is the slow-down: time per line
 //! together over time per line alone.
 //!
 //! # Left out
@@ -34,10 +34,10 @@ use worker::{Kernel, Spans, Worker};
 
 /// Divisor of free memory: both workers together may take one part.
 const MEMORY_SHARE: u64 = 3;
-/// Worst case for filling a cache: nanoseconds per line of one worker.
+/// Nanoseconds per line in the worst case, in which a worker fills a cache.
 const FILL_NS: f64 = 30.0;
 
-/// Starts a worker with a kernel, on a CPU, with memory of a node.
+/// Returns the command that starts a worker with a kernel, on a CPU, with memory on a node.
 pub type Spawn<'a> = &'a dyn Fn(Kernel, CpuId, Option<NodeId>) -> Command;
 
 /// Why the twin was not validated.
@@ -54,38 +54,38 @@ pub enum ValidateError {
     Twin(#[from] TwinError),
 }
 
-/// One process of a pair.
+/// Results of one process of a pair.
 #[derive(Clone, Debug, Serialize)]
 pub struct Side {
     /// Its kernel.
     pub kernel: Kernel,
-    /// Nanoseconds per line, alone.
+    /// Nanoseconds per line when running alone.
     pub solo_ns: Spread,
-    /// The twin's prediction of it.
+    /// The twin's prediction of `solo_ns`.
     pub solo_predicted_ns: f64,
-    /// Time per line together over alone.
+    /// Slow-down: time per line together over time per line alone.
     pub slowdown: Spread,
-    /// The twin's prediction of it.
+    /// The twin's prediction of the slow-down.
     pub predicted: f64,
-    /// Predicted over measured median, less 1.
+    /// Predicted slow-down over the measured median, less 1.
     pub error: f64,
 }
 
-/// Two processes together.
+/// Results of a pair of processes that run together.
 #[derive(Clone, Debug, Serialize)]
 pub struct Case {
     /// Name for people: sizes as shares of the LLC.
     pub name: String,
-    /// Both sides.
+    /// Results of both processes.
     pub sides: [Side; 2],
 }
 
-/// How well the twin's curve family fits a kernel.
+/// The fit of the twin's family of curves to a kernel.
 #[derive(Clone, Debug, Serialize)]
 pub struct CurveFit {
     /// The kernel.
     pub kernel: Kernel,
-    /// The curve and its distance.
+    /// The curve and its error.
     pub fitted: FittedCurve,
 }
 
@@ -96,23 +96,23 @@ pub struct Validation {
     pub cpus: [CpuId; 2],
     /// LLC size in bytes, to which sizes in names refer.
     pub llc_bytes: Bytes,
-    /// Solo times behind the profiles.
+    /// Solo times from which the profiles were made.
     pub solo: SoloTimes,
-    /// The kernels' parameters derived from them.
+    /// Parameters of the kernels, derived from the solo times.
     pub parameters: Parameters,
     /// Curves of the kernels.
     pub curves: Vec<CurveFit>,
     /// All pairs.
     pub cases: Vec<Case>,
-    /// Mean absolute error.
+    /// Mean absolute error of the predictions.
     pub error_mean: f64,
-    /// Largest absolute error.
+    /// Largest absolute error of the predictions.
     pub error_max: f64,
-    /// Number of sides whose prediction lies between the measured minimum and maximum.
+    /// Number of processes whose predicted slow-down is between the measured minimum and maximum.
     pub within_spread: usize,
-    /// Number of sides.
+    /// Number of processes in all pairs.
     pub sides: usize,
-    /// Other activity on the host meanwhile.
+    /// Other activity on the host during the validation.
     pub noise: Option<Noise>,
     /// Duration in seconds.
     pub seconds: f64,
@@ -128,7 +128,7 @@ struct Run<'a> {
     repeats: usize,
 }
 
-/// Validates the twin with this machine (made by [`crate::machine_file`]) against the host.
+/// Validates the twin against the host, with this machine, which [`crate::machine_file`] made.
 ///
 /// # Errors
 /// A host with one CPU; workers that cannot run; a machine that the twin rejects.
@@ -203,7 +203,7 @@ pub fn validate(
     })
 }
 
-/// Returns the length of each run, and the number of runs: longer than an LLC of this size takes to fill.
+/// Returns the durations of each run, and the number of runs. Runs are longer than it takes to fill an LLC of this size.
 fn spans(llc: Bytes, quick: bool) -> (Spans, usize) {
     let fill_ms = (llc.as_f64() / 64.0 * FILL_NS / 1e6) as u64;
     if quick {
@@ -222,7 +222,7 @@ fn spans(llc: Bytes, quick: bool) -> (Spans, usize) {
     (spans, 7)
 }
 
-/// Returns two CPUs that share a last-level cache, of different cores if possible.
+/// Returns two CPUs that share a last-level cache, on different cores if possible.
 fn partners(machine: &Machine) -> Option<[CpuId; 2]> {
     let pairs = |apart: bool| {
         let all = machine.cpus.iter().enumerate();
@@ -235,7 +235,7 @@ fn partners(machine: &Machine) -> Option<[CpuId; 2]> {
     pairs(true).or_else(|| pairs(false))
 }
 
-/// Returns the CPU's own node, or the nearest with memory.
+/// Returns the CPU's own node, or else the nearest node with memory.
 fn memory_node(machine: &Machine, cpu: CpuId) -> Option<NodeId> {
     let own = machine.node_of(cpu)?;
     machine
@@ -244,7 +244,7 @@ fn memory_node(machine: &Machine, cpu: CpuId) -> Option<NodeId> {
         .min_by_key(|node| machine.distance(own, *node))
 }
 
-/// Returns pairs of kernels, sized by the LLC as far as memory allows.
+/// Returns pairs of kernels. Their sizes are shares of the LLC size, as far as memory allows.
 fn cases(llc: usize, most: usize, quick: bool) -> Vec<(String, [Kernel; 2])> {
     let sized = |share: f64| ((llc as f64 * share) as usize).clamp(1 << 20, most.max(1 << 20));
     let uniform = |share| Kernel::Uniform(sized(share));
@@ -272,7 +272,7 @@ impl Run<'_> {
         Worker::start((self.spawn)(kernel, self.cpus[side], bound))
     }
 
-    /// Measures the times behind the profiles: medians of runs on the first CPU.
+    /// Measures the times from which the profiles are made: medians of runs on the first CPU.
     fn solo_times(&self, most: usize) -> io::Result<SoloTimes> {
         let time = |kernel: Kernel| -> io::Result<f64> {
             let mut worker = self.worker(0, kernel)?;
@@ -346,7 +346,7 @@ impl Run<'_> {
         })
     }
 
-    /// Returns the twin's nanoseconds per line of these profiles, each on the CPU of its side.
+    /// Returns the nanoseconds per line that the twin predicts for these profiles, each on its worker's CPU.
     fn predict(&self, running: &[(usize, &Workload)]) -> Result<Vec<f64>, ValidateError> {
         let vm = |(side, workload): &(usize, &Workload)| {
             let touched = workload

@@ -1,19 +1,20 @@
-//! Profiles of the memory kernels for the twin, derived only from their solo behaviour.
+//! Makes profiles of the memory kernels for the twin, only from their solo behaviour.
 //!
 //! # Terms
 //!
 //! - A *line* is one access of a kernel; to the twin it is `INSTRUCTIONS_PER_LINE` instructions.
-//! - `uniform` over `w` bytes: an access misses L2 with `a = 1 - l2 / w` and a cache that holds `c` of it with `m(c) = 1 - c
-//!   / w`.
-//! - A mix keeps only the share of its uniform part that survives its own stream: with random replacement `o = c m / (1 +
-//!   m)` and `m = 1 - o / w`, so `m(c) = (sqrt(x^2 + 4) - x) / 2` with `x = c / w`; every other access is the stream's, a
-//!   miss.
+//! - `uniform` over `w` bytes: an access misses L2 with probability `a = 1 - l2 / w`. It misses a cache that holds `c` of
+//!   these bytes with probability `m(c) = 1 - c / w`.
+//! - A mix keeps only as much of its uniform part in the cache as survives its own stream. With random replacement this is
+//!   `o = c m / (1 + m)` with `m = 1 - o / w`, so `m(c) = (sqrt(x^2 + 4) - x) / 2` with `x = c / w`. Every other access
+//!   belongs to the stream, and misses.
 //!
 //! # Approach
 //!
-//! Both curves are fitted to the twin's family by least squares over the capacities that this machine offers, and the
-//! remaining error is reported. Five solo times give the rest: the work per line (data in L1), hits in flight (data in the
-//! LLC), misses in flight (data far beyond it) of `uniform`, and work and misses in flight of `stream`. No co-run is used.
+//! The twin's family of curves is fitted to both by least squares, over the capacities that this machine offers, and the
+//! remaining error is reported. Five solo times yield the other parameters: for `uniform` the work per line (data in L1),
+//! hits in flight (data in the LLC) and misses in flight (data far larger than the LLC); for `stream` work and misses in
+//! flight. No measurement of kernels that run together is used.
 
 use homenode_machine::{Hardware, LoadCurve};
 use homenode_twin::Workload;
@@ -24,40 +25,40 @@ use serde::Serialize;
 use super::worker::Kernel;
 use crate::sys::LINE_BYTES;
 
-/// Instructions per line; only its product with the rates matters.
+/// Instructions per line; only the product of this figure and the rates matters.
 const INSTRUCTIONS_PER_LINE: f64 = 10.0;
 
 /// Solo times per line, in nanoseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct SoloTimes {
-    /// Uniform over half of L1.
+    /// `uniform` over half of L1.
     pub uniform_l1_ns: f64,
-    /// Uniform over [`SoloTimes::uniform_llc_bytes`], which fit into the LLC but not into L2.
+    /// `uniform` over [`SoloTimes::uniform_llc_bytes`], which fit into the LLC but not into L2.
     pub uniform_llc_ns: f64,
     /// Size of that buffer.
     pub uniform_llc_bytes: usize,
-    /// Uniform over [`SoloTimes::uniform_memory_bytes`], which do not fit into the LLC.
+    /// `uniform` over [`SoloTimes::uniform_memory_bytes`], which do not fit into the LLC.
     pub uniform_memory_ns: f64,
     /// Size of that buffer.
     pub uniform_memory_bytes: usize,
-    /// Stream over half of L1.
+    /// `stream` over half of L1.
     pub stream_l1_ns: f64,
-    /// Stream over more than the LLC.
+    /// `stream` over more than the LLC.
     pub stream_memory_ns: f64,
 }
 
-/// The kernels' parameters derived from the times.
+/// Parameters of the kernels, derived from the solo times.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Parameters {
-    /// Work of a line of `uniform`.
+    /// Work per line of `uniform`, in nanoseconds.
     pub uniform_work_ns: f64,
-    /// Its LLC hits in flight.
+    /// LLC hits in flight of `uniform`.
     pub uniform_hits_in_flight: f64,
-    /// Its misses in flight.
+    /// Misses in flight of `uniform`.
     pub uniform_misses_in_flight: f64,
-    /// Work of a line of `stream`.
+    /// Work per line of `stream`, in nanoseconds.
     pub stream_work_ns: f64,
-    /// Its misses in flight, prefetches included.
+    /// Misses in flight of `stream`, prefetches included.
     pub stream_misses_in_flight: f64,
 }
 
@@ -70,9 +71,9 @@ pub struct Facts {
     pub llc_ns: f64,
     /// Idle latency of memory.
     pub memory_ns: f64,
-    /// Growth of that latency with load.
+    /// Growth of the memory latency with load.
     pub curve: LoadCurve,
-    /// Sustained bytes per nanosecond.
+    /// Sustained bandwidth in bytes per nanosecond.
     pub bandwidth: f64,
     /// Bytes of L2.
     pub l2: f64,
@@ -95,7 +96,7 @@ impl Facts {
         }
     }
 
-    /// Returns the latency of memory while one kernel misses a share of its lines and each takes `ns`.
+    /// Returns the latency of memory while one kernel misses this share of its lines, and each line takes `ns`.
     fn loaded_ns(&self, miss_share: f64, ns: f64) -> f64 {
         let load = miss_share * LINE_BYTES as f64 / ns / self.bandwidth;
         let u = (load / 1.02).clamp(0.0, 0.985);
@@ -108,9 +109,9 @@ impl Facts {
 }
 
 impl Parameters {
-    /// Solves the twin's equation of a core for the unknowns that solo times leave.
+    /// Solves the twin's equation of a core for the parameters, given the solo times.
     pub fn of(solo: &SoloTimes, facts: &Facts) -> Parameters {
-        // Noise can make the farther level faster; then hardly any of it was seen, and much is in flight.
+        // Noise can make the farther level seem faster. Then its latency was almost fully hidden, so much is in flight.
         let waited = |far: f64, near: f64| (far - near).max(0.02 * near);
         let reach = facts.l2_miss_share(solo.uniform_llc_bytes as f64);
         let hits = reach * facts.llc_ns / waited(solo.uniform_llc_ns, solo.uniform_l1_ns);
@@ -132,7 +133,7 @@ impl Parameters {
     }
 }
 
-/// Fits the twin's family to `wanted`, a function of capacity over `bytes`, from 0 to `reach` (a share of `bytes`).
+/// Fits the twin's family of curves to `wanted`, a function of capacity over `bytes`, in the range from 0 to `reach`.
 pub fn fit(wanted: impl Fn(f64) -> f64, bytes: f64, reach: f64) -> FittedCurve {
     const POINTS: usize = 64;
     let at = |point: usize| reach * (point + 1) as f64 / POINTS as f64;
@@ -186,7 +187,7 @@ pub fn profile(kernel: Kernel, parameters: &Parameters, facts: &Facts) -> (Workl
         "about": "A memory kernel of `homenode calibrate --validate`.",
         "program": {
             "threads": "single",
-            // Longer than any simulation.
+            // More work than any simulation can do.
             "instructions_g_per_thread": 1e6,
             "cpi_core": (work_ns * facts.ghz / INSTRUCTIONS_PER_LINE).max(1e-3),
             "llc_accesses_per_kilo_instruction": reach * 1000.0 / INSTRUCTIONS_PER_LINE,
@@ -232,7 +233,7 @@ mod tests {
     fn the_family_comes_within_a_few_points_of_a_uniform_curve() {
         let whole = fit(|share| 1.0 - share, 1e8, 1.0);
         assert!(whole.error_mean < 0.04 && whole.error_max < 0.12, "{whole:?}");
-        // If only half of it fits, the bend at the end does not matter.
+        // If only half of the bytes fit, the bend at the end of the curve does not matter.
         let half = fit(|share| 1.0 - share, 1e8, 0.5);
         assert!(half.error_max < 0.02, "{half:?}");
     }

@@ -1,8 +1,8 @@
-//! Memory kernels as separate processes: the kernels, the protocol, and their end.
+//! Runs memory kernels as separate processes. Defines the kernels, the protocol, and how workers end.
 //!
 //! A worker sets up its memory and writes `ready`. For each line `run WARM MEASURE TAIL` (milliseconds) on its standard
-//! input it runs for the total of these, and writes the number of lines it accessed in the middle part and the nanoseconds
-//! of CPU time they took. It ends with its input, and the kernel kills it with its parent.
+//! input, it runs for the total of these times. Then it writes how many cache lines it accessed during MEASURE, and how many
+//! nanoseconds of CPU time that took. It ends when its input ends, and the operating system kills it when its parent ends.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Write};
@@ -16,22 +16,22 @@ use serde::{Serialize, Serializer};
 use crate::kernels::{self, CHAINS, Generators};
 use crate::sys::{self, LINE_BYTES, LINE_WORDS, Memory, Pages};
 
-/// Lines of a stream between two clock readings, and of one half of a mix's round.
+/// Number of lines that a stream reads between two clock readings; also the lines of each kind in one turn of a mix.
 const BLOCK_LINES: usize = 256;
 
 /// The kernel of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kernel {
-    /// Reads of lines drawn uniformly from this many bytes.
+    /// Reads lines drawn uniformly from this many bytes.
     Uniform(usize),
-    /// Repeated reads of all lines of this many bytes in order.
+    /// Reads all lines of this many bytes in order, repeatedly.
     Stream(usize),
-    /// As many reads of the first kind (first number) as of the second, in short turns.
+    /// Reads as many lines of the first kind (first number) as of the second kind, in short turns.
     Mix(usize, usize),
 }
 
 impl Kernel {
-    /// Returns the bytes that it touches.
+    /// Returns the number of bytes that the kernel touches.
     pub fn footprint(self) -> usize {
         match self {
             Kernel::Uniform(bytes) | Kernel::Stream(bytes) => bytes,
@@ -56,7 +56,7 @@ impl Serialize for Kernel {
     }
 }
 
-/// A text that is no kernel.
+/// A text that is not a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a kernel such as `uniform:1048576`, `stream:1048576` or `mix:1048576:1048576`")]
 pub struct NoKernel(String);
@@ -66,7 +66,7 @@ impl FromStr for Kernel {
 
     fn from_str(text: &str) -> Result<Kernel, NoKernel> {
         let parts: Vec<&str> = text.split(':').collect();
-        // No host has memory beyond 2^40, and sums stay far from overflow.
+        // No host has more memory than 2^40 bytes, and sums cannot overflow below that.
         let bytes = |text: &str| {
             text.parse::<usize>()
                 .ok()
@@ -128,7 +128,8 @@ impl Load {
         lines
     }
 
-    /// Returns lines, and the CPU time they took: time that other processes had the CPU is not a memory slow-down.
+    /// Returns the number of lines accessed, and the CPU time they took: when other processes have the CPU, memory is not
+    /// slow.
     fn run_for(&mut self, span: Duration) -> (usize, Duration) {
         let (begin, from, mut lines) = (Instant::now(), sys::cpu_time(), 0);
         loop {
@@ -140,7 +141,7 @@ impl Load {
     }
 }
 
-/// Serves orders in the worker until its input ends.
+/// Runs the worker's side: carries out orders until the input ends.
 ///
 /// # Errors
 /// Unavailable memory or CPU, unreadable orders, a closed output.
@@ -193,9 +194,9 @@ pub fn die_with_parent() -> io::Result<()> {
 pub struct Spans {
     /// Before counting.
     pub warm: u64,
-    /// While counting.
+    /// Time of counting.
     pub measure: u64,
-    /// After counting, so that the other side is not alone before it has counted too.
+    /// Time after counting, so that the other worker does not run alone before it has finished counting, too.
     pub tail: u64,
 }
 
@@ -208,10 +209,10 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker with this command and waits until its memory is set up.
+    /// Starts a worker with this command, and waits until its memory is set up.
     ///
     /// # Errors
-    /// A command that cannot be started, or a worker that ends at once: its complaint is on standard error.
+    /// A command that cannot be started, or a worker that ends at once; its message is on standard error.
     pub fn start(mut command: Command) -> io::Result<Worker> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let pipes = child.stdin.take().zip(child.stdout.take());
@@ -237,7 +238,7 @@ impl Worker {
         writeln!(self.orders, "run {} {} {}", spans.warm, spans.measure, spans.tail)
     }
 
-    /// Returns the nanoseconds per line of the current run.
+    /// Waits for the end of the current run, and returns the nanoseconds per line.
     ///
     /// # Errors
     /// A worker that has ended, or an invalid answer.
@@ -263,7 +264,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The worker may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! The plan as a document, and the checks that may refuse it.
+//! A plan as a document, and the checks that may refuse it.
 
 use homenode_host::{Act, Action, Decision, Limit, Plan, Refusal, Version, View, VmView};
 use homenode_policy::{levers, placement};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::POLICY;
 
-/// Largest size of a plan's text. This bounds memory, and is no setting; so does the next.
+/// Largest size of a plan's text. Like the next limit it bounds memory, and is not a setting.
 pub const PLAN_BYTES_MAX: usize = 1 << 20;
 /// Largest number of actions.
 pub const ACTIONS_MAX: usize = 4096;
@@ -17,19 +17,19 @@ pub const ACTIONS_MAX: usize = 4096;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanDocument {
-    /// Kind and version of its form, if it names them: `plan/1`.
+    /// Kind and version of the plan's form, if it names them: `plan/1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schema: Option<PlanSchema>,
-    /// Version of the view that it was made from.
+    /// Version of the view from which the plan was made.
     pub version: Version,
-    /// Actions in the order to carry them out; empty if nothing is to be done.
+    /// Actions in the order in which to carry them out; empty if nothing is to be done.
     pub actions: Vec<PlannedAction>,
 }
 
 /// Forms of plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PlanSchema {
-    /// The only one so far.
+    /// The only form so far.
     #[serde(rename = "plan/1")]
     One,
 }
@@ -44,16 +44,16 @@ pub struct PlannedAction {
     pub why: String,
 }
 
-/// Why a text is no plan.
+/// Why a text is not a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoPlan {
-    /// It has too many bytes.
+    /// The text has too many bytes.
     #[error("its answer has more than {PLAN_BYTES_MAX} bytes")]
     TooLarge,
-    /// It cannot be parsed; with the reason and the place in the text.
+    /// The text cannot be parsed; gives the reason and the place in the text.
     #[error("it is no plan: {0}")]
     Malformed(String),
-    /// It has too many actions.
+    /// The plan has too many actions.
     #[error("a plan of {0} actions; at most {ACTIONS_MAX} are read")]
     TooMany(usize),
 }
@@ -62,7 +62,7 @@ impl PlanDocument {
     /// Reads a plan.
     ///
     /// # Errors
-    /// Text that is not a plan; more than [`PLAN_BYTES_MAX`] bytes or [`ACTIONS_MAX`] actions.
+    /// If the text is not a plan, or has more than [`PLAN_BYTES_MAX`] bytes or [`ACTIONS_MAX`] actions.
     pub fn from_json(text: &[u8]) -> Result<PlanDocument, NoPlan> {
         if text.len() > PLAN_BYTES_MAX {
             return Err(NoPlan::TooLarge);
@@ -97,8 +97,8 @@ impl PlanDocument {
     }
 }
 
-/// Refuses the first action that goes against an operator's setting for a VM or node, each in the light of those before it.
-/// The agent's own policies obey these settings when they decide.
+/// Refuses the first action that goes against an operator's setting for a VM or node. For each action, the homes assigned by
+/// earlier actions count. The agent's own policies obey these settings when they decide.
 fn against_operators(view: &View<'_>, plan: &Plan) -> Result<(), Refusal> {
     let mut view = view.clone();
     for Decision { action, .. } in &plan.decisions {

@@ -1,4 +1,4 @@
-//! The view as a document: what the agent's own policies read, in the terms of the status.
+//! A view as a document: what the agent's own policies read, in the terms of the status.
 
 use homenode_host::{
     Balloon, CountedBy, CpuQuota, HandsOff, Mode, Version, View, VmRates, VmSample, VmView,
@@ -17,22 +17,22 @@ use crate::status::{
     vcpus_by_node, virtual_nodes,
 };
 
-/// Name of this form of documents.
+/// Name of this form of view documents.
 pub const VIEW_SCHEMA: &str = "view/1";
 
-/// Everything that a planner decides from in one cycle. Values that are not measured are `None`; rates are over the last
-/// period, so all of them are `None` in the first cycle.
+/// Everything from which a planner decides in one cycle. Values that are not measured are `None`. Rates are over the last period,
+/// so all of them are `None` in the first cycle.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ViewDocument<'a> {
-    /// Kind and version of its form: `view/1`.
+    /// Kind and version of the document's form: `view/1`.
     pub schema: &'static str,
-    /// Version that a plan returns: the host refuses a plan made from another.
+    /// Version that the plan must name. The host refuses a plan made from another version.
     pub version: Version,
     /// The host's monotonic clock.
     pub at_ns: Ns,
-    /// Time since the sample before.
+    /// Time since the previous sample.
     pub period_ns: Option<Ns>,
-    /// The fate of the plan before; `None` before there was one.
+    /// The fate of the previous plan; `None` if there was none.
     pub last: Option<&'a LastPlan>,
     /// The host's machine, as in `homenode machine --json`.
     pub machine: &'a Machine,
@@ -49,46 +49,46 @@ pub struct ViewDocument<'a> {
 pub struct NodeDocument {
     /// The node.
     pub node: NodeId,
-    /// CPUs that VMs may use: online, not the host's own, and not on a node that is being drained.
+    /// CPUs that VMs may use: they are online, not reserved for the host, and not on a node that is being drained.
     pub usable_cpus: CpuSet,
-    /// Whether it can be a home: it has memory, and CPUs that VMs may use.
+    /// Whether the node can be a home: it has memory, and CPUs that VMs may use.
     pub can_be_home: bool,
     /// Whether it is being drained.
     pub is_drained: bool,
     /// CPUs busy.
     pub cpus_busy: Option<f64>,
-    /// vCPUs waiting on its run queues.
+    /// vCPUs waiting on the node's run queues.
     pub vcpus_waiting: Option<f64>,
     /// Memory of the node.
     pub memory_bytes: Bytes,
-    /// Free or reclaimable part of it.
+    /// Part of the node's memory that is free or reclaimable.
     pub memory_free_bytes: Bytes,
     /// Memory traffic.
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
-    /// Rate that its controllers can sustain.
+    /// Rate that the node's controllers can sustain.
     pub bandwidth_max_bytes_per_s: Option<BytesPerSec>,
 }
 
 /// One VM.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct VmDocument<'a> {
-    /// UUID, by which plans name it.
+    /// UUID, which plans use as the VM's name.
     pub id: VmId,
     /// Name.
     pub name: &'a str,
-    /// Mode of decisions about it; under `act` they are carried out.
+    /// Mode of decisions about the VM; under `act` they are carried out.
     pub mode: Mode,
-    /// Why its vCPUs must be left alone, if they must: a plan that pins them is refused.
+    /// Why the VM's vCPUs must be left alone, if they must. A plan that pins them is refused.
     pub left_alone: Option<HandsOff>,
-    /// Why its CPU quota must be left alone, if it must.
+    /// Why the VM's CPU quota must be left alone, if it must.
     pub quota_left_alone: Option<HandsOff>,
     /// Home nodes; `None` for an unplaced VM: the kernel decides where it runs.
     pub home: Option<&'a NodeSet>,
-    /// Its operator's settings.
+    /// The operator's settings for the VM.
     pub chosen: ChosenDocument<'a>,
     /// Its online vCPUs.
     pub vcpus: Vec<VcpuDocument<'a>>,
-    /// How many of them last ran on each node.
+    /// Number of the VM's vCPUs that last ran on each node.
     pub vcpus_by_node: Vec<NodeVcpus>,
     /// Memory that the guest may use.
     pub memory_bytes: Bytes,
@@ -98,40 +98,40 @@ pub struct VmDocument<'a> {
     pub pages_by_node: Option<Vec<NodePages>>,
     /// Memory policy in force.
     pub memory_policy: MemoryPolicy,
-    /// Why its memory cannot move, if it cannot.
+    /// Why the VM's memory cannot move, if it cannot.
     pub memory_fixed: Option<String>,
-    /// The nodes that its guest sees, by number; none if it sees one.
+    /// The nodes that the guest sees, in the order of their numbers; empty if it sees only one.
     pub virtual_nodes: Vec<VirtualNodeStatus>,
-    /// Nodes of devices assigned to it.
+    /// Nodes of devices that are assigned to the VM.
     pub device_nodes: &'a NodeSet,
     /// The source of LLC miss counts, if there is one.
     pub counted_by: Option<CountedBy>,
-    /// CPUs' worth of time that it used.
+    /// Number of CPUs' worth of time that the VM used.
     pub cpus_used: Option<f64>,
-    /// vCPUs that waited.
+    /// Number of the VM's vCPUs that waited for a CPU.
     pub vcpus_waiting: Option<f64>,
-    /// Instructions of all its vCPUs.
+    /// Instructions of all its vCPUs per second.
     pub instructions_per_s: Option<f64>,
-    /// Cycles in which they were not halted.
+    /// Cycles per second in which its vCPUs were not halted.
     pub cycles_per_s: Option<f64>,
     /// LLC references.
     pub llc_references_per_s: Option<f64>,
     /// LLC misses.
     pub llc_misses_per_s: Option<f64>,
-    /// LLC misses over references, in [0, 1].
+    /// LLC misses divided by references, in [0, 1].
     pub llc_miss_rate: Option<f64>,
     /// Share of memory accesses that were local, in [0, 1].
     pub local_access_ratio: Option<f64>,
-    /// Memory accesses over the period by the node of the page.
+    /// Memory accesses over the period, by the node of the page.
     pub accesses_by_node: Option<Vec<NodeAccesses>>,
-    /// Memory traffic, by its LLC misses.
+    /// Memory traffic, estimated from LLC misses.
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
-    /// Traffic by the node of the controllers, an estimate: by its accesses if they are counted, else by where its pages
+    /// Estimated traffic by the node of the controllers: from the VM's accesses if they are counted, else from where its pages
     /// are.
     pub traffic_by_node: Option<Vec<NodeTraffic>>,
-    /// Observed use of its memory in the last complete window, while it is watched.
+    /// Observed use of the VM's memory in the last complete window, if it is watched.
     pub observed: Option<&'a Observation>,
-    /// Use of its pages by node, while its memory policy has them sampled.
+    /// Use of the VM's pages by node, if its memory policy has them sampled.
     pub page_uses: Option<Vec<PageUseDocument>>,
 }
 
@@ -140,13 +140,13 @@ pub struct VmDocument<'a> {
 pub struct ChosenDocument<'a> {
     /// Home nodes.
     pub home: Option<&'a NodeSet>,
-    /// Nodes that it may have for a home, by where its operator lets it run, and next to which VMs.
+    /// Nodes that the VM may have for a home, considering where, and next to which VMs, its operator lets it run.
     pub home_allowed: NodeSet,
-    /// CPUs that it may run on; `None` if there is no limit.
+    /// CPUs that the VM may run on; `None` if there is no limit.
     pub cpus_allowed: Option<&'a CpuSet>,
-    /// VMs with the same word here share no home node.
+    /// VMs with the same word here must not share a home node.
     pub anti_affinity: Option<&'a str>,
-    /// VMs with the same word here have one home.
+    /// VMs with the same word here must have the same home.
     pub affinity: Option<&'a str>,
     /// Memory policy.
     pub memory_policy: Option<MemoryPolicy>,
@@ -154,7 +154,7 @@ pub struct ChosenDocument<'a> {
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
     /// Its permit.
     pub permit: Option<Permit>,
-    /// Memory below which it may not be held; without one none of its memory may be taken.
+    /// Memory below which the VM may not be held. Without a floor, none of its memory may be taken.
     pub memory_floor_bytes: Option<Bytes>,
     /// CPU quota of each vCPU.
     pub quota: Option<CpuQuota>,
@@ -167,19 +167,19 @@ pub struct VcpuDocument<'a> {
     pub index: u16,
     /// CPU it last ran on.
     pub cpu: Option<CpuId>,
-    /// Node of that.
+    /// Node of that CPU.
     pub node: Option<NodeId>,
-    /// CPUs it may run on, as in force.
+    /// The vCPU's affinity in force.
     pub affinity: &'a CpuSet,
-    /// CPU quota in force, whatever set it.
+    /// CPU quota in force, whichever program set it.
     pub quota: Option<CpuQuota>,
-    /// Share of the period that it ran, in [0, 1].
+    /// Share of the period in which the vCPU ran, in [0, 1].
     pub running: Option<f64>,
-    /// Share that it waited for a CPU without being throttled.
+    /// Share of the period in which the vCPU waited for a CPU without being throttled.
     pub waiting: Option<f64>,
-    /// Share that it was throttled by a CPU quota.
+    /// Share of the period in which a CPU quota throttled the vCPU.
     pub throttled: Option<f64>,
-    /// LLC misses over references.
+    /// LLC misses divided by references.
     pub llc_miss_rate: Option<f64>,
 }
 
@@ -192,23 +192,23 @@ pub struct NodeAccesses {
     pub accesses: u64,
 }
 
-/// Use of some pages by node, as memory sampling saw it.
+/// Use of a range of pages by node, as sampled.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct PageUseDocument {
-    /// Guest frame of the first of them.
+    /// Guest frame of the first page.
     pub frame: u64,
     /// Number of pages.
     pub pages: Pages,
-    /// Node that they are on.
+    /// Node of the pages.
     pub node: NodeId,
-    /// Samples of accesses to each of them from the CPUs of each node; nodes without any are missing.
+    /// Number of sampled accesses to each page from the CPUs of each node. Nodes without accesses are left out.
     pub accesses_by_node: Vec<NodeAccesses>,
-    /// Number of a page's samples that wrote.
+    /// Number of these samples of a page that were writes.
     pub writes: u32,
 }
 
 impl<'a> ViewDocument<'a> {
-    /// Builds the document from the policies' view, the mode for each VM and the fate of the plan before.
+    /// Builds the document from the policies' view, the fate of the previous plan, and the mode for each VM.
     pub fn of(
         view: &'a View<'a>,
         last: Option<&'a LastPlan>,

@@ -9,7 +9,7 @@ fn nodes(list: &str) -> NodeSet {
     list.parse().unwrap()
 }
 
-/// VMs 1 and 2 at this second.
+/// Returns a sample at this second, with VMs 1 and 2.
 fn at(second: u64) -> Sample {
     let vm = |id: u128| VmSample::new(VmId(id), format!("vm{id}"));
     Sample {
@@ -77,7 +77,7 @@ fn what_is_wanted_again_is_one_recommendation_and_told_once() {
     let shown = all.all();
     assert_eq!(shown[0].text, "give VM vm1 a home on node 0");
     assert_eq!((shown[0].gain, shown[1].gain), (Some(0.2), None));
-    // The shown decision is the one that would be carried out now.
+    // The recommendation shows the decision that would be carried out now.
     assert_eq!(shown[1].decision, quota(0.299));
     assert_eq!(shown[1].expires_at, Ns::from_secs(199 + 300));
 }
@@ -89,7 +89,7 @@ fn a_home_on_other_nodes_is_another_recommendation() {
     all.takes(1, home(1, "1"), None);
     assert_eq!(all.states(), [(1, State::Expired), (2, State::Open)]);
     all.approve(2, &CONFIG(), Ns::from_secs(2)).unwrap();
-    // What was approved is what is done, whatever else is wanted meanwhile.
+    // What was approved is what is done, even if the policy wants something else meanwhile.
     all.takes(3, home(1, "2"), None);
     assert_eq!(all.states().last(), Some(&(2, State::Approved)));
     assert!(all.lets_through(&home(1, "1")[0]) && !all.lets_through(&home(1, "2")[0]));
@@ -142,7 +142,7 @@ fn what_nobody_wants_any_more_expires() {
     assert_eq!(all.states(), [(1, State::Open)]);
     all.takes(300, vec![], None);
     assert_eq!(all.states(), [(1, State::Expired)]);
-    // One that is wanted all the time expires after an hour, too: an approval then must see the state of that time.
+    // A recommendation that is always wanted expires after an hour, too: an approval must be based on the current state.
     for second in 400..400 + 3600 {
         all.takes(second, vec![quota(0.5)], None);
     }
@@ -181,7 +181,7 @@ fn what_is_approved_goes_through_until_it_is_no_longer_wanted_or_too_old() {
     assert!(stands(&all));
     all.takes(99 + 60, vec![], None);
     assert!(!stands(&all) && !all.lets_through(&quota(0.4)));
-    // Once more, for as long as possible.
+    // Recommended and approved again, and then wanted for as long as possible.
     all.takes(200, vec![quota(0.5)], None);
     all.approve(2, &config, Ns::from_secs(200)).unwrap();
     for second in 201..201 + 3600 {
@@ -211,7 +211,7 @@ fn what_is_much_more_and_how_long_a_yes_lasts_are_the_operators_to_say() {
     all.approve(1, &config, Ns::from_secs(1)).unwrap();
     all.outcome(&quota(0.5), &Outcome::Done, &config, Ns::from_secs(1));
     assert!(all.lets_through(&quota(0.5)));
-    // Its policy has not wanted it since then.
+    // The policy has not wanted it since that time.
     all.takes_by(&config, 11, vec![], None);
     assert!(!all.lets_through(&quota(0.5)));
 }
@@ -225,7 +225,7 @@ fn pages_follow_an_approved_home_and_go_nowhere_else() {
     assert!(all.lets_through(&pages(1, "0")) && all.lets_through(&pages(1, "0-1")));
     assert!(!all.lets_through(&pages(1, "2")) && !all.lets_through(&pages(2, "0")));
     assert!(!all.lets_through(&quota(0.5)));
-    // A home that could not be assigned is over, and lets nothing follow.
+    // A home that could not be assigned is over, and lets no following decisions through.
     let failed = Outcome::Failed(homenode_host::Failure::VmGone.on("vm1"));
     all.outcome(&home(1, "0-1")[0], &failed, &CONFIG(), Ns::from_secs(2));
     assert!(!all.lets_through(&pages(1, "0")));

@@ -48,20 +48,20 @@ fn every_lever_of_a_row_is_set_by_its_stage() {
     for set in PolicySet::ALL {
         run(&various(), config(set), Mode::Act, &mut seen);
     }
-    // Whether homes pay does not matter here: an operator may have them wherever they promise any gain.
+    // Whether homes pay does not matter in this test, so these settings accept homes that promise any gain.
     let mut eager = config(PolicySet::Homenode);
     (eager.arrange.mean_max, eager.arrange.mean_max_crowded) = (1.0, 1.0);
     (eager.arrange.worst_max, eager.arrange.harm_weight) = (10.0, 0.0);
     eager.arrange.moving_loss = 0.0;
     run(&crowded(), eager, Mode::Act, &mut seen);
-    // Plans include what the twin cannot do: limits by resctrl, and notices to guests.
+    // A dry run also plans what the twin cannot do: limits by resctrl, and notices to guests.
     let mut by_resctrl = config(PolicySet::Homenode);
     by_resctrl.permits.enforcer = permits::Enforcer::CacheWays;
     run(&various(), by_resctrl, Mode::Observe, &mut seen);
     let rows = STAGES
         .iter()
         .flat_map(|stage| stage.levers.iter().map(|lever| (stage.policy, *lever)));
-    // Balance re-homes a VM whose home is crowded for long, as its own tests show.
+    // Not seen in these runs: balance re-homes a VM whose home is crowded for a long time, as its own tests show.
     seen.insert((balance::POLICY, Lever::Home));
     let missing: Vec<_> = rows.filter(|row| !seen.contains(row)).collect();
     assert!(missing.is_empty(), "listed, and not set: {missing:?}");
@@ -79,7 +79,7 @@ fn config(policies: PolicySet) -> Config {
 
 type Levers = BTreeSet<(&'static str, Lever)>;
 
-/// VMs with work for each policy that acts on single VMs.
+/// Returns a scenario in which each policy for single VMs has something to decide.
 fn various() -> Scenario {
     let vm = |name: &str, workload: &str| VmSpec::new(name, 4, Bytes::from_gib(4), workload);
     let on_node_0 = |name: &str| {
@@ -98,7 +98,7 @@ fn various() -> Scenario {
     Scenario::of("various", vms)
 }
 
-/// Eight VMs on four nodes, most of which depend on memory: homes pay there.
+/// Returns a scenario of eight VMs on four nodes. Most depend on memory, so homes pay there.
 fn crowded() -> Scenario {
     let workloads = [
         "cg.B", "soplex", "povray", "sphinx3", "lu.B", "mcf", "ep.B", "milc",
@@ -107,7 +107,7 @@ fn crowded() -> Scenario {
     Scenario::of("crowded", workloads.iter().map(vm).collect())
 }
 
-/// Notes which policy decided on which lever.
+/// Runs a scenario, and notes which policy decided on which lever.
 fn run(scenario: &Scenario, config: Config, mode: Mode, seen: &mut Levers) {
     let machine = homenode_machine_files::preset("r910").expect("a preset");
     let mut twin = Twin::new(machine.clone(), scenario, 1).expect("it fits");
@@ -144,7 +144,7 @@ fn run(scenario: &Scenario, config: Config, mode: Mode, seen: &mut Levers) {
     }
 }
 
-/// Lets guests be notified: those of the twin have no device for that, and a dry run does not use it.
+/// Makes it look as if a guest can be notified. The twin's guests have no device for that, but a dry run does not use it.
 fn let_be_told(vm: &mut VmSample) {
     vm.no_topology_device = None;
     vm.virtual_nodes = vec![VirtualNode {

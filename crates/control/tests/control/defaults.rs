@@ -1,4 +1,4 @@
-//! Decisions of the default settings, and that other settings decide otherwise from the moment they are read.
+//! The default settings make the expected decisions, and other settings decide differently as soon as they are taken over.
 
 use homenode_control::{Config, Control, Event, Mode, PolicySet};
 use homenode_host::{Act, Host};
@@ -11,7 +11,7 @@ fn start(scenario: &str, config: Config) -> (Twin, Control) {
     (twin, Control::new(config, Mode::Act))
 }
 
-/// Returns the decisions of this many cycles, a line each.
+/// Returns the decisions of this many cycles, with a line of text for each.
 fn decided(twin: &mut Twin, control: &mut Control, cycles: u32) -> Vec<(Act, String)> {
     let mut found = Vec::new();
     for _ in 0..cycles {
@@ -28,8 +28,7 @@ fn decided(twin: &mut Twin, control: &mut Control, cycles: u32) -> Vec<(Act, Str
     found
 }
 
-/// A default that is another decides something else here. If that is intended: `INSTA_UPDATE=always`, and look at the
-/// difference.
+/// A changed default changes a decision here. If that is intended, run with `INSTA_UPDATE=always`, and look at the difference.
 #[test]
 fn default_settings_decide_what_they_did() {
     for (scenario, policies, cycles) in [

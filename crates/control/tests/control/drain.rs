@@ -38,7 +38,7 @@ fn run(control: &mut Control, twin: &mut Twin, cycles: usize) -> Vec<Event> {
     (0..cycles).flat_map(|_| step(control, twin).events).collect()
 }
 
-/// Returns the pages that VMs have on a node, and how many of their vCPUs may run there.
+/// Returns how many pages VMs have on a node, and how many of their vCPUs may run there.
 fn on(twin: &mut Twin, node: NodeId) -> (Pages, usize) {
     let sample = twin.sample().unwrap();
     let cpus = twin.machine().nodes[node].cpus.clone();
@@ -70,7 +70,7 @@ fn a_node_that_is_drained_is_empty_soon_and_stays_so_whatever_the_policies() {
         assert!(!moves || pages == Pages::ZERO, "{policies:?}: {pages}");
         let drains = control.drains(&machine);
         assert!(drains.len() == 1 && drains[0].node == NodeId(1));
-        // A VM that comes now gets another node.
+        // A VM that would start now gets another node.
         let wanted = homenode_control::Request {
             vcpus: 2,
             memory: Bytes::from_gib(1),
@@ -243,7 +243,7 @@ fn a_pause_changes_nothing_but_gives_back_what_is_held_and_ends_by_itself() {
     );
     run(&mut control, &mut twin, 10);
     assert!(control.paused_for().is_none() && is_held(&mut twin));
-    // Zero ends one at once.
+    // Zero ends a pause at once.
     control.pause(Ns::from_secs(3600));
     control.pause(Ns::ZERO);
     assert_eq!(control.paused_for(), None);

@@ -1,4 +1,4 @@
-//! Planners from outside, on the twin: plans carried out and refused, reports, and state left behind.
+//! External planners on the twin: plans carried out and refused, reports to the planner, and the state left behind.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -13,10 +13,10 @@ use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Ns, Pages, VmId};
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// Views as programs get them.
+/// Views in the form in which programs get them.
 type Seen = Arc<Mutex<Vec<Value>>>;
 
-/// A planner that answers with a function, and keeps the views it got.
+/// A planner that answers with a function, and keeps the views that it got.
 struct Told<F> {
     answer: F,
     seen: Seen,
@@ -35,7 +35,7 @@ impl<F: FnMut(&Value) -> Result<PlanDocument, PlannerError> + Send> Planner for 
     }
 }
 
-/// A small host on which a planner decides, with one node being drained.
+/// Starts a small host on which a planner decides, while these nodes are being drained.
 fn start_drained(
     drained: NodeSet,
     answer: impl FnMut(&Value) -> Result<PlanDocument, PlannerError> + Send + 'static,
@@ -67,7 +67,7 @@ fn step(twin: &mut Twin, control: &mut Control) -> Cycle {
     cycle
 }
 
-/// A plan from this view: acts on VMs by their place in it.
+/// Returns a plan made from this view. `acts` names VMs by their place in the view.
 fn plan(view: &Value, acts: Vec<(usize, Act)>) -> PlanDocument {
     let id = |at: usize| -> VmId { serde_json::from_value(view["vms"][at]["id"].clone()).unwrap() };
     let action = |(at, act): (usize, Act)| PlannedAction {
@@ -113,14 +113,14 @@ fn decided(cycle: &Cycle) -> usize {
     cycle.events.iter().filter(is_decision).count()
 }
 
-/// State of the twin that a plan may change: versions, affinities, quotas, nodes of pages, memory policies.
+/// Returns the twin's state that a plan may change: versions, affinities, quotas, nodes of pages, memory policies.
 fn state(twin: &mut Twin) -> Value {
     serde_json::to_value(twin.sample().unwrap()).unwrap()
 }
 
 #[test]
 fn a_plan_is_carried_out_whole_or_refused_whole() {
-    // The bad act comes last, so that those before it would have been done.
+    // The bad action comes last, so earlier ones would be carried out if the whole plan were not refused.
     let wrong: [(usize, Act, &str); 6] = [
         (1, home(99), "are not a non-empty part of the host's nodes"),
         (1, pin(9999), "are not a non-empty part of the CPUs"),
@@ -296,7 +296,7 @@ fn a_planner_that_fails_leaves_nothing_in_force() {
         "a home, a pin, a quota, a memory policy: {:?}",
         cycle.events
     );
-    // It gets no more requests, and nothing is done twice.
+    // The planner gets no more requests, and nothing is lifted twice.
     assert_eq!(decided(&step(&mut twin, &mut control)), 0);
     assert_eq!(seen.lock().unwrap().len(), 2);
 }
@@ -359,7 +359,7 @@ fn what_operators_said_holds_for_planners_from_outside() {
     assert_eq!(state(&mut twin), before);
 }
 
-/// A run under a planner that does something else in each cycle.
+/// Runs the twin under a planner that does something else in each cycle.
 fn run(seed: u64) -> (Vec<Value>, Value) {
     let (mut twin, mut control, seen) = start(move |view| {
         let turn = view["at_ns"].as_u64().unwrap() / 1_000_000_000 + seed;
@@ -430,7 +430,7 @@ fn any_act() -> impl Strategy<Value = Act> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is planned, the host stays consistent; and a refused plan has changed nothing at all.
+    /// Whatever is planned, the host stays consistent, and a refused plan changes nothing at all.
     #[test]
     fn whatever_is_planned_nothing_is_half_done(
         turns in prop::collection::vec(prop::collection::vec((0usize..3, any_act()), 0..4), 1..4)
@@ -456,7 +456,7 @@ proptest! {
         prop_assert_eq!(seen.lock().unwrap().len(), 4);
     }
 
-    /// Input is bounded, and a plan that is written reads back.
+    /// Input is bounded, and a plan that is written can be read again.
     #[test]
     fn plans_read_back_and_garbage_is_refused_with_a_sentence(
         acts in prop::collection::vec(any_act(), 0..5),

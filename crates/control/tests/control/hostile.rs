@@ -3,16 +3,16 @@
 //!
 //! # What is compared
 //!
-//! A tenant that pollutes harms its neighbours without any agent, so it is compared with an honest one of the same average
-//! use: a steady one that causes as many LLC misses in the same time without an agent. A neighbour's *work* is its
-//! instructions in that time, summed over seeds, since one move more or less of any VM is luck; its *loss* is the part of
-//! its work next to the honest tenant that is missing next to the hostile one. A tenant that lies about its memory is
-//! compared with one whose memory may not be taken: that is what each may honestly keep.
+//! A tenant that pollutes harms its neighbours even without an agent. So it is compared with an honest tenant of the same average
+//! use: a steady one that, without an agent, causes as many LLC misses in the same time. A neighbour's *work* is its instructions
+//! in that time, summed over seeds because a single move of a VM is a matter of luck. A neighbour's *loss* is the share of its
+//! work next to the honest tenant that is missing next to the hostile one. A tenant that lies about its memory is compared with
+//! one whose memory may not be taken, since any tenant may honestly choose that.
 //!
 //! # Not compared
 //!
-//! A tenant that is hostile from its arrival on is another VM to the agent than the honest one, and gets another
-//! arrangement, or keeps one from being found; so both are honest until homes are in force ([`BEGINS`]).
+//! To the agent, a tenant that is hostile from its arrival on is a different VM from the honest one. It gets another arrangement,
+//! or prevents the agent from finding one. So both tenants are honest until homes are in force ([`BEGINS`]).
 
 #![allow(clippy::print_stdout)] // figures, with `--nocapture`
 
@@ -24,20 +24,20 @@ use homenode_machine::Machine;
 use homenode_twin::{EventAction, Scenario, Twin, TwinReport, VmSpec};
 use homenode_units::{Bytes, Ns, VmId};
 
-/// With two seeds one move more or less was up to three percent of a neighbour's work; with these no loss is over half a
+/// With two seeds, a single move changed a neighbour's work by up to three percent. With these seeds no loss is over half a
 /// percent.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=12;
-/// Until then all tenants are honest, and the agent finds its arrangement; the time after it counts.
+/// Until this time all tenants are honest, and the agent finds its arrangement. Only the time after it counts.
 const BEGINS: Ns = Ns::from_secs(60);
 const ENDS: Ns = Ns::from_secs(300);
 /// Largest loss allowed to a neighbour.
 const LOSS_MAX: f64 = 0.01;
-/// Coarser than the twin's own: the tests take 240 runs of five minutes.
+/// Coarser than the twin's own epoch, since the tests take 240 runs of five minutes.
 const EPOCH: Ns = Ns::from_millis(5);
 const TENANT: &str = "tenant";
 
-/// Behaviour of the tenant: a share of its program's LLC accesses, and if it is hostile, from [`BEGINS`] on, in turn all of
-/// them and a twentieth, each for this long.
+/// Behaviour of the tenant. `steady` is the share of its program's LLC accesses that it makes. A hostile tenant, from [`BEGINS`]
+/// on, alternates between all of them and a twentieth; each phase lasts `alternates`.
 #[derive(Clone, Copy, Debug)]
 struct Tenant {
     steady: f64,
@@ -68,7 +68,7 @@ fn scenario(tenant: Tenant) -> Scenario {
     })
 }
 
-/// Changes a sample in which the tenant is this VM.
+/// Changes the report of the tenant, which is this VM, in a sample.
 type Lie = dyn Fn(&mut Sample, VmId);
 
 /// A host on which a lie replaces what one guest reports about its memory.
@@ -124,7 +124,7 @@ fn run(machine: &str, scenario: &Scenario, policies: PolicySet, seed: u64, lie: 
 
 fn honest_word(_: &mut Sample, _: VmId) {}
 
-/// Returns the work of each neighbour, over seeds.
+/// Returns the work of each neighbour, summed over seeds.
 fn work(machine: &str, scenario: &Scenario, policies: PolicySet, lie: &Lie) -> Vec<f64> {
     let of_seed = |seed| {
         let report = run(machine, scenario, policies, seed, lie);
@@ -148,11 +148,12 @@ fn misses(tenant: Tenant) -> f64 {
         .sum()
 }
 
-/// Returns the tenant that alternates this way and causes as many misses in its honest time as in its hostile time.
+/// Returns a tenant that alternates at this interval, and that in its honest behaviour causes as many misses as in its hostile
+/// behaviour.
 fn alternating(every: Ns) -> Tenant {
     let (mut low, mut high) = (0.05, 1.0);
     let alternates = Some(every);
-    // Misses before that do not count.
+    // The steady behaviour before the alternation does not matter here, since only misses from [`BEGINS`] on count.
     let wanted = misses(Tenant {
         steady: low,
         alternates,
@@ -169,7 +170,7 @@ fn alternating(every: Ns) -> Tenant {
     Tenant { steady, alternates }
 }
 
-/// Checks the loss of each neighbour of a tenant that alternates this way.
+/// Checks the loss of each neighbour of a tenant that alternates at this interval.
 fn check_losses(every: Ns) {
     let hostile = alternating(every);
     let honest = Tenant {
@@ -213,7 +214,7 @@ fn reports(sample: &mut Sample, vm: VmId, says: impl FnOnce(&mut GuestMemory)) {
     }
 }
 
-/// It swaps all the time, and nothing is left.
+/// Makes the guest report that it swaps all the time, and has no memory left.
 fn is_pressed(at: Ns, guest: &mut GuestMemory) {
     guest.usable = Some(Bytes(0));
     guest.unused = Some(Bytes(0));

@@ -1,4 +1,4 @@
-//! How far decisions go, which wait for the operator, and which need no approval, on the twin.
+//! On the twin: how far decisions go, which decisions wait for the operator, and which need no approval.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ fn of(policies: PolicySet) -> Config {
     }
 }
 
-/// Settings with modes of single policies as an operator's file has them.
+/// Returns settings with modes of single policies, in the form of an operator's file.
 fn with_modes(policies: PolicySet, modes: &str) -> Config {
     Config {
         modes: serde_json::from_str(modes).unwrap(),
@@ -53,7 +53,7 @@ fn open(control: &Control) -> Vec<Recommendation> {
     all.filter(|one| one.state == State::Open).cloned().collect()
 }
 
-/// A host on which nothing may be done.
+/// A host on which nothing may be changed.
 struct Untouchable(Twin);
 
 impl Host for Untouchable {
@@ -83,7 +83,7 @@ impl Host for Untouchable {
     }
 }
 
-/// VMs that policies want to give homes, hold to a permit, take memory from, and lay out again.
+/// Returns VMs that policies want to give homes, hold to a permit, take memory from, and give another memory layout.
 fn various() -> Twin {
     let mut all = vec![
         vm("polluter", "stream"),
@@ -119,7 +119,7 @@ fn nothing_is_changed_before_it_is_approved() {
             !told.iter().any(|event| matches!(event, Event::Decided { .. })),
             "{policies:?}"
         );
-        // An agent that dies now leaves nothing in force.
+        // If the agent died now, it would leave nothing in force.
         drop(control);
         assert_eq!(host.sample(), untouched.sample(), "{policies:?}");
     }
@@ -217,7 +217,7 @@ fn what_is_approved_is_what_act_would_have_done() {
     assert_eq!(states, [State::Applied, State::Applied]);
 }
 
-/// Eight VMs that fill four nodes, where the arranger's homes pay.
+/// Returns eight VMs that fill four nodes, so the arranger's homes pay.
 fn crowded() -> Twin {
     let names = ["sp0", "lu0", "sp1", "lu1", "sp2", "lu2", "sp3", "lu3"];
     let all = names.map(|name| vm(name, if name.starts_with('s') { "sp.B" } else { "lu.B" }).doing(1000.0));
@@ -325,7 +325,7 @@ fn a_vm_put_to_recommend_is_not_left_throttled() {
             assert!(waiting.is_empty(), "{waiting:#?}");
             continue;
         }
-        // Once approved it is held again, by leases that are renewed, until that is over: then it is let go at once.
+        // After approval the VM is held again, by leases that are renewed, until the approval ends; then it is released at once.
         control.approve(waiting[0].id).unwrap();
         run(&mut control, &mut twin, 30);
         assert!(quota(&mut twin, id));
@@ -370,7 +370,7 @@ fn of_a_vm_put_to_observe_everything_is_given_back() {
         (&seen.home, seen.mode, seen.mode_chosen),
         (&None, Mode::Observe, Some(Mode::Observe))
     );
-    // Under its own mode again it is managed again.
+    // Under its own mode again, the VM is managed again.
     twin.set(id, Setting::Mode(None)).unwrap();
     run(&mut control, &mut twin, 5);
     assert!(twin.sample().unwrap().vm(id).unwrap().vcpus[0].affinity != all);
@@ -460,7 +460,7 @@ fn reservations_are_seen_and_a_dropped_one_is_room_at_once() {
     assert!(control.place(&machine, &wanted).is_ok());
 }
 
-/// A control that has seen an idle host of four nodes; node 1 has 350 free huge pages of 2 MiB and node 3 has 100.
+/// Returns a control that has sampled an idle host of four nodes. Node 1 has 350 free huge pages of 2 MiB, and node 3 has 100.
 fn with_huge_pages(machine: &Machine, twin: &mut Twin) -> Control {
     let mut control = Control::new(of(PolicySet::Homenode), Mode::Observe);
     for _ in 0..2 {
@@ -500,10 +500,10 @@ fn a_domain_in_huge_pages_that_the_hook_announced_goes_where_the_pool_has_room()
     };
     let nodes = |control: &mut Control, asked: Asked| control.reserve(&machine, asked).nodes.to_string();
     assert_eq!(nodes(&mut control, shape.into()), "0");
-    // 300 of 350 pages; the number in `-H` says it without a hook.
+    // This takes 300 of 350 pages. The number in `-H` gives the size if there is no hook.
     control.announce(announcement(vec![huge(600)]));
     assert_eq!(nodes(&mut control, shape.into()), "1");
-    // 50 are left there: 100 MiB of a VM's 600 go to node 3, whose pool has room for 200.
+    // 50 pages are left on node 1. A VM with 100 of its 600 MiB in huge pages goes to node 3, whose pool has room for 200 MiB.
     let asked = Asked {
         huge_page_bytes: Some(Bytes::from_mib(2)),
         ..shape.into()
@@ -524,7 +524,7 @@ fn a_domain_in_huge_pages_that_the_hook_announced_goes_where_the_pool_has_room()
         "3",
         "200 MiB in huge pages and 400 in ordinary ones"
     );
-    // The same request by hand, and dropped reservations are free again.
+    // Dropped reservations are free again, so the request that failed before now gets its node.
     let reserved: Vec<u64> = control
         .reservations()
         .iter()

@@ -1,4 +1,4 @@
-//! A recorded run is repeated: the decisions are the same, bit for bit, and under other settings they differ.
+//! A recorded run is repeated: under its own settings the decisions are the same, bit for bit, and under others they differ.
 
 use homenode_control::recommendations::State;
 use homenode_control::replay::{Compared, Replay, Settings};
@@ -12,10 +12,10 @@ use proptest::prelude::*;
 
 const CYCLES: u64 = 40;
 
-/// A cycle as text, as a recording has it.
+/// A cycle as text, in recorded form: the sample and the turn.
 type Written = (String, String);
 
-/// Disturbs a run from outside its host: questions, settings, and a plan that is refused since another program was quicker.
+/// Disturbs a run from outside its host: with questions, settings, and a plan that is refused because another program was faster.
 fn disturb(control: &mut Control, twin: &mut Twin, cycle: u64) {
     let vms: Vec<VmId> = control
         .sample()
@@ -107,7 +107,7 @@ fn pin_by_hand(twin: &mut Twin, sample: &Sample) {
     let _ = twin.commit(&plan);
 }
 
-/// Runs a scenario of the library, and writes it down.
+/// Runs a scenario of the library, and returns it as a recording.
 fn recorded(name: &str, seed: u64, config: &Config, mode: Mode) -> (Machine, Vec<Written>) {
     let scenario = Scenario::builtin(name).expect("a scenario of the library");
     let machine = homenode_machine_files::preset(scenario.machine.as_deref().unwrap_or("r910")).unwrap();
@@ -203,7 +203,7 @@ fn other_policies_decide_otherwise_and_what_both_decide_is_told_apart() {
             .all(|decided| decided.policy == "placement" || decided.policy == "working-set"),
         "{now:#?}"
     );
-    // A client asked for working sets, which are measured under any policies.
+    // A client requested working sets, which are measured whatever the policies.
     let idle = replayed(&machine, &written, &of(PolicySet::Default), Mode::Act);
     let mut now = idle
         .iter()

@@ -1,4 +1,4 @@
-//! Anything that an operator may write into a configuration file.
+//! Tests with any settings that an operator may write into a configuration file.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use homenode_units::Ns;
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// VMs whose permits, floors, memory policies and homes give each policy something to decide.
+/// VMs whose permits, floors, memory policies and homes give each policy something to decide on.
 const SCENARIO: &str = "\
 name = \"settings\"
 machine = \"r420\"
@@ -35,14 +35,14 @@ workload = \"cg.B\"
 
 const CYCLES: u32 = 6;
 
-/// A numeric setting, or one that is an amount or a duration in quotes.
+/// A setting that is a number, or that is an amount or a duration in quotes.
 #[derive(Clone, Debug)]
 struct Setting {
     key: String,
     is_text: bool,
 }
 
-/// All settings that are a number, an amount or a duration, as a file names them.
+/// Returns all settings that are a number, an amount or a duration, with their names in a file.
 fn settings() -> Vec<Setting> {
     fn look(path: &str, value: &Value, found: &mut Vec<Setting>) {
         let is_text = match value {
@@ -120,7 +120,7 @@ fn amount() -> impl Strategy<Value = String> {
     (count, proptest::sample::select(units.to_vec())).prop_map(|(count, unit)| format!("\"{count}{unit}\""))
 }
 
-/// One to three settings.
+/// Generates files with one to three settings.
 fn file() -> impl Strategy<Value = BTreeMap<String, String>> {
     proptest::collection::vec(line(), 1..=3).prop_map(|lines| lines.into_iter().collect())
 }
@@ -130,7 +130,7 @@ fn line() -> impl Strategy<Value = (String, String)> {
         .prop_map(|(setting, number, amount)| (setting.key, if setting.is_text { amount } else { number }))
 }
 
-/// Some cycles under these settings, enough for VMs to be known if two are enough for that.
+/// Runs some cycles under these settings: enough for VMs to become known, if two cycles suffice for that.
 fn run(mut config: Config) {
     config.predict.known_cycles = config.predict.known_cycles.min(2);
     let scenario = Scenario::from_toml("settings.toml", SCENARIO).expect("a scenario");
@@ -147,7 +147,7 @@ fn run(mut config: Config) {
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 1024,
-        // As for tests of a crate without a library: a failing case is printed, and becomes a test by hand.
+        // As in tests of any crate without a library, a failing case is only printed; make it a test by hand.
         failure_persistence: None,
         ..ProptestConfig::default()
     })]
@@ -159,7 +159,7 @@ proptest! {
             Ok(config) => run(config),
             Err(refused) => {
                 let said = refused.to_string();
-                // A choice that cannot be read is complained about under the choice's key, as the TOML crate does.
+                // If a choice cannot be read, the TOML crate reports the choice's key, not the key inside it.
                 let names = |key: &str| said.contains(&format!("`{key}`"));
                 let is_named = file.keys().any(|key| names(key) || key.contains(".start.") && names("repatriate.start"));
                 prop_assert!(said.starts_with("homenode.toml:") && is_named, "{said}");
@@ -231,7 +231,7 @@ fn absurd_settings_are_refused_with_key_value_range_and_remedy() {
             " to ",
             "default",
         ] {
-            // 1e300 is shown in full.
+            // The message shows 1e300 with all its digits.
             assert!(
                 said.contains(part) || value == "1e300" && part == bare,
                 "{key} = {value}: no {part} in: {said}"
@@ -272,14 +272,14 @@ fn settings_that_contradict_each_other_are_refused_with_both_names() {
     }
 }
 
-/// Settings of an agent older than the settings of thresholds: its recordings are repeated under the defaults.
+/// Settings that an agent recorded before thresholds became settings: its recordings are repeated under the defaults.
 #[test]
 fn settings_that_were_recorded_before_there_were_more_are_the_defaults() {
     let before: Config = serde_json::from_str(include_str!("settings-before.json")).expect("settings");
     assert_eq!(before, Config::default());
 }
 
-/// Names in version 0.2.0, which are read for one more version.
+/// Names of settings in version 0.2.0, which are accepted for one more version.
 #[test]
 fn settings_under_their_names_in_the_last_version_are_read() {
     for (before, now) in [

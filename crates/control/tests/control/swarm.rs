@@ -1,8 +1,8 @@
-//! The swarm: random machines, VMs, agents and faults. Whatever happens, counts add up, figures are figures, and the same
-//! seed gives the same bytes.
+//! The swarm: random machines, VMs, agents and faults. Whatever happens, counts add up, figures are finite and not negative, and
+//! the same seed gives the same bytes.
 //!
-//! The engine checks pages, time, bytes, caches, run queues and loads at the end of every epoch where debug assertions are
-//! on, as in tests; the swarm looks from outside. A seed that fails is printed as one command.
+//! If debug assertions are on, as in tests, the engine itself checks pages, time, bytes, caches, run queues and loads at the end
+//! of every epoch; the swarm checks from outside. For a seed that fails, the command that repeats it is printed.
 //!
 //! `SWARM_SEED=7` runs one seed, `SWARM_SEEDS=1000` that many.
 
@@ -23,7 +23,7 @@ const WORKLOADS: [&str; 8] = [
 struct Dice(Chance);
 
 impl Dice {
-    /// 0 to `limit` - 1.
+    /// Returns a number from 0 to `limit` - 1.
     fn below(&mut self, limit: u64) -> u64 {
         self.0.bits() % limit
     }
@@ -47,12 +47,12 @@ impl Dice {
     }
 }
 
-/// A machine of 1 to 6 nodes, joined in some way that reaches all, its links not all alike in both directions.
+/// Returns a machine of 1 to 6 nodes. Its links reach all nodes, and may differ between the two directions.
 fn machine(dice: &mut Dice) -> String {
     let nodes = 1 + dice.below(6);
     let mut links = String::new();
     for to in 1..nodes {
-        // A random tree reaches every node; some more links make routes differ.
+        // A random tree, so every node is reached.
         let from = dice.below(to);
         let (there, back) = (2 + dice.below(12), 2 + dice.below(12));
         let _ = write!(
@@ -115,7 +115,7 @@ fn vm(dice: &mut Dice, at: u64, hypervisor: &str, machine: &Machine) -> String {
     text
 }
 
-/// Returns a fault or change while VMs run.
+/// Returns a fault or a change that happens while VMs run.
 fn event(dice: &mut Dice, vms: u64, machine: &Machine) -> String {
     let nodes: Vec<_> = machine.nodes.keys().collect();
     let to: homenode_units::NodeSet = dice.some(&nodes).into_iter().collect();
@@ -135,7 +135,7 @@ fn event(dice: &mut Dice, vms: u64, machine: &Machine) -> String {
                 &format!("action.phase = {{ llc_access_factor = {accesses}.5, cpi_factor = 1.{cpi} }}"),
             )
         }
-        // A VM that crashes and is started again.
+        // A VM crashes and is started again.
         _ => entry(at, "action = \"stop\"") + &entry(at + 1 + dice.below(1500), "action = \"start\""),
     }
 }
@@ -155,7 +155,7 @@ fn scenario(dice: &mut Dice, machine: &Machine) -> String {
 
 /// The agent that acts on the host.
 enum Agent {
-    /// An agent with its policies.
+    /// The real agent, with its policies.
     Control(Box<Control>),
     /// A random agent that does anything the contract allows.
     Anything(Dice),
@@ -192,7 +192,7 @@ fn look(sample: &Sample, before: &Sample) {
     assert_eq!(touched * 4096, sample.nodes.values().map(used).sum::<u64>());
 }
 
-/// Runs one seed; returns its report as JSON, or nothing if the scenario does not fit its machine.
+/// Runs one seed. Returns its report as JSON, or `None` if the scenario does not fit the machine.
 fn run(seed: u64) -> Option<String> {
     let mut dice = Dice(Chance::new(seed));
     let machine =
@@ -212,7 +212,7 @@ fn run(seed: u64) -> Option<String> {
     };
     let mut twin = match Twin::new(machine, &scenario, seed) {
         Ok(twin) => twin,
-        // VMs may be too much for a small machine; no other error is allowed.
+        // The VMs may be too large for a small machine; no other error is allowed.
         Err(error) => {
             assert!(error.to_string().contains("the VMs need"), "{error}\n{text}");
             return None;

@@ -16,7 +16,7 @@ fn vm(name: &str, workload: &str) -> VmSpec {
     VmSpec::new(name, 4, Bytes::from_gib(8), workload)
 }
 
-/// Settings under which VMs get a home when they arrive.
+/// Returns settings under which VMs get a home when they arrive.
 fn placing() -> Config {
     Config {
         policies: PolicySet::Tavo,
@@ -66,7 +66,7 @@ fn vms_get_homes_of_their_own_and_their_memory_follows() {
 
 #[test]
 fn an_overloaded_node_lends_vcpus_and_takes_them_back() {
-    // Three VMs of four busy vCPUs each have node 0 for a home, which has eight CPUs; two of them end early.
+    // The home of three VMs, each with four busy vCPUs, is node 0, which has eight CPUs; two of the VMs end early.
     let mut specs = vec![
         vm("long", "povray"),
         vm("short1", "povray").doing(0.12),
@@ -98,7 +98,7 @@ fn an_overloaded_node_lends_vcpus_and_takes_them_back() {
     );
 }
 
-/// Pins all vCPUs of a VM as another program would.
+/// Pins all vCPUs of a VM, as another program would.
 fn pin_by_hand(twin: &mut Twin, vm: VmId, cpus: CpuSet) {
     let sample = twin.sample().unwrap();
     let vcpus = sample
@@ -137,7 +137,7 @@ fn what_somebody_else_changed_is_reported_and_respected() {
             .all(|vcpu| vcpu.affinity.to_string() == "30-31")
     );
     assert!(after.last().unwrap().status.vms[0].left_alone.is_some());
-    // Returned to the agent, it is managed again.
+    // Once the VM is returned to the agent, it is managed again.
     let all = twin.machine().cpu_set();
     pin_by_hand(&mut twin, id, all);
     let after = run(&mut control, &mut twin, 2);
@@ -233,7 +233,7 @@ fn numad_binds_one_vm_at_a_time_and_moves_its_memory_in_one_go() {
         assert!(homes.len() <= 1, "{homes:?}");
         bound.extend(homes);
     }
-    // povray has too little memory for numad to look at it.
+    // povray has too little memory for numad to consider it.
     let bound_vms: Vec<&str> = ["a", "b", "c"]
         .into_iter()
         .filter(|name| bound.iter().any(|(vm, _)| twin.vm_id(name) == Some(*vm)))
@@ -371,7 +371,7 @@ fn who_asks_learns_how_much_memory_a_vm_uses() {
     run(&mut control, &mut twin, 4);
     control.want_working_set(asked, Some(Ns::from_secs(5)), Ns::from_secs(8));
     let cycles = run(&mut control, &mut twin, 12);
-    // Four copies of a program of 7 MiB each; the VM has 8 GiB.
+    // The VM runs four copies of a program of 7 MiB each, and has 8 GiB.
     let estimate = control.working_set().estimate(asked).expect("a window is over");
     assert_eq!(
         (estimate.size, estimate.hot),

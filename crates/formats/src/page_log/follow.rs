@@ -1,7 +1,8 @@
 //! Reads a log while it is written, record by record.
 //!
-//! A log grows by whole records and never changes earlier ones, so a reader needs only the file: on `/dev/shm` it is memory
-//! that both share. Records dropped before a slow reader saw them are counted, and reading continues with those kept.
+//! A log grows by whole records and never changes earlier ones, so a reader needs only the file; on `/dev/shm` the file is memory
+//! that writer and reader share. If records are dropped before a slow reader has read them, they are counted, and reading
+//! continues with the first kept record.
 
 use std::fs::File;
 use std::io;
@@ -11,13 +12,13 @@ use std::path::Path;
 use super::records::{Record, Records};
 use super::{Header, Kept, PageLogError, RECORD_BYTES, Window};
 
-/// How often reading a concurrently changing header is tried.
+/// How many times a header is read again if the writer may be changing it.
 const TRIES: u32 = 100;
 
 /// The next item of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Followed {
-    /// Nothing yet.
+    /// Nothing new yet.
     Nothing,
     /// A window.
     Window(Window),
@@ -39,7 +40,7 @@ pub struct Follower {
 struct Reading {
     header: Header,
     records: Records,
-    /// Offset of the next record.
+    /// Offset of the next record in the file.
     at: u64,
 }
 
@@ -47,7 +48,7 @@ impl Follower {
     /// Opens a log at the first kept record.
     ///
     /// # Errors
-    /// A file that cannot be opened.
+    /// If the file cannot be opened.
     pub fn open(path: &Path) -> Result<Follower, PageLogError> {
         let name = path.display().to_string();
         match File::open(path) {
@@ -61,12 +62,12 @@ impl Follower {
         }
     }
 
-    /// Returns the log's header; `None` until the log has begun.
+    /// Returns the log's header; `None` if the writer has not written it yet.
     pub fn header(&self) -> Option<&Header> {
         self.reading.as_ref().map(|reading| &reading.header)
     }
 
-    /// Returns the number of windows dropped before they were read.
+    /// Returns the number of windows that were dropped before they could be read.
     pub fn given_up(&self) -> u64 {
         self.given_up
     }
@@ -74,7 +75,7 @@ impl Follower {
     /// Returns the next item, without waiting.
     ///
     /// # Errors
-    /// [`PageLogError`]: permanent for a file that is not a log or is corrupt.
+    /// [`PageLogError`]; permanent if the file is not a log or is corrupt.
     pub fn advance(&mut self) -> Result<Followed, PageLogError> {
         if self.reading.is_none() {
             let Some(header) = self.read_header()? else {
@@ -93,7 +94,7 @@ impl Follower {
                 Err(error @ (PageLogError::Corrupt { .. } | PageLogError::Reordered { .. })) => error,
                 other => return other,
             };
-            // The record may be dropped by now; the header is updated before that happens.
+            // The record may have been dropped during the read. The writer updates the header first, so the header tells.
             let kept = self.read_header()?.map_or(Kept::ALL, |header| header.kept);
             let Some(reading) = self.reading.as_mut().filter(|_| kept.number > before) else {
                 return Err(complaint);
@@ -121,7 +122,7 @@ impl Follower {
         self.file
             .read_exact_at(&mut bytes, reading.at)
             .map_err(complain)?;
-        // Buffers grow only with the data present, whatever size a record claims.
+        // Allocates only for data that is present, whatever size a record claims.
         let Some(whole) = reading
             .records
             .length(place, &bytes)?
@@ -160,7 +161,7 @@ impl Follower {
             }
             tries += 1;
             match Header::parse(&self.path, &bytes) {
-                // The read may have mixed old and new halves.
+                // The writer may have changed the header during the read.
                 Err(PageLogError::Corrupt { .. }) if tries < TRIES => std::thread::yield_now(),
                 parsed => return parsed.map(Some),
             }
@@ -186,7 +187,7 @@ mod tests {
         file
     }
 
-    /// Reads everything available; returns windows and whether the log ended.
+    /// Reads everything available. Returns the windows, and true if the log was closed.
     fn read(follower: &mut Follower) -> (Vec<Window>, bool) {
         let mut all = Vec::new();
         loop {
@@ -197,7 +198,7 @@ mod tests {
         }
     }
 
-    /// A log of four windows with those before `number` dropped, and the offset of the first kept one.
+    /// Returns a log of four windows after those before `number` were dropped.
     fn kept_from(number: u64) -> Vec<u8> {
         let mut log = bytes(&windows(4));
         let before: usize = windows(number).iter().map(|window| window.to_bytes().len()).sum();
@@ -277,7 +278,7 @@ mod tests {
             let windows: Vec<u8> = windows(after).iter().flat_map(Window::to_bytes).collect();
             let file = file(&[begin, windows, junk].concat());
             let mut follower = Follower::open(file.path()).expect("it is there");
-            // This terminates: each window is another record.
+            // The loop ends, because each window is another record.
             while let Ok(Followed::Window(window)) = follower.advance() {
                 prop_assert!(window.rows.iter().all(|row| row.count <= Row::COUNT_MAX));
             }

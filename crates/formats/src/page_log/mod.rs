@@ -1,8 +1,8 @@
-//! The log of a guest's pages that the plugin writes, window by window, and `homenode wss --log` reads.
+//! The log of a guest's pages. The plugin writes it window by window; `homenode wss --log` reads it.
 //!
 //! # Format
 //!
-//! Little-endian throughout; [`Header::BYTES`] of header, then records.
+//! Little-endian throughout: a header of [`Header::BYTES`] bytes, then records.
 //!
 //! ```text
 //!   header   0  "HNPAGLOG"               32  core, 16 bytes, filled up with zeroes
@@ -20,18 +20,18 @@
 //!   row      0  frame                     4  number of times it was logged, 24 bits; its uses ([`Marks`]), 8 bits
 //! ```
 //!
-//! Records are numbered from 0 on and their windows do not overlap; rows are in ascending order of frames. As \[PRL\] has
-//! the handler of full buffers count each frame (section 4.3), a row is a frame with its count: the order within a window is
-//! lost. A closed log ends with a record `ENDS` without rows; without it, the machine is still running or was killed.
+//! Records are numbered from 0, and their windows do not overlap. Rows are in ascending order of frames. In \[PRL\] the handler
+//! of full buffers counts each frame (section 4.3); therefore a row is a frame with its count, and the order within a window is
+//! lost. A closed log ends with a record `ENDS` without rows. If that is missing, the machine is still running or was killed.
 //!
-//! A log may drop its oldest records, which makes it a feed: on `/dev/shm` it is memory that the writer shares with its
-//! followers ([`Follower`]). Records never move; dropped ones are returned to the system and read as zeroes. The header is
-//! updated before records are dropped.
+//! A log may drop its oldest records, which makes it a feed: on `/dev/shm` it is memory that the writer shares with its followers
+//! ([`Follower`]). Records never move. The memory of dropped records is returned to the system and reads as zeroes; the writer
+//! updates the header first.
 //!
 //! # What a reader does
 //!
-//! It trusts nothing. A file that ends in mid-record yields all whole records and [`Log::missing`]; any other deviation is
-//! an error that names record and offset.
+//! It trusts nothing. A file that ends within a record yields all whole records and [`Log::missing`]; any other deviation is an
+//! error that names record and offset.
 
 mod follow;
 mod records;
@@ -44,30 +44,30 @@ use std::path::Path;
 pub use follow::{Followed, Follower};
 use records::{Record, Records};
 
-/// Header of a log: the modelled machine, and where records begin.
+/// Header of a log: which machine was modelled, and where records begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The logged events.
+    /// The events that were logged.
     pub logs: Logs,
     /// Which of the guest's page tables are logged.
     pub tables: Tables,
-    /// The rows are all used frames, not just the logged ones.
+    /// Whether rows contain all used frames, rather than only the logged ones.
     pub exact: bool,
-    /// Used frames include those only executed.
+    /// Whether used frames include those that were only executed.
     pub fetches: bool,
-    /// TLBs are flushed after each window.
+    /// Whether TLBs are flushed after each window.
     pub flush: bool,
     /// Name of the core whose TLBs are modelled.
     pub core: String,
-    /// Guest frames; those from here on are modelled page tables.
+    /// Number of guest frames. Frame numbers from here on are modelled page tables.
     pub frames: u64,
-    /// Frames of modelled page tables.
+    /// Number of frames of modelled page tables.
     pub table_frames: u64,
-    /// vCPUs.
+    /// Number of vCPUs.
     pub vcpus: u32,
-    /// Pages whose translations the TLBs of all vCPUs can hold.
+    /// Number of pages whose translations the TLBs of all vCPUs can hold, so that a log may not show them.
     pub blind: u64,
-    /// When the log was begun, nanoseconds since 1970.
+    /// When the log was begun, in nanoseconds since 1970.
     pub begun_unix_ns: u64,
     /// When the log was begun, on the host's monotonic clock.
     pub begun_ns: u64,
@@ -94,83 +94,84 @@ impl Kept {
     };
 }
 
-/// The logged events.
+/// The events that were logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logs {
-    /// Nothing: the log only has used frames.
+    /// Nothing; the log contains only used frames.
     Nothing,
     /// First writes (PML).
     Writes,
-    /// Walks (PRL in its mode PAML).
+    /// Walks (PRL in PAML mode).
     Walks,
 }
 
 /// Which page tables are logged, like `homenode_tracking::paging::TablePages`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tables {
-    /// None.
+    /// No tables.
     Silent,
-    /// Tables that had to be walked to.
+    /// Tables whose location the walker had to find by a nested walk.
     Walked,
-    /// All that were read.
+    /// All tables that a walk reads.
     Each,
 }
 
-/// Uses of a frame in a window: a set of the constants.
+/// How a frame was used in a window: a set of the constants below.
 ///
-/// Addresses of the lower half are the program's, those of the upper half the kernel's, as x86-64 and every 64-bit guest on
-/// it divide them.
+/// An address in the lower half counts as the program's, one in the upper half as the kernel's: x86-64 and all its 64-bit guests
+/// divide addresses so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Marks(pub u8);
 
 impl Marks {
-    /// A program read or wrote it.
+    /// A program read or wrote the frame.
     pub const USED: u8 = 1;
-    /// A program wrote it.
+    /// A program wrote the frame.
     pub const WRITTEN: u8 = 2;
-    /// A program executed it.
+    /// A program executed code in the frame.
     pub const FETCHED: u8 = 4;
     /// All uses by a program.
     pub const PROGRAM: u8 = 7;
-    /// The kernel read or wrote it.
+    /// The kernel read or wrote the frame.
     pub const KERNEL_USED: u8 = 8;
-    /// The kernel wrote it.
+    /// The kernel wrote the frame.
     pub const KERNEL_WRITTEN: u8 = 16;
-    /// The kernel executed it.
+    /// The kernel executed code in the frame.
     pub const KERNEL_FETCHED: u8 = 32;
-    /// A program used it in the window before.
+    /// A program used the frame in the previous window.
     pub const BEFORE: u8 = 64;
     const ALL: u8 = 127;
 
-    /// Whether it was used in the window.
+    /// Returns true if the frame was used in the window.
     pub fn used(self) -> bool {
         self.0 & !Marks::BEFORE != 0
     }
 
-    /// Whether it was written.
+    /// Returns true if the frame was written in the window.
     pub fn written(self) -> bool {
         self.0 & (Marks::WRITTEN | Marks::KERNEL_WRITTEN) != 0
     }
 
-    /// Whether it is a program's page: one used it in this window, or, if it was not used at all, in the previous one.
+    /// Returns true if the frame counts as a program's: a program used it in this window; or it was not used in this window, and
+    /// a program used it in the previous one.
     pub fn program(self) -> bool {
         self.0 & Marks::PROGRAM != 0 || self.0 == Marks::BEFORE
     }
 }
 
-/// A frame in a window.
+/// A frame and its uses in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     /// Guest frame.
     pub frame: u32,
-    /// How often it was logged, up to [`Row::COUNT_MAX`].
+    /// Number of times the frame was logged, up to [`Row::COUNT_MAX`].
     pub count: u32,
     /// Its uses.
     pub marks: Marks,
 }
 
 impl Row {
-    /// The count saturates here.
+    /// Largest count; larger ones are stored as this.
     pub const COUNT_MAX: u32 = (1 << 24) - 1;
     const BYTES: usize = 8;
 }
@@ -180,24 +181,24 @@ impl Row {
 pub struct Window {
     /// Its number.
     pub number: u64,
-    /// Begin, nanoseconds since the log was begun.
+    /// Begin of the window, in nanoseconds since the log was begun.
     pub begin_ns: u64,
-    /// End, likewise. This is host time: the plugin's interface has no other, and without `-icount` QEMU's virtual clock
-    /// runs with it.
+    /// End of the window, on the same clock. This is host time: the plugin's interface has no other, and without `-icount` QEMU's
+    /// virtual clock runs with it.
     pub end_ns: u64,
-    /// Label given by the closer of the previous window; printable, at most [`LABEL_BYTES`].
+    /// Label from the caller that ended the previous window; printable, at most [`LABEL_BYTES`].
     pub label: String,
-    /// Walks.
+    /// Number of walks.
     pub walks: u64,
-    /// Entries taken out of buffers.
+    /// Number of entries taken out of buffers.
     pub logged: u64,
-    /// Frames that were lost to full buffers.
+    /// Number of frames that were lost because a buffer was full.
     pub lost: u64,
-    /// Buffers filled.
+    /// Number of buffers that became full.
     pub filled: u64,
-    /// Accesses outside memory below `frames`, apart from device registers; they are not modelled.
+    /// Number of accesses to memory outside of the guest's `frames`, which is not modelled. Device registers do not count.
     pub outside: u64,
-    /// Frames, ascending.
+    /// Rows of the window's frames, ascending.
     pub rows: Vec<Row>,
 }
 
@@ -211,20 +212,20 @@ pub struct Log {
     pub header: Header,
     /// All windows, in order.
     pub windows: Vec<Window>,
-    /// The missing part, if any.
+    /// What is missing at the end, if anything.
     pub missing: Option<Missing>,
 }
 
-/// The missing part of an incomplete log.
+/// What is missing at the end of an incomplete log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
     /// The end record: the machine is still running, or was killed.
     End,
     /// The rest of a record.
     Rest {
-        /// Its number.
+        /// Number of the record.
         record: u64,
-        /// Bytes present.
+        /// Bytes of the record that are present.
         bytes: u64,
     },
 }
@@ -245,10 +246,10 @@ impl fmt::Display for Missing {
     }
 }
 
-/// Why a file is not a log.
+/// Why a file cannot be read as a log.
 #[derive(Debug, thiserror::Error)]
 pub enum PageLogError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{path}: {error}")]
     Io {
         /// Path of the file.
@@ -256,10 +257,10 @@ pub enum PageLogError {
         /// The system's error.
         error: io::Error,
     },
-    /// It has another format.
+    /// The file has another format.
     #[error("{0}: not a log of pages: it does not begin as one; the plugin writes one with pages=FILE")]
     Magic(String),
-    /// It has no complete header.
+    /// The file has no complete header.
     #[error("{path}: cut off within its header, after {bytes} bytes: nothing was recorded")]
     Short {
         /// Path of the file.
@@ -267,7 +268,7 @@ pub enum PageLogError {
         /// Its length.
         bytes: usize,
     },
-    /// It has another version.
+    /// The file has another version.
     #[error(
         "{path}: a log of version {version}, and this program reads {VERSION}: take plugin and program of one build"
     )]
@@ -277,10 +278,10 @@ pub enum PageLogError {
         /// Its version.
         version: u32,
     },
-    /// A machine of the other byte order wrote it.
+    /// A machine of the other byte order wrote the file.
     #[error("{0}: written in the other byte order: read it on a machine of that order")]
     Order(String),
-    /// Another writer restarted it while it was followed.
+    /// Another writer restarted the log while this reader followed it.
     #[error("{0}: restarted while it was followed: another machine writes it now; follow that")]
     Anew(String),
     /// A checksum or a figure is wrong.
@@ -335,7 +336,7 @@ pub const VERSION: u32 = 2;
 const ORDER: u32 = 0x0a0b_0c0d;
 const PAGE_BYTES: u32 = 4096;
 const RECORD_BYTES: usize = 96;
-/// Frames are 32 bits wide: 16 TiB.
+/// Frame numbers have 32 bits, which is enough for 16 TiB.
 const FRAMES_MAX: u64 = 1 << 32;
 
 impl Header {
@@ -370,7 +371,7 @@ impl Header {
         bytes
     }
 
-    /// Returns the header's bytes, if they are complete and of this version.
+    /// Returns the header's bytes, if they are complete and of this version and byte order.
     fn whole<'a>(path: &str, bytes: &'a [u8]) -> Result<&'a [u8], PageLogError> {
         let there = bytes.len().min(MAGIC.len());
         if bytes[..there] != MAGIC[..there] || bytes.is_empty() {
@@ -481,7 +482,7 @@ impl Window {
     }
 }
 
-/// Returns the record that closes a log of this many windows, at a time since it was begun.
+/// Returns the record that closes a log of this many windows; `at_ns` is counted from the log's beginning.
 pub fn end(windows: u64, at_ns: u64) -> Vec<u8> {
     let last = Window {
         number: windows,
@@ -492,7 +493,7 @@ pub fn end(windows: u64, at_ns: u64) -> Vec<u8> {
     seal(record(END, &last))
 }
 
-/// Formats a record without checksums.
+/// Formats a record, without its checksums.
 fn record(kind: &[u8; 4], window: &Window) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(RECORD_BYTES + window.rows.len() * Row::BYTES);
     bytes.extend(kind);
@@ -535,7 +536,7 @@ impl Log {
             let mut magic = [0; MAGIC.len()];
             let count = file.read(&mut magic)?;
             bytes.extend(&magic[..count]);
-            // A file of another format need not be read to the end.
+            // Reads no further if the file has another format.
             if magic == *MAGIC {
                 file.read_to_end(&mut bytes)
             } else {
@@ -595,7 +596,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// Formats a short text for a file: truncated, without unprintable characters.
+/// Formats a short text for a file: keeps printable ASCII characters, and truncates.
 fn text_bytes(text: &str) -> [u8; LABEL_BYTES] {
     let mut bytes = [0; LABEL_BYTES];
     let printable = text.bytes().filter(u8::is_ascii_graphic);

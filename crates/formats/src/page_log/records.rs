@@ -1,4 +1,4 @@
-//! Parses the consecutive records of a log.
+//! Parses the records of a log, one after the other.
 
 use super::{
     END, Header, Marks, PageLogError, Place, RECORD_BYTES, Row, WINDOW, Window, crc32, text, u32_at, u64_at,
@@ -14,7 +14,7 @@ pub(super) enum Record {
 #[derive(Debug)]
 pub(super) struct Records {
     path: String,
-    /// Frames, including modelled page tables.
+    /// Number of frames, including modelled page tables.
     frames: u64,
     /// Number of the next record.
     pub(super) number: u64,
@@ -22,7 +22,7 @@ pub(super) struct Records {
 }
 
 impl Records {
-    /// Begins with the first kept record.
+    /// Creates a parser that begins at the first kept record.
     pub(super) fn new(path: &str, header: &Header) -> Records {
         Records {
             path: path.to_owned(),
@@ -41,7 +41,7 @@ impl Records {
         }
     }
 
-    /// Returns the length of the record that begins with these bytes at an offset; `None` if its head is incomplete.
+    /// Returns the length of the record that begins with these bytes; `None` if its head is incomplete.
     pub(super) fn length(&self, at: usize, bytes: &[u8]) -> Result<Option<usize>, PageLogError> {
         let Some(head) = bytes.get(..RECORD_BYTES) else {
             return Ok(None);
@@ -52,8 +52,7 @@ impl Records {
         Ok(Some(RECORD_BYTES + u32_at(head, 4) as usize * Row::BYTES))
     }
 
-    /// Parses the record that begins with these bytes at an offset, and returns it with its length; `None` if it is
-    /// incomplete.
+    /// Parses the record that begins with these bytes. Returns it with its length; `None` if it is incomplete.
     pub(super) fn next(&mut self, at: usize, bytes: &[u8]) -> Result<Option<(Record, usize)>, PageLogError> {
         let Some(length) = self.length(at, bytes)? else {
             return Ok(None);

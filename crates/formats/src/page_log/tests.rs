@@ -134,7 +134,7 @@ proptest! {
         junk in prop::collection::vec(any::<u8>(), 0..400), after in 0_usize..4, resealed: bool,
     ) {
         prop_assert!(Log::parse("x", &junk).is_err());
-        // Appends to good records one with valid checksums over invalid figures.
+        // After good records, append one whose checksums are valid but whose figures are not.
         let mut begins = header().to_bytes().to_vec();
         windows(after as u64).iter().for_each(|window| begins.extend(window.to_bytes()));
         let mut tail = junk;

@@ -89,7 +89,7 @@ fn counters_are_monotone(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
             ("running", Some(a.running_ns), Some(b.running_ns)),
             ("waiting", a.waiting_ns, b.waiting_ns),
         ];
-        // A counter that is in only one sample has nothing to be compared with.
+        // A counter that only one sample has cannot be compared.
         for (what, old, new) in pairs.into_iter().filter_map(|(what, a, b)| Some((what, a?, b?))) {
             expect(old <= new, || {
                 format!("{what} time of vCPU {} fell from {old} to {new}", a.index)

@@ -19,7 +19,7 @@ pub(super) static HOLDS: Check = Check {
     run: home_holds,
 };
 
-/// Earlier checks pinned the VM, so the pins are lifted first.
+/// Checks that lifting a home restores the VM's affinities. Earlier checks pinned the VM, so the pins are lifted first.
 fn home_is_lifted(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     lift_twice(host, vm, Lever::Home)?;
     let unplaced = sample(host)?;
@@ -92,7 +92,7 @@ fn home_holds(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
             skipped = Some("the host does not know where the VM's pages lie".to_owned());
             continue;
         };
-        // A host may move home the little that is elsewhere: a hundredth, or what it moves at once.
+        // Setting a home may itself move a few pages home: a hundredth of those elsewhere, plus 1024.
         expect(after.0 + before.0 / 100 + 1024 >= before.0, || {
             format!("a home alone left {after} outside of {before}")
         })?;

@@ -1,4 +1,4 @@
-//! Limits on memory, by the VM's balloon.
+//! Limits on memory, set through the VM's balloon.
 
 use homenode_units::{Bytes, Ns, VmId};
 
@@ -72,7 +72,7 @@ fn is_memory(why: &Impossible) -> bool {
     matches!(why, Impossible::Memory { .. })
 }
 
-/// A VM without a balloon keeps its memory.
+/// Checks that limiting the memory of a VM without a balloon is refused.
 fn cannot_be_limited(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     refused(host, vm, limit(Bytes::from_mib(64), LEASE), is_memory)?;
     Ok(Verdict::Skipped("the VM has no balloon".into()))

@@ -1,11 +1,11 @@
-//! Properties that every host must have, whatever it is made of: the twin runs these checks in its tests, the live host in
-//! the testbed on a real kernel. There is a file per lever, and one for general properties.
+//! Properties that every host must have, whatever its kind. The twin runs these checks in its tests; the live host runs them in
+//! the testbed, on a real kernel. Each lever has a file, and one more file holds general properties.
 //!
-//! Every [`Act`] has a check ([`of`]). If a host cannot do an act, its check requires that the host reports it and leaves the
-//! VM unchanged, and the verdict is [`Verdict::Skipped`] with the host's reason, for the suite's caller to show.
+//! Every [`Act`] has a check ([`of`]). If a host cannot do an act, the check requires that the host reports this and leaves the
+//! VM unchanged. The verdict is then [`Verdict::Skipped`] with the host's reason, which the suite's caller shows.
 //!
-//! Not verified here: that a policy's decisions are wise, and timing, except that a quota holds. For a home, the placement of
-//! emulator and I/O threads is not verified: no sample has it.
+//! Not verified here: whether a policy's decisions are wise, and timing (except that a quota holds). Nor is it verified where a
+//! homed VM's emulator and I/O threads run, because samples do not show that.
 
 mod contract;
 mod home;
@@ -25,12 +25,12 @@ use crate::{
     Act, ActionError, Host, HostError, Impossible, Lever, Limit, Outcome, Plan, Refusal, Sample, VmSample,
 };
 
-/// One check: a name, and a function that returns what was expected and what was seen if it fails.
+/// One check: a name, and a function. If the check fails, the function's error tells what was expected and what was seen.
 #[derive(Debug)]
 pub struct Check {
-    /// The property.
+    /// The property that is checked.
     pub name: &'static str,
-    /// Runs it against a host on which `vm` runs, with one or more vCPUs, touched memory, and no agent.
+    /// Runs the check against a host on which `vm` runs. The VM needs at least one vCPU and touched memory, and no agent may run.
     pub run: fn(&mut dyn Host, VmId) -> Result<Verdict, Breach>,
 }
 
@@ -43,10 +43,10 @@ pub enum Breach {
     /// The host could not be read.
     #[error(transparent)]
     Unreadable(#[from] HostError),
-    /// It refused a plan that is possible.
+    /// The host refused a plan that is possible.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// It could not store a setting.
+    /// The host could not store a setting.
     #[error(transparent)]
     NotStored(#[from] ActionError),
 }
@@ -67,10 +67,10 @@ impl From<&str> for Breach {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Verdict {
-    /// The host does it correctly.
+    /// The host has the property.
     Passed,
-    /// The host cannot do it, for this reason. The rest was checked: the host reports that, refuses what is impossible, and
-    /// leaves the VM unchanged.
+    /// The host cannot do the act, for this reason. The check still made sure that the host reports this, refuses what is
+    /// impossible, and leaves the VM unchanged.
     Skipped(String),
 }
 
@@ -98,7 +98,7 @@ pub static CHECKS: &[&Check] = &[
     &settings::KEPT,
 ];
 
-/// Returns the check of an act: one of [`CHECKS`]. Every act has one.
+/// Returns an act's check, which is one of [`CHECKS`]. Every act has one.
 pub fn of(act: &Act) -> &'static Check {
     match act {
         Act::PinVcpus { .. } => &vcpus::PINNED,
@@ -167,7 +167,7 @@ fn commit_one(host: &mut dyn Host, vm: VmId, act: Act) -> Result<Outcome, Breach
     outcomes.next().ok_or_else(|| "no outcome".into())
 }
 
-/// Checks that the act is refused, for this kind of reason.
+/// Checks that the host refuses the act for this kind of reason.
 fn refused(host: &mut dyn Host, vm: VmId, act: Act, is_why: fn(&Impossible) -> bool) -> Result<(), Breach> {
     let plan = plan_of(host, vm, act)?;
     match host.commit(&plan) {
@@ -187,7 +187,7 @@ fn lift_twice(host: &mut dyn Host, vm: VmId, lever: Lever) -> Result<(), Breach>
     Ok(())
 }
 
-/// Returns the node with most of these pages, and another that can hold memory.
+/// Returns the node with the most of these pages, and another node that can hold memory.
 fn fullest_and_other(host: &dyn Host, pages: &NodeMap<Pages>) -> Result<(NodeId, NodeId), Breach> {
     let fullest = pages.iter().max_by_key(|(_, pages)| **pages);
     let (fullest, _) = fullest.ok_or("the VM has no pages")?;

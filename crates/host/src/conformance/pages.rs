@@ -1,4 +1,4 @@
-//! Moves of pages: any of a VM's, those of a virtual node, and named ones.
+//! Moves of pages: any pages of a VM, pages of a virtual node, and named pages.
 
 use homenode_units::{MemoryPolicy, Migration, NodeId, NodeMap, NodeSet, Pages, VmId};
 
@@ -24,14 +24,14 @@ pub(super) static OF_VIRTUAL_NODE: Check = Check {
 };
 
 const UNKNOWN: &str = "the host does not know where the VM's pages lie";
-/// Pages named per MiB if nothing is known of single pages.
+/// Pages to name in each MiB if the host does not locate single pages.
 const PROBED: Pages = Pages(16);
 const PAGES_PER_MIB: usize = 256;
-/// Number of named pages that are moved, and looks to wait for names.
+/// The most named pages to move, and how many looks to take until the host has sampled some.
 const NAMED_MAX: usize = 64;
 const LOOKS: usize = 10;
 
-/// Checks the receipt of an act that moves pages onto `target` against two samples of the moved pages.
+/// Compares the receipt of an act that moves pages onto `target` with the pages on it in samples before and after.
 fn moves(
     host: &mut dyn Host,
     vm: VmId,
@@ -56,7 +56,7 @@ fn moves(
         format!("{moved} moved under a budget of {budget}")
     })?;
     let gained = on_target(host)?.0 as f64 - before.0 as f64;
-    // A running guest may touch new pages meanwhile: a tenth either way.
+    // A running guest may touch new pages meanwhile, so allow a tenth either way.
     let tolerance = 0.1 * moved.as_f64() + 64.0;
     expect((gained - moved.as_f64()).abs() <= tolerance, || {
         format!("the receipt says {moved} moved to node {target}, the sample says {gained}")
@@ -105,7 +105,7 @@ fn frames_move(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     impossible_frames(host, vm, from, to)?;
     let of = |vm: &VmSample| vm.pages.clone();
     let Some(uses) = page_uses(host, vm)? else {
-        // The host does not locate single pages: some of each MiB are moved from any node to the one with fewest.
+        // The host does not locate single pages. So name some pages of each MiB, and move them to the node with the fewest pages.
         let to = host
             .machine()
             .memory_nodes()
@@ -133,7 +133,7 @@ fn frames_move(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     moves(host, vm, act, to, &of)
 }
 
-/// Checks that impossible moves are refused, and that a frame that the guest lacks is nothing to move.
+/// Checks that impossible moves are refused, and that naming a frame that the guest lacks moves nothing.
 fn impossible_frames(host: &mut dyn Host, vm: VmId, from: NodeId, to: NodeId) -> Result<(), Breach> {
     let act = |frame, from, to| Act::MoveFrames {
         moves: vec![FrameMove {
@@ -149,7 +149,7 @@ fn impossible_frames(host: &mut dyn Host, vm: VmId, from: NodeId, to: NodeId) ->
     let outcome = commit_one(host, vm, act(u64::MAX / 2, from, to))?;
     let is_nothing = match &outcome {
         Outcome::Moved { moved, .. } => *moved == Pages::ZERO,
-        // If nothing moves at all, neither does a frame that does not exist.
+        // If the VM's memory cannot move at all, neither can a frame that does not exist.
         Outcome::Failed(error) => matches!(error.why, Failure::MemoryFixed { .. }),
         _ => false,
     };
@@ -158,7 +158,7 @@ fn impossible_frames(host: &mut dyn Host, vm: VmId, from: NodeId, to: NodeId) ->
     })
 }
 
-/// Returns some pages of each MiB of a VM's memory, from each of its nodes except this.
+/// Returns moves onto `to` of some pages in each MiB of a VM's memory, from each other node that has pages.
 fn scattered(vm: &VmSample, pages: &NodeMap<Pages>, to: NodeId) -> Vec<FrameMove> {
     let others = pages
         .iter()
@@ -176,7 +176,7 @@ fn scattered(vm: &VmSample, pages: &NodeMap<Pages>, to: NodeId) -> Vec<FrameMove
     frames.flat_map(of_all).collect()
 }
 
-/// Returns the pages that the host locates, if it does: those that were sampled.
+/// Returns the pages that the host has sampled, or `None` if it does not locate single pages.
 fn page_uses(host: &mut dyn Host, vm: VmId) -> Result<Option<Vec<PageUse>>, Breach> {
     let before = sample(host)?;
     let policy = sample_of(host, vm)?.memory_policy;

@@ -1,4 +1,4 @@
-//! Limits on CPU time, and limits that no host takes.
+//! Limits on CPU time, and limits that every host refuses.
 
 use homenode_units::{Ns, VmId};
 
@@ -20,7 +20,7 @@ pub(super) static IMPOSSIBLE: Check = Check {
     run: |host, vm| impossible_limits_are_refused(host, vm).map(passed),
 };
 
-/// The quota that the checks set: a fifth of a CPU.
+/// The quota that the checks set: a fifth of a CPU for each vCPU.
 const QUOTA: CpuQuota = CpuQuota {
     run_ns: Ns::from_millis(6),
     period_ns: Ns::from_millis(30),
@@ -50,7 +50,7 @@ fn quota_holds(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     host.wait(Ns(4 * PERIOD.0));
     let to = sample(host)?;
     let elapsed = to.at.saturating_sub(from.at).as_f64();
-    // Kernels hand out time in slices, and the rest of one may be used in the next period.
+    // Kernels hand out time in slices, so what is left of a slice may be used in the next period.
     let allowed = 1.1 * QUOTA.share() * elapsed + 2.0 * QUOTA.period_ns.as_f64();
     let (Some(a), Some(b)) = (from.vm(vm), to.vm(vm)) else {
         return Err(format!("VM {vm} was not in both samples").into());

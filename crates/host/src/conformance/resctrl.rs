@@ -1,4 +1,4 @@
-//! Parts of caches and of memory bandwidth.
+//! Limits on a VM's part of caches and of memory bandwidth.
 
 use homenode_units::{Ns, VmId};
 
@@ -38,7 +38,7 @@ fn act(limit: Limit, lease_ns: Ns) -> Act {
     Act::Limit { limit, lease_ns }
 }
 
-/// Returns why the host cannot, if so.
+/// Checks that a limit is held, renewed, lifted, and ends with its lease. Returns the host's reason if it cannot set the limit.
 fn part_is_held(host: &mut dyn Host, vm: VmId, limit: Limit) -> Result<Option<String>, Breach> {
     let is_confined = |host: &mut dyn Host, expected: Option<Limit>| {
         let seen = sample_of(host, vm)?.confined;

@@ -13,7 +13,7 @@ pub(super) static PUBLISHED: Check = Check {
 fn guest_is_told(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     let first = sample_of(host, vm)?;
     let nodes: Vec<NodeId> = host.machine().memory_nodes().iter().take(2).collect();
-    // All of it on one node, which is enough for what can be observed.
+    // Puts all vCPUs and memory on one node. That is enough, since only the told topology can be observed.
     let all_on = |node: NodeId, virtual_nodes: usize| GuestTopology {
         vcpus: vec![Some(node); first.vcpus.len()],
         memory: vec![Some(node); virtual_nodes],
@@ -51,7 +51,7 @@ fn guest_is_told(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     Ok(Verdict::Passed)
 }
 
-/// A guest with virtual nodes that cannot be told of them: the host reports that, and nothing was told.
+/// Checks a guest with virtual nodes that cannot be told of them: the host must report this, and tell the guest nothing.
 fn cannot_be_told(
     host: &mut dyn Host,
     vm: VmId,

@@ -20,7 +20,7 @@ pub(super) fn pin_plan(
     let seen = now
         .vm(vm)
         .ok_or_else(|| format!("VM {vm} is not in the sample"))?;
-    // No plan may exceed the operator's CPU mask.
+    // No plan may pin vCPUs outside the operator's CPU mask.
     let allowed = seen.settings.cpus_allowed.clone();
     let allowed = allowed.unwrap_or_else(|| host.machine().cpu_set());
     let of_nodes = host.machine().nodes.iter();

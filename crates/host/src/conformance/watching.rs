@@ -37,7 +37,7 @@ fn memory_is_watched(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
             continue;
         };
         let seen = observed.as_observation();
-        // Hosts are late now and then, but never early.
+        // Hosts may end a window late, but never early.
         expect(seen.interval >= window_ns, || {
             format!("a window of {window_ns} lasted {}", seen.interval)
         })?;
@@ -52,7 +52,7 @@ fn memory_is_watched(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
         ends.len() >= 2 && ends.windows(2).all(|pair| pair[0] < pair[1]),
         || format!("in four windows' time, windows ended at {ends:?}"),
     )?;
-    // A renewal may shorten the lease, as with limits.
+    // Like that of a limit, a watch's renewal may shorten the lease.
     commit_one(host, vm, watch(Ns(PERIOD.0 / 2)))?;
     host.wait(PERIOD);
     expect(sample_of(host, vm)?.observed.is_none(), || {

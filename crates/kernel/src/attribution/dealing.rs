@@ -1,5 +1,5 @@
-//! Divides what a modelled PMU counted for a VM among its vCPUs, as counters of a PMU: the part that does not depend on which
-//! VM has a frame. [`super`] says what the figures mean.
+//! Divides what a modelled PMU counted for a VM among its vCPUs, in the form of a PMU's counters. This is the part that need not
+//! know which VM has which frame. [`super`] says what the figures mean.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,13 @@ use homenode_units::Ns;
 
 use super::NotCounted;
 
-/// Cost of a reference to the LLC, a miss that local memory answers and a miss that another node's answers: round figures of
-/// servers with a few sockets.
+/// Cycles for a reference to the LLC. This and the next two are round figures of servers with a few sockets.
 pub const LLC_CYCLES: f64 = 40.0;
-/// See [`LLC_CYCLES`].
+/// Cycles for a miss that local memory serves; see [`LLC_CYCLES`].
 pub const MEMORY_CYCLES: f64 = 200.0;
-/// See [`LLC_CYCLES`].
+/// Cycles for a miss that another node's memory serves; see [`LLC_CYCLES`].
 pub const REMOTE_CYCLES: f64 = 300.0;
-/// The clock if the machine's is not known.
+/// The clock to assume if the machine's clock is unknown.
 const CLOCK_HZ: u64 = 1_000_000_000;
 
 /// Whether the model counts, and how fast the modelled machine runs.
@@ -24,9 +23,9 @@ const CLOCK_HZ: u64 = 1_000_000_000;
 pub struct Pulse {
     page: Page<'static>,
     clock_hz: u64,
-    /// Instructions of all CPUs at the last look, with their busy time.
+    /// Instructions of all CPUs at the last look, and their busy time then.
     instructions: Option<(u64, Ns)>,
-    /// Instructions per nanosecond of busy CPU time between the last two looks.
+    /// Instructions per nanosecond of CPU busy time between the last two looks.
     rate: f64,
     state: State,
 }
@@ -34,16 +33,16 @@ pub struct Pulse {
 /// Whether the model counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// There were not two looks yet.
+    /// There have not been two looks yet.
     Unknown,
     /// The model counts.
     Counting,
-    /// No CPU started an instruction since the last look.
+    /// No CPU has executed an instruction since the last look.
     Silent,
 }
 
 impl Pulse {
-    /// Starts without knowing anything. `clock_hz` is the machine's clock, if known.
+    /// Starts in state [`State::Unknown`]. `clock_hz` is the machine's clock, if known.
     pub fn new(page: Page<'static>, clock_hz: Option<u64>) -> Pulse {
         Pulse {
             page,
@@ -54,7 +53,7 @@ impl Pulse {
         }
     }
 
-    /// Looks at the counts; `busy` is all CPUs' busy time. Requests counts, which costs the emulator most of its speed.
+    /// Looks at the counts. `busy` is the busy time of all CPUs. This asks the emulator to count, which takes most of its speed.
     pub fn beat(&mut self, busy: Ns) {
         self.page.want();
         let cpus = 0..self.page.layout().cpus;
@@ -72,12 +71,12 @@ impl Pulse {
         };
     }
 
-    /// State as of the last look.
+    /// Returns the state at the last look.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// Conversion of time into instructions, for a VM with this share of its misses answered by local memory.
+    /// Returns how to convert time into instructions, for a VM with this share of its misses served by local memory.
     pub fn speed(&self, local: f64) -> Speed {
         Speed {
             clock_hz: self.clock_hz,
@@ -87,19 +86,19 @@ impl Pulse {
     }
 }
 
-/// Conversion of time into instructions.
+/// Converts time into instructions.
 #[derive(Clone, Copy, Debug)]
 pub struct Speed {
     clock_hz: u64,
-    /// Instructions per nanosecond in the emulator.
+    /// Instructions per nanosecond that the emulator executes.
     rate: f64,
-    /// Share of misses that local memory answers.
+    /// Share of misses that local memory serves.
     local: f64,
 }
 
 impl Speed {
-    /// Instructions of a VM that ran for `ran` nanoseconds in all, with these references and misses: those that the emulator
-    /// made, and those that the machine would have made.
+    /// Returns the instructions of a VM that ran for `ran` nanoseconds in total, with these references and misses. The first
+    /// figure is what the emulator executed, the second what the machine would have executed.
     fn instructions(self, ran: f64, references: u64, misses: u64) -> (f64, f64) {
         let miss = self.local * MEMORY_CYCLES + (1.0 - self.local) * REMOTE_CYCLES;
         let waited = references as f64 * LLC_CYCLES + misses as f64 * miss;
@@ -115,15 +114,15 @@ impl Speed {
     }
 }
 
-/// What the vCPUs of a VM were assigned so far.
+/// What each vCPU of a VM was assigned so far.
 #[derive(Debug, Default)]
 pub struct Dealt {
-    /// The VM's counts at the last look.
+    /// The VM's counts up to which everything is assigned.
     pub(super) since: Option<Counts>,
     vcpus: BTreeMap<u16, Share>,
 }
 
-/// A vCPU's part.
+/// What one vCPU was assigned.
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
     ran: Ns,
@@ -132,16 +131,16 @@ struct Share {
 }
 
 impl Dealt {
-    /// Ignores what is counted before the next look.
+    /// Leaves out whatever is counted before the next look.
     pub fn interrupt(&mut self) {
         self.since = None;
     }
 
-    /// Divides the growth of a VM's counts among the vCPUs that ran meanwhile: `ran` has the time that each ran so far. If
-    /// none ran, the growth is kept for the next call.
+    /// Divides the growth of a VM's counts among the vCPUs that ran meanwhile. `ran` has the total time that each vCPU has run.
+    /// If no vCPU ran, the growth is kept for the next call.
     ///
     /// # Errors
-    /// When counts ran backwards.
+    /// If counts ran backwards.
     pub fn deal(
         &mut self,
         counts: Counts,
@@ -174,7 +173,7 @@ impl Dealt {
             let share = self.vcpus.entry(index).or_default();
             share.ran = now;
             let after = before + u128::from(time.0);
-            // Differences of cumulated shares: they add up.
+            // Each part is a difference of cumulative shares, so that the parts add up exactly.
             let part = |count: u64| {
                 let upto = |time: u128| (u128::from(count) * time).checked_div(total).unwrap_or(0);
                 (upto(after) - upto(before)) as u64
@@ -202,7 +201,7 @@ impl Dealt {
     }
 }
 
-/// New references and misses; `None` if they ran backwards.
+/// Returns the new references and misses; `None` if either ran backwards.
 pub fn grown(since: Counts, now: Counts) -> Option<(u64, u64)> {
     let grown = |before: u64, now: u64| {
         let grown = now.wrapping_sub(before);
@@ -214,7 +213,7 @@ pub fn grown(since: Counts, now: Counts) -> Option<(u64, u64)> {
     ))
 }
 
-/// Counts of all CPUs for memory with a tag.
+/// Returns what all CPUs counted for memory with this tag.
 pub fn of_tag(page: Page<'_>, tag: u8) -> Counts {
     let counts = (0..page.layout().cpus).filter_map(|cpu| page.counts(cpu, tag));
     counts.fold(Counts::default(), |sum, counts| Counts {

@@ -1,4 +1,4 @@
-//! Which nodes use which frames, as sampled by a modelled PMU.
+//! Which nodes use which frames, as a modelled PMU samples it.
 
 use std::collections::BTreeMap;
 
@@ -9,41 +9,41 @@ use homenode_units::{CpuId, NodeId, NodeMap};
 
 use crate::memory_blocks::MemoryBlocks;
 
-/// One in this many misses is sampled. It is a prime, so that each line of a page read line by line has its turn.
+/// One in this many misses is sampled. The number is prime, so that every line of a page that is read line by line gets its turn.
 const PERIOD: u64 = 61;
 
-/// Reads the samples.
+/// Reads the samples and sums them by frame, tag and node.
 #[derive(Debug)]
 pub struct Sampler {
     page: Page<'static>,
     blocks: MemoryBlocks,
     cpus: Vec<Cpu>,
     line_bytes: u64,
-    /// Bytes moved by each node's controllers since the start.
+    /// Bytes that each node's controllers moved since the start.
     traffic: NodeMap<u64>,
-    /// Samples between the last two looks.
+    /// Samples between the last two looks, by frame.
     frames: BTreeMap<u64, FrameUse>,
     tags: BTreeMap<u8, Accesses>,
 }
 
-/// One of the page's CPUs.
+/// One of the CPUs that the page counts.
 #[derive(Clone, Copy, Debug)]
 struct Cpu {
     node: Option<NodeId>,
-    /// Number of samples read.
+    /// Number of samples read so far.
     taken: u64,
 }
 
 /// Samples of a frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct FrameUse {
-    /// From the CPUs of each node.
+    /// Number of samples from the CPUs of each node.
     pub samples: NodeMap<u32>,
     pub writes: u32,
 }
 
 impl Sampler {
-    /// Reads samples from now on. The page numbers CPUs as the machine does.
+    /// Reads samples from now on. The page must number CPUs as the machine does.
     pub fn new(page: Page<'static>, machine: &Machine, blocks: MemoryBlocks) -> Sampler {
         let layout = page.layout();
         let cpu = |number: u64| Cpu {
@@ -63,7 +63,7 @@ impl Sampler {
         }
     }
 
-    /// Reads the samples since the last look, and requests more.
+    /// Reads the samples that were taken since the last look, and asks for more.
     pub(super) fn look(&mut self) {
         self.page.sample_every(PERIOD);
         self.frames.clear();
@@ -73,7 +73,7 @@ impl Sampler {
                 .page
                 .take_samples(number as u64, &mut self.cpus[number].taken);
             let node = self.cpus[number].node;
-            // Lost samples are taken to be distributed like the others.
+            // Lost samples are assumed to be distributed like the others.
             let each = |count: u64| {
                 let all = u128::from(taken.samples.len() as u64) + u128::from(taken.lost);
                 let misses = u128::from(count) * u128::from(PERIOD) * all;
@@ -115,7 +115,7 @@ impl Sampler {
         used.writes += u32::from(sample.wanted == Use::Write);
     }
 
-    /// No accesses to any node.
+    /// Returns zero accesses for each node.
     pub(super) fn nothing(&self) -> Accesses {
         Accesses {
             local: 0,
@@ -124,28 +124,28 @@ impl Sampler {
         }
     }
 
-    /// Uses of a frame by all CPUs between the last two looks.
+    /// Returns how all CPUs used a frame between the last two looks.
     pub(super) fn frame(&self, frame: u64) -> Option<&FrameUse> {
         self.frames.get(&frame)
     }
 
-    /// The node of a frame.
+    /// Returns the node of a frame.
     pub(super) fn node_of(&self, frame: u64) -> Option<NodeId> {
         self.blocks.node_of(frame)
     }
 
-    /// Accesses of all CPUs to frames with a tag between the last two looks.
+    /// Returns the accesses of all CPUs to frames with this tag between the last two looks.
     pub(super) fn tag(&self, tag: u8) -> Option<&Accesses> {
         self.tags.get(&tag)
     }
 
-    /// Bytes that each node's controllers have moved.
+    /// Returns the bytes that each node's controllers have moved.
     pub(super) fn traffic(&self) -> &NodeMap<u64> {
         &self.traffic
     }
 }
 
-/// Adds accesses to nodes that the sum has.
+/// Adds accesses to a sum. Nodes that the sum does not have are left out.
 pub(super) fn add(sum: &mut Accesses, since: &Accesses) {
     sum.local = sum.local.wrapping_add(since.local);
     sum.remote = sum.remote.wrapping_add(since.remote);

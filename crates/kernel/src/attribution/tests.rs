@@ -1,4 +1,4 @@
-//! With a page in memory, counted into by hand like the emulator's plugin, and handmade `pagemap` files.
+//! Tests with a page in memory and handmade `pagemap` files. The tests count into the page as the emulator's plugin would.
 
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
@@ -29,7 +29,8 @@ fn page() -> Page<'static> {
     page
 }
 
-/// A sampler of a host of two nodes with a CPU each; frames 0 to 31 are on node 0, 32 to 63 on node 1, and the rest nowhere.
+/// A sampler for a host of two nodes with one CPU each. Frames 0 to 31 are on node 0, frames 32 to 63 on node 1, and the others
+/// on no node.
 fn sampler(page: Page<'static>) -> Sampler {
     let tree = Tree::new(&[
         ("sys/devices/system/memory/block_size_bytes", "20000"),
@@ -45,7 +46,7 @@ fn vm(at: u8) -> VmId {
     VmId::parse(&format!("6695eb01-f6a4-8304-79aa-97f2502e19{at:02x}")).expect("a UUID")
 }
 
-/// VMs with this many pages of memory, with pids by their number.
+/// A tree for VMs with a given number of pages. A VM's number is also its process id.
 struct Rig {
     tree: Tree,
     page: Page<'static>,
@@ -68,7 +69,7 @@ impl Rig {
         rig
     }
 
-    /// Time passes, in which the machine makes two instructions per nanosecond.
+    /// Lets time pass in which the machine executes two instructions per nanosecond.
     fn begin(&mut self) {
         self.at += Ns::from_secs(1000);
         self.busy += Ns(5);
@@ -106,7 +107,7 @@ impl Rig {
         self.attribution.counters(self.tree.root(), self.at, seen)
     }
 
-    /// References and misses of a VM whose only vCPU ran for this time.
+    /// Returns the references and misses of a VM whose only vCPU has run for this time.
     fn counts(&mut self, number: u8, pages: u64, ran_ms: u64) -> (u64, u64) {
         let counters = self
             .look(number, pages, &[ran_ms])
@@ -115,7 +116,7 @@ impl Rig {
         (counters[&0].llc_references, counters[&0].llc_misses)
     }
 
-    /// A CPU misses in a frame, as the plugin sees it.
+    /// Counts misses of a CPU in a frame, as the plugin would.
     fn miss(&self, cpu: u64, frame: u64, times: u32) {
         for _ in 0..times {
             self.page.referenced(cpu, self.page.tag(frame), true);
@@ -136,7 +137,7 @@ fn what_is_counted_for_a_frame_goes_to_the_vm_whose_it_is_also_after_it_moved() 
     rig.miss(1, 30, 100);
     rig.begin();
     assert_eq!((rig.counts(1, 2, 20), rig.counts(2, 2, 20)), ((7, 7), (5, 5)));
-    // A page of VM 1 moves, and VM 2 gets the frame that it left; VM 2's own pages swap places.
+    // A page of VM 1 moves, and VM 2 gets the frame that it left. One of VM 2's pages takes the frame of the other.
     rig.own(1, &[10, 40]);
     rig.own(2, &[21, 11]);
     rig.begin();
@@ -164,7 +165,7 @@ fn frames_of_a_vm_that_went_away_are_nobodys_and_its_tag_is_free_for_the_next() 
     assert_eq!(rig.counts(3, 1, 0), (0, 0), "what its predecessor did is not its");
     rig.miss(0, 30, 1);
     assert_eq!(rig.counts(3, 1, 5), (1, 1));
-    // The same VM in another process is a new one.
+    // The same VM in another process counts as a new VM.
     let another = Process {
         pid: 3,
         start_ticks: 2,
@@ -274,11 +275,12 @@ fn instructions_are_those_of_a_machine_on_which_a_miss_takes_time_and_a_remote_o
     };
     rig.begin();
     assert_eq!(made(&mut rig, 1), 2_000_000, "at 2 GHz");
-    // In the next millisecond the emulator makes 2 million again; 5000 misses take 240 cycles each: 2 of 3.2 parts are left.
+    // In the next millisecond the emulator again executes 2 million. 5000 misses take 240 cycles each, so 2 of 3.2 parts are
+    // left.
     rig.miss(0, 10, 5000);
     rig.begin();
     assert_eq!(made(&mut rig, 2), 2_000_000 + 1_250_000);
-    // CPU 1 is on the other node: 340 cycles each.
+    // CPU 1 is on the other node, where a miss takes 340 cycles.
     rig.miss(1, 10, 5000);
     let wanted = Use::Read;
     rig.page.sampled(1, Sampled { frame: 10, wanted });
@@ -292,11 +294,11 @@ fn a_vm_that_is_slowed_down_still_misses_as_often_for_each_instruction() {
     rig.own(1, &[10]);
     rig.begin();
     rig.counts(1, 1, 0);
-    // As above: 5 of 8 parts of two million instructions are made, and the same part of what was counted for them.
+    // As above, 5 of 8 parts of two million instructions are executed, and the counts shrink alike.
     rig.miss(0, 10, 5000);
     rig.begin();
     assert_eq!(rig.counts(1, 1, 1), (3125, 3125));
-    // All of it from the other node: 2 of 3.7 parts.
+    // Now all misses are served by the other node: 2 of 3.7 parts are left.
     rig.miss(1, 10, 5000);
     let wanted = Use::Read;
     rig.page.sampled(1, Sampled { frame: 10, wanted });
@@ -343,7 +345,7 @@ fn samples_go_to_the_page_whose_frame_they_name_and_say_which_nodes_used_it() {
     );
     rig.begin();
     assert_eq!(rig.attribution.page_uses(vm(1)), Some(Vec::new()), "said once");
-    // A ring of 16 with 40 written samples: those that are left stand for all.
+    // 40 samples are written into a ring of 16. Those that are left stand for all 40.
     let sample = Sampled {
         frame: 40,
         wanted: Use::Read,

@@ -47,7 +47,7 @@ fn of_objects_as_large_the_first_made_lies_highest() {
         sharing: Sharing::Private,
         page_bytes: Bytes(4096),
     };
-    // A little more than in the XML, as QEMU rounds up.
+    // The mapping is a little larger than in the XML, because QEMU rounds up.
     let ranges = [
         range(0x1000_0000, 64),
         range(0x2000_0000, 129),
@@ -109,7 +109,7 @@ fn what_binds_a_mapping_is_read_whichever_way_the_kernel_writes_it() {
         assert_eq!((line.pages(), line.binding), (9, expected), "{policy}");
     }
     assert_eq!(parse_line("7f0000000000 bind:x anon=9 N0=9"), None);
-    // RAM of several mappings is bound by each mapping that is bound.
+    // RAM that consists of several mappings has the bindings of all of them.
     let numa = "7f0000000000 bind:0 anon=9 N0=9 kernelpagesize_kB=4\n7f0002000000 bind:1 anon=5 N1=5 kernelpagesize_kB=4\n";
     let tree = tree(MAPS, numa);
     let ram = guest_ram(tree.root(), 7, &[Bytes(128 * MIB)]).unwrap().unwrap();
@@ -200,7 +200,7 @@ fn of_what_is_not_ram_nothing_but_its_place_is_read() {
     }
 }
 
-/// RAM of one page per mapping, all joined, and a matching `numa_maps`.
+/// Returns `maps` with RAM of one page per mapping, all of which join, and a matching `numa_maps`.
 fn shredded(mappings: u64) -> (String, String) {
     let start = |at: u64| 0x7f00_0000_0000 + at * PAGE_BYTES;
     let maps = |at| format!("{:x}-{:x} rw-p 00000000 00:00 0 \n", start(at), start(at + 1));
@@ -217,7 +217,7 @@ fn shredded(mappings: u64) -> (String, String) {
     )
 }
 
-/// CPU time of this thread, independent of what else the machine does.
+/// Returns the CPU time of this thread, which does not depend on what else the machine does.
 fn spent() -> homenode_units::Ns {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     homenode_units::Ns(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
@@ -239,7 +239,7 @@ fn time_grows_no_faster_than_mappings() {
         (0..3).map(|_| look()).min().unwrap()
     };
     let (few, many) = (time_of(4000), time_of(64_000));
-    // It would be 256 times with quadratic growth.
+    // With quadratic growth it would be 256 times.
     assert!(many.0 < 96 * few.0, "16 times the mappings took {few} and {many}");
 }
 
@@ -247,14 +247,14 @@ fn time_grows_no_faster_than_mappings() {
 fn a_range_never_has_more_pages_than_lie_in_it() {
     let maps = "7f0000000000-7f0008000000 rw-p 00000000 00:00 0 \n";
     for bad in [
-        // More than the range, on one node or on several.
+        // More pages than the range has, on one node or on several.
         "7f0000000000 default anon=32769 N0=32769 kernelpagesize_kB=4\n",
         "7f0000000000 default anon=9 N0=20000 N1=20000 kernelpagesize_kB=4\n",
         "7f0000000000 default anon=9 N0=18446744073709551615 N1=1 kernelpagesize_kB=4\n",
         "7f0000000000 default huge N0=65 kernelpagesize_kB=2048\n",
-        // More than fit before the next mapping.
+        // More pages than fit before the next mapping.
         "7f0000000000 default anon=2 N0=2 kernelpagesize_kB=4\n7f0000001000 default N0=1 kernelpagesize_kB=4\n",
-        // One mapping twice, as when mappings change while they are read.
+        // The same mapping twice, as if mappings changed while they were read.
         "7f0000000000 default anon=1 N0=1 kernelpagesize_kB=4\n7f0000000000 default N0=1 kernelpagesize_kB=4\n",
         "7f0000001000 default anon=1 N0=1 kernelpagesize_kB=4\n7f0000000000 default N0=1 kernelpagesize_kB=4\n",
     ] {

@@ -7,13 +7,13 @@ use super::*;
 
 const BASE: u64 = 0x7f00_0000_0000;
 
-/// A kernel whose pages are in a map: address → (node, how often it is still busy, part of a huge page).
+/// A fake kernel. Maps each page's address to its node, how many more times it is busy, and whether it is part of a huge page.
 #[derive(Default)]
 struct Fake {
     pages: BTreeMap<u64, (u16, u32, bool)>,
     free: BTreeMap<u16, u64>,
     calls: u64,
-    /// Calls after which the process is gone.
+    /// Number of calls after which the process is gone.
     dies_after: Option<u64>,
     forbidden: Option<u16>,
     /// Pages that automatic balancing hides.
@@ -303,8 +303,8 @@ fn single_pages_move_from_where_they_are_said_to_be() {
         from: NodeId(from),
         to: NodeId(to),
     };
-    // Frames 598 and 599 end the first range, 600 begins the second; half of all pages are on node 0. Frame 7 is on node 1,
-    // not on 0, and frame 5000 is in no range.
+    // Frame 599 ends the first range, and 600 begins the second. Half of all pages are on node 0. Two moves are skipped: frame 7
+    // is on node 1, not 0, and frame 5000 is in no range.
     let moves = [
         each(598, 4, 0, 2),
         each(7, 1, 0, 3),
@@ -334,7 +334,7 @@ fn pages_with_one_way_go_together_and_those_far_apart_as_well() {
     let progress = mover.move_frames(&mut fake, &moves, &mut || true).unwrap();
     let half = moves.len() as u64 / 2;
     assert_eq!((progress.moved.0, fake.on(1), fake.on(2)), (2 * half, half, half));
-    // A query, a move and a query for each node.
+    // Each node takes a query, a move and another query.
     assert_eq!(fake.calls, 2 * 3);
 }
 

@@ -1,4 +1,4 @@
-//! Threads of handmade processes, and of this one.
+//! Tests with the threads of handmade processes, and of this process.
 
 use super::*;
 use crate::fake::{Tree, stat, write_thread};
@@ -63,7 +63,7 @@ fn roles_in(tree: &Tree) -> Vec<(i32, Role)> {
 #[test]
 fn a_name_never_chooses_the_thread_of_a_vcpu_where_libvirt_made_groups() {
     let tree = qemu();
-    // QEMU can name its threads anything; it cannot leave the groups in which libvirt put them.
+    // QEMU can give its threads any name, but cannot take them out of the groups in which libvirt put them.
     for tid in 100..200 {
         write_thread(&tree, 40, tid, "CPU 0/KVM", "0-3");
         put_in_groups(&tree, &[(tid, "emulator")]);
@@ -100,7 +100,7 @@ fn of_the_threads_in_a_vcpus_group_the_oldest_is_the_vcpus() {
             (44, "vcpu12"),
         ],
     );
-    // What a vCPU's thread starts (an io_uring worker, a thread with its name) is in its group, and younger.
+    // A thread that a vCPU's thread starts (an io_uring worker, a thread with its name) is in the same group, and younger.
     for (tid, start) in [(42, 90), (47, 77)] {
         write_thread(&tree, 40, tid, "CPU 0/KVM", "0-3");
         tree.write(
@@ -231,14 +231,14 @@ fn this_process_reads() {
     );
 }
 
-/// Result of a look.
+/// Returns the result of one look.
 fn look(tasks: &mut Tasks, depth: Depth) -> Result<Vec<Thread>, ReadError> {
     let mut seen = Vec::new();
     tasks.look(depth, &mut seen)?;
     Ok(seen)
 }
 
-/// A process with two vCPUs that is read regularly, and is not new any more.
+/// A process with two vCPUs that has been read often enough not to be new.
 fn looked_at() -> (Tree, Tasks) {
     let tree = Tree::new(&[("proc/40/stat", &stat(40, "qemu", 'S', 77, 0))]);
     for (tid, comm) in [(40, "qemu-system-x86"), (43, "CPU 0/KVM"), (44, "CPU 1/KVM")] {

@@ -1,13 +1,13 @@
-//! `/proc/PID/clear_refs` and `/proc/PID/smaps`: pages of guest RAM used since their marks were cleared.
+//! `/proc/PID/clear_refs` and `/proc/PID/smaps`: pages of guest RAM that were used since their marks were cleared.
 //!
-//! Writing 1 clears the accessed bits of a process's page tables and the referenced flags of its pages; `Referenced` in
-//! smaps counts those set since. For a guest that QEMU itself emulates that is all. A guest under KVM reaches its memory
-//! through KVM's own page tables, whose accessed bits neither file reads: what is used there shows only when KVM has to look
-//! a page up. Writing 4 makes it do so: it is meant to start tracking writes, and invalidates all that KVM has mapped, so
-//! that the next use of each page faults, is looked up, and leaves its mark.
+//! Writing 1 clears the accessed bits of a process's page tables and the referenced flags of its pages; `Referenced` in smaps
+//! counts those set since. For a guest that QEMU itself emulates, that is enough. A guest under KVM reaches its memory through
+//! KVM's own page tables, whose accessed bits neither file reads, so a use shows only when KVM has to look a page up. Writing 4
+//! forces that. It is meant to start the tracking of writes, and invalidates everything that KVM has mapped. So the next use of
+//! each page faults, is looked up, and leaves its mark.
 //!
-//! A huge page is looked up and marked as a whole. Clearing erases what the kernel's own reclaim knows about the VM's pages:
-//! for a window they look cold to it.
+//! A huge page is looked up and marked as a whole. Clearing also erases what the kernel's own reclaim knows about the VM's pages,
+//! so for one window they look cold to it.
 
 use std::io::Write;
 use std::path::Path;
@@ -18,22 +18,22 @@ use super::TrackerError;
 use crate::numa_maps::Range;
 use crate::read::{self, ReadError};
 
-/// A VMA has some 25 lines of 30 bytes; `vm.max_map_count` is 65530 by default.
+/// Most bytes to read from smaps. A VMA has some 25 lines of 30 bytes; `vm.max_map_count` is 65530 by default.
 const SMAPS_BYTES: u64 = 128 << 20;
 
-/// What to clear.
+/// What to clear for a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clear {
     /// Accessed bits and referenced flags (1).
     References,
-    /// Marks of writes (4), and with them every page that KVM has mapped.
+    /// Marks of writes (4), which also drops every page that KVM has mapped.
     Mappings,
 }
 
-/// Clears for all of a process's memory.
+/// Clears these marks in all of a process's memory.
 ///
 /// # Errors
-/// When the process is gone, or this is not root.
+/// If the process is gone, or the agent is not root.
 pub fn clear(root: &Path, pid: i32, what: Clear) -> Result<(), TrackerError> {
     let path = root.join(format!("proc/{pid}/clear_refs"));
     let word = match what {
@@ -51,19 +51,19 @@ pub fn clear(root: &Path, pid: i32, what: Clear) -> Result<(), TrackerError> {
     })
 }
 
-/// Referenced memory of some ranges.
+/// Amount of memory referenced in some ranges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Referenced {
     /// Total.
     pub used: Pages,
-    /// Upper bound of the part in huge pages, each of which counts as a whole.
+    /// Upper bound on the part in huge pages. Each huge page counts as a whole.
     pub coarse: Pages,
 }
 
 /// Reads how much was referenced in these ranges; `None` if the process is gone.
 ///
 /// # Errors
-/// When smaps is malformed or may not be read.
+/// If smaps is malformed or may not be read.
 pub fn referenced(root: &Path, pid: i32, ranges: &[Range]) -> Result<Option<Referenced>, ReadError> {
     let path = root.join(format!("proc/{pid}/smaps"));
     let Some(text) = read::text_if_there(&path, SMAPS_BYTES)? else {
@@ -111,7 +111,7 @@ fn parse(path: &Path, text: &str, ranges: &[Range]) -> Result<Referenced, ReadEr
     Ok(sum)
 }
 
-/// Why smaps has no accessed bits for the memory of these ranges, if so.
+/// Returns why smaps has no accessed bits for the memory in these ranges; `None` if it has them.
 pub fn unfit(ranges: &[Range]) -> Option<String> {
     let huge = ranges.iter().find(|range| range.page_bytes > Bytes(PAGE_BYTES))?;
     Some(format!(
@@ -161,7 +161,7 @@ VmFlags: rd wr
     fn what_is_referenced_of_guest_ram_is_counted_and_nothing_else() {
         let tree = Tree::new(&[("proc/7/smaps", SMAPS)]);
         let seen = referenced(tree.root(), 7, &[range()]).unwrap().unwrap();
-        // 10000 and 2048 KiB; of the second range at most all used memory is in huge pages.
+        // 10000 and 2048 KiB. For the second range, the bound on huge pages is all of its used memory.
         assert_eq!((seen.used, seen.coarse), (Pages(3012), Pages(1536)));
         assert_eq!(referenced(tree.root(), 8, &[range()]), Ok(None));
     }
@@ -188,7 +188,7 @@ VmFlags: rd wr
         assert!(unfit(&[range(), huge]).is_some_and(|why| why.contains("2MiB pages")));
     }
 
-    /// On this machine's kernel, with this process: memory touched since is referenced, other memory is not.
+    /// On this machine's kernel, with this process: memory touched after clearing counts as referenced, other memory does not.
     #[test]
     fn the_kernel_tells_what_was_touched_since() {
         const PAGES: usize = 24_576;
@@ -208,7 +208,7 @@ VmFlags: rd wr
         memory.iter_mut().step_by(3 * step).for_each(|byte| *byte += 1);
         let seen = referenced(root, pid, &[all]).unwrap().unwrap();
         assert!(memory[3 * step] == 2);
-        // Less what a TLB still held, plus what the test's other threads used.
+        // Allow for what a TLB still held, and for what the test's other threads used.
         let touched = PAGES as u64 / 3;
         assert!(seen.used.0 + 2048 >= touched, "{seen:?}, {touched} touched");
         assert!(

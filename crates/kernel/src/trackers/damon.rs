@@ -1,12 +1,12 @@
 //! `/sys/kernel/mm/damon/admin`: DAMON, which samples one page of each of its regions.
 //!
-//! There is one per host, and writing `nr_kdamonds` destroys all existing contexts. So nothing is ever written unless it is
-//! 0, and what was made here is taken down in the order that the kernel allows: off, then `nr_kdamonds` to 0. A context is
+//! A host has only one DAMON, and writing `nr_kdamonds` destroys all existing contexts. So it is only configured if `nr_kdamonds`
+//! is 0. What was made here is taken down in the order that the kernel allows: first off, then `nr_kdamonds` to 0. A context is
 //! recognised as ours by its target: the QEMU process that the journal names.
 //!
-//! The sequence has pitfalls (as tried on 6.12): all `max` of a pattern are 0 at first, and match nothing; `tried_regions`
-//! are numbered with holes; an update may return no region on a slow machine; when the target exits, the kdamond stops, and
-//! writes return EINVAL.
+//! The sequence has pitfalls (as tried on 6.12). All `max` values of a pattern are 0 at first, which matches nothing.
+//! `tried_regions` are numbered with holes. An update may return no region on a slow machine. When the target exits, the kdamond
+//! stops, and writes return EINVAL.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -19,11 +19,11 @@ use crate::numa_maps::Range;
 use crate::read::{self, ReadError};
 
 pub(crate) const KDAMONDS: &str = "sys/kernel/mm/damon/admin/kdamonds";
-/// Looks per aggregation: regions are found in 0 to this many.
+/// Looks per aggregation. A region is found used in 0 to this many of them.
 pub const LOOKS: u32 = 20;
-/// Least and most regions: the kernel merges and splits between them.
+/// Fewest and most regions. The kernel merges and splits regions within these bounds.
 const REGIONS: (&str, &str) = ("10", "1000");
-/// Shortest useful sampling interval: 1 percent of a CPU.
+/// Shortest useful sampling interval. At this rate sampling takes 1 percent of a CPU.
 const SAMPLE_MIN: Ns = Ns::from_millis(5);
 
 /// DAMON of the host below a root.
@@ -33,14 +33,14 @@ pub struct Damon {
 }
 
 impl Damon {
-    /// Creates it, whether DAMON is present or not.
+    /// Returns the DAMON below this root, whether or not the kernel has one.
     pub fn new(root: &Path) -> Damon {
         Damon {
             base: root.join(KDAMONDS),
         }
     }
 
-    /// Why it cannot be used now, if it cannot.
+    /// Returns why DAMON cannot be used now; `None` if it can.
     pub fn why_not(&self) -> Option<String> {
         let count = match read::text_if_there(&self.base.join("nr_kdamonds"), read::SMALL_BYTES) {
             Ok(Some(text)) => text,
@@ -53,16 +53,16 @@ impl Damon {
             .then(|| "DAMON is in use by another owner (nr_kdamonds is not 0), which is left alone".into())
     }
 
-    /// Begins to watch a process's ranges, aggregating once per window.
+    /// Starts to watch these ranges of a process, with one aggregation per window.
     ///
     /// # Errors
-    /// When it is in use, or the kernel refuses; then nothing is left behind.
+    /// If DAMON is in use, or the kernel refuses. Nothing is left behind then.
     pub fn begin(&self, pid: i32, ranges: &[Range], window: Ns) -> Result<(), TrackerError> {
         if let Some(why) = self.why_not() {
             return Err(TrackerError::Unfit(why));
         }
         self.set("nr_kdamonds", "1")?;
-        // From here on it is ours.
+        // From here on, DAMON is ours.
         let begun = self.configure(pid, ranges, window);
         if begun.is_err() {
             let _ = self.set("nr_kdamonds", "0");
@@ -74,7 +74,7 @@ impl Damon {
         self.set("0/contexts/nr_contexts", "1")?;
         let operations = self.base.join("0/contexts/0/avail_operations");
         let available = read::text(&operations, read::SMALL_BYTES)?;
-        // With our own ranges DAMON does not look at QEMU's other memory.
+        // With ranges that we set, DAMON does not look at QEMU's other memory.
         if !available.split_whitespace().any(|word| word == "fvaddr") {
             return Err(TrackerError::Unfit(
                 "this kernel's DAMON cannot watch ranges of a process (no fvaddr: CONFIG_DAMON_VADDR)".into(),
@@ -107,7 +107,7 @@ impl Damon {
             self.set(&format!("{region}/start"), &range.start.to_string())?;
             self.set(&format!("{region}/end"), &range.end.to_string())?;
         }
-        // One scheme that only reports which regions there are.
+        // A single scheme, which only reports which regions there are.
         self.set(&context("schemes/nr_schemes"), "1")?;
         let scheme = |file: &str| context(&format!("schemes/0/{file}"));
         self.set(&scheme("action"), "stat")?;
@@ -121,10 +121,11 @@ impl Damon {
         self.set("0/state", "on")
     }
 
-    /// Regions of the next aggregation to end; waits for that. In guest frames, counted over the ranges one after the other.
+    /// Waits for the next aggregation to end, and returns its regions. They are in guest frames, counted over the ranges one
+    /// after the other.
     ///
     /// # Errors
-    /// When the target is gone, or another program took DAMON over.
+    /// If the target is gone, or another program took DAMON over.
     pub fn regions(&self, ranges: &[Range]) -> Result<Vec<Region>, TrackerError> {
         self.set("0/state", "update_schemes_tried_regions")?;
         let dir = self.base.join("0/contexts/0/schemes/0/tried_regions");
@@ -168,30 +169,30 @@ impl Damon {
         Ok(regions)
     }
 
-    /// Process id of the kernel thread, for its CPU time.
+    /// Returns the process id of the kernel thread, from which its CPU time can be read.
     pub fn kdamond(&self) -> Option<i32> {
         let text = read::text_if_there(&self.base.join("0/pid"), read::SMALL_BYTES).ok()??;
         text.trim().parse().ok().filter(|pid| *pid > 0)
     }
 
-    /// Takes down the context that watches this process; does nothing if it watches another.
+    /// Takes down the context that watches this process. Does nothing if it watches another process.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// If the kernel refuses.
     pub fn end(&self, pid: i32) -> Result<(), TrackerError> {
         if self.text("0/contexts/0/targets/0/pid_target")? != pid.to_string() {
             return Ok(());
         }
-        // Refused if its target ended first, and the kernel thread with it.
+        // The kernel refuses this if the target ended first, and its thread with it.
         let _ = self.set("0/state", "off");
         self.set("nr_kdamonds", "0")
     }
 
-    /// As [`Damon::end`], for an agent that ended while it watched or was about to: also takes down a stopped context
-    /// without a target, which that agent left half set up.
+    /// Like [`Damon::end`], for use after an agent that ended while it watched or was about to. Also takes down a stopped context
+    /// without a target, which such an agent left half set up.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// If the kernel refuses.
     pub fn end_left(&self, pid: i32) -> Result<(), TrackerError> {
         let has_target = !matches!(self.text("0/contexts/0/targets/0/pid_target")?.as_str(), "" | "0");
         if !has_target && self.text("nr_kdamonds")? == "1" && self.text("0/state")? != "on" {

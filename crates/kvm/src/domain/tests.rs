@@ -265,7 +265,7 @@ fn memory_is_bound_cell_by_cell_and_dimm_by_dimm() {
         )
     };
     let is = |nodes: &str, common: &str| Some((nodes.to_owned(), common.to_owned()));
-    // As written by Nova and KubeVirt, and without `<memory>`.
+    // As Nova and KubeVirt write it, and without `<memory>`.
     assert_eq!(
         bound(&(memory("strict", "0-1") + &on_each("strict")), two, ""),
         is("0-1", "")
@@ -276,14 +276,14 @@ fn memory_is_bound_cell_by_cell_and_dimm_by_dimm() {
         is("1", "1"),
         "strict by default"
     );
-    // A cell without a `<memnode>` uses `<memory>`; if no cell has one, all do.
+    // A cell without a `<memnode>` uses `<memory>`; if no cell has a `<memnode>`, all cells use it.
     assert_eq!(
         bound(&(memory("strict", "0,2") + &memnode(1, "strict", "2")), two, ""),
         is("0,2", "2")
     );
     assert_eq!(bound(&memory("strict", "0-1,^0"), two, ""), is("1", "1"));
     assert_eq!(bound("<memory nodeset='1'/>", "", ""), is("1", "1"));
-    // These bind nothing, or, interleaved, each page.
+    // These modes bind nothing, except `interleave`, which binds each page.
     assert_eq!(
         bound(&(memory("restrictive", "0-1") + &on_each("restrictive")), two, ""),
         None
@@ -296,7 +296,7 @@ fn memory_is_bound_cell_by_cell_and_dimm_by_dimm() {
     );
     assert_eq!(bound(&memory("interleave", "0-1"), "", ""), is("0-1", ""));
     assert_eq!(bound("", two, ""), None);
-    // DIMMs: by their own mask, or else by their cell's.
+    // A DIMM uses its own mask, or else its cell's.
     assert_eq!(bound("", two, &dimm("<nodemask>1</nodemask>", 0)), is("1", "1"));
     assert_eq!(bound(&memnode(1, "strict", "3"), two, &dimm("", 1)), is("3", "3"));
     assert_eq!(

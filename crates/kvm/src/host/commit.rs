@@ -25,7 +25,7 @@ pub(super) type Fingerprint = BTreeMap<
 >;
 
 impl KvmHost {
-    /// Returns the version of this view: a new one if it differs from the last.
+    /// Returns the version of this view; it is new if the view differs from the last.
     pub(super) fn version_of(&mut self, vms: &[VmSample]) -> Version {
         let runtime = |vm: &VmSample| self.vms.get(&vm.id).map_or(0, |known| known.run.runtime_id);
         let is_as_before = |vm: &VmSample| {
@@ -60,7 +60,7 @@ impl Commit for KvmHost {
         &self.last
     }
 
-    /// Refuses a plan if another program pinned or bounded its VMs, or gave them a quota or a vCPU, since the sample.
+    /// Refuses a plan if since the sample another program pinned or bounded one of its VMs, or gave it a quota or a vCPU.
     fn refuse_changed(&mut self, plan: &Plan) -> Result<(), Refusal> {
         let usable = self.context.machine.cpu_set();
         for id in plan.vms() {
@@ -68,15 +68,15 @@ impl Commit for KvmHost {
                 continue;
             };
             vm.look_soon();
-            // Unreadable threads may have ended; then acting fails and reports that.
+            // If threads cannot be read, the VM may have ended; acting then fails and reports that.
             let is_read = self.look_at_threads(&mut vm, now()).is_ok();
-            // The next sample must see what is done now.
+            // The next sample must see the results of this plan.
             vm.look_soon();
             let is_other = |vcpu: &VcpuSample| {
                 let Some(thread) = vm.vcpu_thread(vcpu.index) else {
                     return false;
                 };
-                // Unreadable quotas are treated alike.
+                // A quota that cannot be read counts as unchanged.
                 let quota = vm.max_of(thread.tid).ok().flatten();
                 let same_quota = quota.is_none_or(|max| max.quota() == vcpu.quota);
                 thread.affinity.intersection(&usable) != vcpu.affinity || !same_quota

@@ -1,5 +1,5 @@
-//! With libvirt's in-process test driver and a handmade `/proc`. The driver remembers pins but does not apply them to the
-//! handmade threads, just like a host that does not do what is requested.
+//! Tests with libvirt's in-process test driver and a handmade `/proc`. The driver remembers pins but does not apply them to the
+//! handmade threads, like a host that does not do what is requested.
 
 use homenode_host::observation::{Observation, Tracker, Used};
 use homenode_host::{Act, Action, CpuQuota, Lever, Limit, Management, Outcome, Percent, Version, VmSettings};
@@ -41,7 +41,7 @@ fn cpus(list: &str) -> CpuSet {
     list.parse().unwrap()
 }
 
-/// A host of two nodes with one CPU each, running one VM of two vCPUs; `extra` goes into its XML.
+/// A host with two nodes of one CPU each that runs one VM with two vCPUs; `extra` is added to the VM's XML.
 fn host(extra: &str) -> Tree {
     let tree = Tree::new(&[
         (
@@ -88,7 +88,7 @@ fn connect(tree: &Tree, acting: Acting) -> KvmHost {
     connect_as(tree, options)
 }
 
-/// An agent with these options that reads everything in each sample.
+/// Connects an agent that has these options and reads everything in each sample.
 fn connect_as(tree: &Tree, options: Options) -> KvmHost {
     let uri = format!("test://{}", tree.root().join("node.xml").display());
     let mut host = KvmHost::connect(&Vms::Libvirt(uri), options).unwrap();
@@ -107,7 +107,7 @@ fn plan(version: Version, action: Action) -> Plan {
     plan
 }
 
-/// Runs the guard on this host's journal after its agent; the host's own copy stays unchanged.
+/// Runs the guard on a copy of this host's journal, as after the agent's end; the original stays unchanged.
 fn guard_undoes(host: &mut KvmHost, tree: &Tree) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("private")).unwrap();
@@ -134,7 +134,7 @@ fn pinned_in_xml(host: &mut KvmHost) -> BTreeMap<u16, CpuSet> {
     parsed(host.context.manager.as_mut()).vcpu_pins
 }
 
-/// Ends an agent. Returns its libvirt, whose VMs are in this process, for the next.
+/// Ends an agent. Returns its libvirt for the next agent, since the VMs of the test driver live in this process.
 fn ended(mut host: KvmHost) -> Box<dyn Manager> {
     let other = Vms::Libvirt("test:///default".to_owned()).unconnected(Path::new("/"), Heartbeat::default());
     std::mem::replace(&mut host.context.manager, other)
@@ -268,7 +268,7 @@ fn an_agents_own_pins_survive_its_restart_and_are_not_taken_for_the_operators() 
         [Outcome::Done]
     );
     drop(first);
-    // The driver forgets with its connection: let the next agent find what a real libvirt would show.
+    // The driver forgets pins when its connection ends, so the XML gets what a real libvirt would show to the next agent.
     let xml = std::fs::read_to_string(tree.root().join("node.xml")).unwrap();
     tree.write(
         "node.xml",
@@ -462,7 +462,7 @@ fn add_groups(tree: &Tree, cpu_max: &str) {
     }
 }
 
-/// Connects, and lets quotas reach the cgroups, as a real libvirt would.
+/// Connects to a fake libvirt whose quotas reach the cgroups, like a real one's.
 fn connect_with_quotas(tree: &Tree) -> KvmHost {
     let mut host = connect(tree, Acting::Live);
     host.context.manager.libvirt().fake.groups = groups(tree);
@@ -583,7 +583,7 @@ fn an_idle_agent_wakes_at_most_twice_a_period() {
     let before = wakes();
     assert!(host.wait(period) >= period);
     assert!(wakes() - before <= 2, "{} wakes", wakes() - before);
-    // Ringing ends the wait before the period does.
+    // The wake signal ends the wait before the period is over.
     host.context.wake_signal.wake();
     assert!(host.wait(LONG) < LONG);
 }

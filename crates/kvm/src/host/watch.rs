@@ -20,7 +20,7 @@ use crate::mark::{self, TakenIn};
 use crate::reach::Reach;
 use crate::vm::{Found, Levers, Memory, Pinned, UndoError, Vm, vcpu_index};
 
-/// What a domain lacks if its guest keeps its free pages.
+/// What the domain needs if its guest keeps its free pages.
 const NO_RELEASES: &str = "its guest does not report the pages that it frees; put <memballoon model='virtio' freePageReporting='on'/> \
                            into its <devices> (virsh edit), and start it again";
 
@@ -45,7 +45,7 @@ impl KvmHost {
             (Some(vm.run.runtime_id) == domain.runtime_id && vm.tasks.is_alive(process)).then_some(vm)
         });
         let is_first = known.is_none();
-        // If it is unknown, acting will tell.
+        // If the state is unknown, acting will show it.
         let standstill = self.context.manager.standstill(id).unwrap_or_default();
         let mut vm = match known {
             Some(vm) if Arc::ptr_eq(&vm.described, &domain) => vm,
@@ -54,12 +54,12 @@ impl KvmHost {
                 Vm {
                     domain: Domain::clone(&domain),
                     described: domain,
-                    // A pin written there is in force by now.
+                    // A pin in the new XML is in force by now.
                     next_looks: (Ns::ZERO, Ns::ZERO),
                     ..vm
                 }
             }
-            // Nothing on it can be changed, and it has not fully arrived.
+            // The VM has not fully arrived, and nothing about it can be changed.
             None if standstill == Some(Immovable::Migrating) => return Ok(None),
             None => match self.first_sight(domain).map_err(failed)? {
                 Some(vm) => vm,
@@ -68,7 +68,7 @@ impl KvmHost {
         };
         vm.standstill = standstill;
         let seen = self.look(&mut vm, at, is_first).map_err(failed);
-        // Even if reading failed: what is in force on it is known, and its leases end.
+        // Kept even if reading failed: what is in force on the VM is known, and its leases must end.
         if !is_first || matches!(seen, Ok(Some(_))) {
             self.vms.insert(id, vm);
         }
@@ -108,7 +108,7 @@ impl KvmHost {
         Ok(Some(sample))
     }
 
-    /// Lifts home and pins of a VM whose bounds its operator changed: policies then decide within the new bounds.
+    /// Lifts the home and pins of a VM whose operator changed its bounds. Policies then decide again within the new bounds.
     fn give_up_what_is_out_of_reach(&mut self, vm: &mut Vm) {
         let left = vm.left(&self.context);
         if self.context.journal.is_none() || !vm.is_out_of_reach(&self.context, &left) {
@@ -141,7 +141,7 @@ impl KvmHost {
         if depth >= Depth::Affinities {
             *affinities = at + self.look_every.affinities;
         }
-        // After affinities: a cpuset that shrank in between then explains an affinity that has not shrunk yet.
+        // Read after the affinities: a cpuset that shrank in between then explains an affinity that has not shrunk yet.
         if depth >= Depth::Affinities {
             vm.reach = Reach::read(&self.cgroups, vm.run.pid, &vm.domain)?;
         }
@@ -152,7 +152,7 @@ impl KvmHost {
         Ok(())
     }
 
-    /// Starts to watch a VM: its process and its operator's pins, which later cannot be told from the agent's.
+    /// Starts watching a VM: finds its process and its operator's pins, which later cannot be told from the agent's.
     fn first_sight(&mut self, mut domain: Arc<Domain>) -> Result<Option<Vm>, ReadError> {
         let Some(run) = mark::run_of(self.context.manager.as_mut(), &domain)? else {
             return Ok(None);
@@ -185,7 +185,7 @@ impl KvmHost {
             Some(entry) => entry.before.operator_helpers.iter().copied().collect(),
             None => {
                 let iothreads = domain.iothread_pins.keys().map(|id| Helper::IoThread(*id));
-                // A pin to everything that it may use limits nothing: an agent that restored a VM leaves such a pin.
+                // A pin to everything that the VM may use limits nothing; an agent that restored the VM leaves such a pin.
                 let is_pin = |cpus: &&CpuSet| !reach.is_no_limit(&self.context.machine, cpus);
                 let emulator = domain.emulator_pin.as_ref().filter(is_pin);
                 let emulator = emulator.map(|_| Helper::Emulator);
@@ -211,8 +211,8 @@ impl KvmHost {
         }))
     }
 
-    /// Undoes what is in force on another process that was mistaken for this VM and still runs: a service's user had given
-    /// it the name or the UUID of root's VM.
+    /// Undoes what is in force on another process that was mistaken for this VM and still runs. This happens if a service's user
+    /// gave that process the name or the UUID of root's VM.
     fn undo_former(&mut self, run: &Run) -> Result<(), UndoError> {
         let HostContext {
             manager,
@@ -231,14 +231,15 @@ impl KvmHost {
             return Ok(());
         }
         let undone = levers::undo(manager.as_mut(), root, journal, run.vm);
-        // From here on the VM is this process again.
+        // From here on, this process is the VM again.
         let known = manager
             .knows(run)
             .map_err(|e| UndoError::Call(e.cause().to_owned()));
         undone.and(known.map(drop))
     }
 
-    /// Adds what a VM's mark records to the journal. Returns whether something was undone, which changes its description.
+    /// Adds what a VM's mark records to the journal. Returns whether changes were undone, in which case the VM's description has
+    /// changed.
     fn take_in(&mut self, domain: &Domain, run: &Run) -> bool {
         let HostContext {
             manager,
@@ -279,8 +280,8 @@ impl KvmHost {
         is_undone
     }
 
-    /// Finds the cgroups of new vCPUs, or of all if the first was moved and `looks_again` is set. Moving a VM moves its
-    /// process, and all threads with it.
+    /// Finds the cgroups of new vCPUs, or of all vCPUs if `looks_again` is set and the first vCPU has moved: moving a VM moves
+    /// all threads.
     fn find_groups(&self, vm: &mut Vm, looks_again: bool) -> Result<(), ReadError> {
         let first = vm.vcpu_tids().next().filter(|_| looks_again);
         let known = first.and_then(|tid| Some((tid, vm.groups.get(&tid)?)));

@@ -1,4 +1,5 @@
-//! A VM's home: emulator, I/O threads and, if libvirt can change them, memory nodes. Leaving it unpins vCPUs too.
+//! A VM's home: where its emulator and I/O threads run and, if libvirt can change them, its memory nodes. Lifting the home unpins
+//! vCPUs too.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +24,7 @@ impl Written for Home {
     const KEY: &'static str = "home";
 }
 
-/// Memory nodes that are set.
+/// Memory nodes that the agent set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryNodes(pub NodeSet);
 
@@ -31,7 +32,7 @@ impl Written for MemoryNodes {
     const KEY: &'static str = "memory-nodes";
 }
 
-/// Leaves a home, and unpins vCPUs.
+/// Lifts the home, and unpins vCPUs.
 pub const NO_HOME: Act = Act::Lift { lever: Lever::Home };
 
 const HOME: &str = "setting the home";
@@ -72,7 +73,7 @@ impl LeverState<Kvm> for OfVm {
         let Act::SetHome { nodes } = act else {
             return Ok(Outcome::Done);
         };
-        // Also a home whose memory nodes could not be set.
+        // This may also be a home whose memory nodes could not be set.
         let was = context.journalled::<Home>(vm);
         context.set(vm, HOME, &Home(nodes.clone()))?;
         pin_helpers(context, vm, nodes, was)?;
@@ -84,8 +85,8 @@ impl LeverState<Kvm> for OfVm {
         Ok(Outcome::Done)
     }
 
-    /// Lets the VM run and allocate as it did before the agent's first pin; its pages stay where they are. The agent's
-    /// changes stay journalled until all of them are undone: if the agent dies in between, its successor undoes them again.
+    /// Lets the VM run and allocate as before the agent's first pin; its pages stay where they are. The agent's changes stay
+    /// journalled until all of them are undone: if the agent dies in between, its successor undoes them again.
     fn lift(&mut self, context: &mut HostContext, vm: &mut Vm) -> Result<(), ActionError> {
         let Some(entry) = context.entry(vm).filter(|entry| is_placed(entry)).cloned() else {
             return Ok(());
@@ -101,7 +102,7 @@ impl LeverState<Kvm> for OfVm {
             set_memory_nodes(context, vm, &all)?;
             narrow_to(context, vm, before)?;
         }
-        // The next action of this plan journals these.
+        // The next action of this plan journals these affinities.
         let threads = context.manager.threads(&vm.run);
         vm.threads = threads.map_err(|e| failed(vm, LEAVE, &e.to_string()))?;
         let keys = [Pins::KEY, Home::KEY, MemoryNodes::KEY, super::Moving::KEY];
@@ -143,7 +144,7 @@ impl LeverState<Kvm> for OfVm {
     }
 }
 
-/// CPUs of a home for the emulator: those left to the VM, not reserved for the host, and allowed to the emulator before.
+/// Returns a home's CPUs for the emulator: those left to the VM, not reserved for the host, and allowed to the emulator before.
 pub(super) fn cpus_of_home(context: &HostContext, vm: &Vm, nodes: &NodeSet) -> CpuSet {
     let cpus = context
         .machine
@@ -157,7 +158,7 @@ pub(super) fn cpus_of_home(context: &HostContext, vm: &Vm, nodes: &NodeSet) -> C
     )
 }
 
-/// The part of these CPUs that a helper had before the agent: all if a tool placed the VM, or nothing is known.
+/// Returns the part of these CPUs that a helper had before the agent; all of them if a tool placed the VM, or nothing is known.
 fn within_before(context: &HostContext, vm: &Vm, helper: Helper, cpus: &CpuSet) -> CpuSet {
     let before = context.entry(vm).filter(|_| !vm.domain.placed_by_advice);
     let own = before.and_then(|entry| match helper {
@@ -170,8 +171,8 @@ fn within_before(context: &HostContext, vm: &Vm, helper: Helper, cpus: &CpuSet) 
     }
 }
 
-/// Pins emulator and I/O threads to the home; if one fails, all of them run where they ran before. A home of memory-only
-/// nodes, or outside of what they may use, leaves them where they are. `was` is the home that the journal lists as in force.
+/// Pins the emulator and I/O threads to the home. If pinning one fails, all get their former CPUs again. If the home has no CPUs
+/// that a helper may use, the helper stays where it is. `was` is the home that the journal lists as in force.
 fn pin_helpers(
     context: &mut HostContext,
     vm: &mut Vm,
@@ -198,8 +199,8 @@ fn pin_helpers(
     Ok(())
 }
 
-/// Rolls back a home that came into force in part: helpers run as they did before. If that fails too, the journal still
-/// names the home, and it is lifted later.
+/// Rolls back a home that came into force only in part: helpers get their former CPUs. If that fails too, the journal still lists
+/// the home, and it is lifted later.
 fn roll_back(
     context: &mut HostContext,
     vm: &mut Vm,
@@ -236,7 +237,7 @@ pub(super) fn emulator_before(before: &Before) -> Option<&CpuSet> {
     Some(&before.emulator).filter(|cpus| !is_operators && !cpus.is_empty())
 }
 
-/// Unpins vCPUs that the emulator started at home: the agent died before it could journal them.
+/// Unpins vCPUs that the emulator started at home and that the agent did not journal before it died.
 fn give_back_late_vcpus(after: &mut After<'_>, pinned: &Pins, steps: &mut Steps) {
     if !after.manager.vcpus_inherit() {
         return;
@@ -263,8 +264,8 @@ fn helpers_before(before: &Before) -> BTreeMap<Helper, CpuSet> {
         .collect()
 }
 
-/// Memory nodes to allow again, if they were changed: the old ones and those set, since removing nodes would move the VM's
-/// pages all at once.
+/// Returns the memory nodes to allow again, if they were changed: the former ones and those set by the agent, because removing a
+/// node would move the VM's pages all at once.
 fn nodes_before(before: &Before, set: Option<MemoryNodes>) -> Option<NodeSet> {
     let MemoryNodes(set) = set?;
     Some(before.nodes.as_ref()?.union(&set))
@@ -304,10 +305,9 @@ pub(super) fn set_memory_nodes(
     Ok(())
 }
 
-/// Narrows a `restrictive` VM's memory nodes to its home once little of its memory is outside. Until then nodes are only
-/// ever added.
+/// Narrows a `restrictive` VM's memory nodes to its home once little of its memory is outside. Until then, nodes are only added.
 ///
-/// Narrowing moves what is outside, so it waits if the VM's memory must stay.
+/// Narrowing moves what is outside, so it waits if the VM's memory must stay in place.
 pub(super) fn narrow_if_little_is_left(context: &mut HostContext, vm: &mut Vm) -> Result<(), ActionError> {
     let home = vm.home.clone().filter(|_| vm.immovable.is_none());
     home.map_or(Ok(()), |home| narrow_to(context, vm, &home))

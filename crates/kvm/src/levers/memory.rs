@@ -1,9 +1,9 @@
-//! Memory of VMs, by their balloons: set through libvirt, carried out by the guest's driver.
+//! Memory of VMs, through their balloons: requested through the VM's manager, carried out by the guest's driver.
 //!
-//! A balloon follows at its guest's own pace, so reading back at once shows nothing; [`Balloon::current`] of later samples
-//! does. libvirt does not report the last requested size. A balloon that had reached the agent's target and then left it was
-//! set by another program, or deflated by its guest (as a balloon with `autodeflate='on'` does when it is out of memory). If
-//! memory is plugged in meanwhile, both the agent's amount and the operator's grow.
+//! A balloon follows at its guest's own pace. Reading back at once would show nothing; [`Balloon::current`] in later samples
+//! shows the effect. libvirt does not report the last requested size. If a balloon reached the agent's target and then left it,
+//! another program set it, or its guest deflated it (as a balloon with `autodeflate='on'` does when the guest is out of memory).
+//! If memory is plugged in meanwhile, both the agent's amount and the operator's grow by it.
 
 use homenode_host::{Act, ActionError, Balloon, GuestMemory, Lever, Limit, Outcome, VmSample};
 use homenode_kernel::now;
@@ -16,7 +16,7 @@ use crate::context::HostContext;
 use crate::manager::CallError;
 use crate::vm::Vm;
 
-/// Memory that the agent gave a VM instead of the operator's.
+/// The amount of memory that the agent set for a VM instead of the operator's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shrink {
     /// The agent's amount.
@@ -29,10 +29,10 @@ impl Written for Shrink {
     const KEY: &'static str = "memory";
 }
 
-/// Whether the guest is asked for memory statistics, and how often it was before.
+/// Records that the agent made QEMU ask the guest for memory statistics, and the former period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatsPeriod {
-    /// How often it was asked before, in seconds; 0 for never.
+    /// The former period in seconds; 0 if the guest was never asked.
     pub before_s: u32,
 }
 
@@ -40,9 +40,9 @@ impl Written for StatsPeriod {
     const KEY: &'static str = "stats-period";
 }
 
-/// How often guests are asked for statistics, in seconds, unless the operator set a period.
+/// Period in seconds at which guests are asked for statistics, unless the operator set one.
 const STATS_PERIOD_S: u32 = 2;
-/// How often to retry that if it fails.
+/// How long to wait before retrying to set that period.
 const QUESTION_RETRY: Ns = Ns::from_secs(10);
 
 const SHRINK: &str = "setting the memory";
@@ -59,14 +59,14 @@ struct Shrunk {
     memory_kib: Option<u64>,
 }
 
-/// When the guest's reports came. Their stamps are by the wall clock, whose steps make old reports look fresh and fresh ones
-/// old. A stamp that differs from the last look's shows that a report came in between, and the monotonic clock tells when
-/// that was.
+/// When the guest's reports arrived. Their stamps are wall-clock times, and a step of that clock makes old reports look fresh and
+/// fresh ones old. So only the change of a stamp counts: it shows that a report arrived since the last look, and the monotonic
+/// clock tells when that look was.
 #[derive(Clone, Copy, Debug, Default)]
 struct Heard {
     /// The last stamp, and when it was last seen.
     last: Option<(u64, Ns)>,
-    /// The look before the one that first saw that stamp. The report came after it.
+    /// The last look before that stamp was first seen: the report arrived after it.
     before: Option<Ns>,
 }
 
@@ -86,9 +86,9 @@ impl Heard {
 struct OfVm {
     shrunk: Option<Shrunk>,
     heard: Heard,
-    /// How often the guest was asked for statistics before an agent changed that.
+    /// The period before an agent changed it; `None` if no agent did.
     asked: Option<StatsPeriod>,
-    /// When to retry asking the guest, if that failed.
+    /// When to retry setting the period, if that failed.
     next_question: Option<Ns>,
 }
 
@@ -223,9 +223,9 @@ impl LeverState<Kvm> for OfVm {
         let mut steps = Steps::default();
         if let Some(Shrunk { shrink, .. }) = self.shrunk {
             match after.manager.memory_now(vm) {
-                // The operator gave it more meanwhile.
+                // The operator gave the VM more memory since.
                 Ok(now) if now > shrink.before => {}
-                // The same amount as before may be a balloon that has not moved yet, and will.
+                // Set it even if the amount is the one from before: the balloon may still be about to move.
                 Ok(_) => steps.note("memory", after.manager.set_memory(vm, shrink.before)),
                 Err(error) => steps.unknown("its memory", error.cause().to_owned()),
             }
@@ -248,7 +248,7 @@ impl OfVm {
         let now_kib = vm.domain.memory_kib;
         let then_kib = shrunk.memory_kib.replace(now_kib).unwrap_or(now_kib);
         if now_kib != then_kib {
-            // QEMU leaves the balloon at its size: current memory and the request move by the same amount.
+            // QEMU leaves the balloon's size unchanged: current and requested memory grow by the same amount.
             let moved = |bytes: Bytes| {
                 let grown = bytes + Bytes(now_kib.saturating_mul(1024));
                 grown.saturating_sub(Bytes(then_kib.saturating_mul(1024)))
@@ -275,7 +275,7 @@ impl OfVm {
         }
     }
 
-    /// Asks for the guest's statistics; retries later if that failed.
+    /// Sets the period at which QEMU asks the guest for statistics; retries later if that failed.
     fn have_asked(&mut self, context: &mut HostContext, vm: &Vm) -> Result<(), ActionError> {
         self.next_question = Some(now() + QUESTION_RETRY);
         set_stats_period(context, vm, STATS_PERIOD_S)?;
@@ -283,7 +283,7 @@ impl OfVm {
         Ok(())
     }
 
-    /// Asks for the guest's statistics while it may be shrunk, and only then.
+    /// Makes QEMU ask the guest for statistics while the VM may be shrunk, and only then.
     fn question(&mut self, context: &mut HostContext, vm: &mut Vm) -> Result<(), ActionError> {
         let Some(device) = vm.domain.balloon.filter(|_| context.journal.is_some()) else {
             return Ok(());
@@ -341,9 +341,9 @@ mod tests {
             "came after the look before"
         );
         assert_eq!(heard.age(5_002, s(14), s(14)), Some(s(4)), "and no other since");
-        // The wall clock is set back by an hour: the guest still reports.
+        // The wall clock is set back by an hour, and the guest keeps reporting.
         assert_eq!(heard.age(1_400, s(16), s(16)), Some(s(2)));
-        // The guest falls silent: no step makes that look fresh.
+        // The guest falls silent: no step of the clock makes its last report look fresh.
         assert_eq!(heard.age(1_400, s(116), s(116)), Some(s(102)));
         // The clock is set forward, and the guest reports again.
         assert_eq!(heard.age(90_000, s(118), s(118)), Some(s(2)));

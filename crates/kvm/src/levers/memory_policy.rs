@@ -1,4 +1,5 @@
-//! How pages are placed and sampled. Linux places a page where it is first touched; spreading and moving are the agent's.
+//! How a VM's pages are placed and moved. Linux places a page on the node where it is first touched; only the agent spreads or
+//! moves pages.
 
 use homenode_host::{Act, ActionError, Failure, Lever, Outcome, VmSample};
 use homenode_undo::journal::Entry;
@@ -8,7 +9,7 @@ use super::{Kvm, LeverState};
 use crate::context::HostContext;
 use crate::vm::Vm;
 
-/// The policy that the agent set; it ends with the agent, which alone acts by it.
+/// The policy that the agent set. It ends with the agent, since only the agent acts on it.
 struct OfVm(MemoryPolicy);
 
 pub(super) fn state(_entry: Option<&Entry>) -> Box<dyn LeverState<Kvm>> {
@@ -37,7 +38,7 @@ impl LeverState<Kvm> for OfVm {
     }
 }
 
-/// Whether this host can have a policy.
+/// Checks that this host can carry out a policy.
 pub fn is_possible(context: &HostContext, name: &str, policy: MemoryPolicy) -> Result<(), ActionError> {
     let why = if policy.placing == Placing::Round1g {
         "it deals out memory when a VM is created, which on this host is the kernel's to do; use round-4k"

@@ -1,4 +1,4 @@
-//! Moves pages by `move_pages(2)`, as many as the budget allows, and then looks for them again.
+//! Moves pages with `move_pages(2)`, as many as the budget allows, and then reads again where they are.
 
 use homenode_host::{Act, ActionError, Failure, FrameMove, Immovable, Lever, Outcome};
 use homenode_kernel::now;
@@ -12,7 +12,7 @@ use super::{Kvm, LeverState, failed};
 use crate::context::HostContext;
 use crate::vm::{Part, Vm, Which};
 
-/// Where pages are moving.
+/// The nodes to which pages are moving.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moving(pub NodeSet);
 
@@ -23,7 +23,7 @@ impl Written for Moving {
 const MOVE: &str = "moving memory";
 const NO_MAPPING: &str = "no mapping of its QEMU has the size of its memory";
 
-/// Pages stay where they are moved: nothing is in force, and nothing is undone.
+/// Moved pages stay where they are, so this lever has nothing in force and nothing to undo.
 struct OfVm;
 
 pub(super) fn state(_entry: Option<&Entry>) -> Box<dyn LeverState<Kvm>> {
@@ -66,15 +66,15 @@ impl LeverState<Kvm> for OfVm {
     }
 }
 
-/// Checks that nothing is known to keep this VM's memory from these nodes.
+/// Checks that no known reason keeps this VM's memory from these nodes.
 fn check_movable(context: &HostContext, vm: &Vm, to: &NodeSet) -> Result<(), ActionError> {
     match &vm.immovable {
-        // Within the nodes it is bound to, memory can still move.
+        // Memory can still move within the nodes that it is bound to.
         Some(Immovable::BoundAtStart { nodes }) if to.is_subset(nodes) => {}
         Some(why) => return Err(fixed(vm, why.to_string())),
         None => {}
     }
-    // The binding now: what was read last may be newer than the sample.
+    // The current binding counts: the last read may be newer than the sample.
     match vm.binding(&context.machine.memory_nodes()) {
         Some(bound) if !to.is_subset(&bound.common) => Err(fixed(vm, bound.reason().to_string())),
         _ => Ok(()),
@@ -100,7 +100,7 @@ fn move_pages(
         let wider = set.union(to);
         set_memory_nodes(context, vm, &wider)?;
     }
-    // Journalled once per destination.
+    // Each destination is journalled once.
     let moving = Moving(to.clone());
     if context.journalled(vm).as_ref() != Some(&moving) {
         context.set(vm, MOVE, &moving)?;
@@ -132,7 +132,7 @@ fn move_pages(
         context.clear::<Moving>(vm);
     }
     narrow_if_little_is_left(context, vm)?;
-    // Read again with the next sample: the guest goes on touching memory.
+    // Read the pages again with the next sample, since the guest keeps touching memory.
     vm.forget_pages();
     Ok(Outcome::Moved {
         moved: progress.moved,
@@ -141,15 +141,14 @@ fn move_pages(
     })
 }
 
-/// Asks the kernel where its pages are.
+/// Reads from the kernel where the VM's pages are.
 fn look_again(context: &HostContext, vm: &mut Vm) -> Result<(), ActionError> {
     vm.forget_pages();
     let looked = vm.refresh_pages(&context.root, now(), Ns::ZERO);
     looked.map(drop).map_err(|e| failed(vm, MOVE, &e.to_string()))
 }
 
-/// Moves single pages to where an instruction of the guest wants them for now; not journalled, since there is nothing to
-/// undo.
+/// Moves single pages to the nodes from which the guest currently accesses them. Not journalled, since there is nothing to undo.
 fn move_frames(context: &mut HostContext, vm: &mut Vm, moves: &[FrameMove]) -> Result<Outcome, ActionError> {
     let to: NodeSet = moves.iter().map(|each| each.to).collect();
     check_movable(context, vm, &to)?;

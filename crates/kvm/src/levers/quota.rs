@@ -1,8 +1,8 @@
-//! CPU quotas of vCPUs: set through libvirt, read back from the cgroups.
+//! CPU quotas of vCPUs: set through the VM's manager, read back from the cgroups.
 //!
-//! Quotas never expire. The agent ends them while it lives; the guard does when it dies. The journal records in which
-//! cgroups they were set: a VM may be moved to another one, or end before its own is removed, and whatever runs there next
-//! would stay throttled.
+//! The kernel never ends a quota. The agent lifts it while it lives; the guard lifts it when the agent dies. The journal records
+//! in which cgroups it was set: a VM may be moved to another cgroup, or end before its own is removed, and whatever runs in the
+//! old cgroup next would stay throttled.
 
 use std::path::PathBuf;
 
@@ -19,18 +19,18 @@ use crate::context::HostContext;
 use crate::manager::CallError;
 use crate::vm::Vm;
 
-/// A CPU quota that the agent set instead of the operator's, as its cgroup has it: a shared cgroup's quota is for all its
-/// vCPUs.
+/// A CPU quota that the agent set instead of the operator's, as it is in the cgroup: the quota of a shared cgroup is for all of
+/// its vCPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quotas {
-    /// The agent's.
+    /// The agent's quota.
     pub ours: CpuQuota,
-    /// The agent's last, in force until the new one is.
+    /// The agent's former quota, in force until the new one is.
     #[serde(default)]
     pub previous: Option<CpuQuota>,
-    /// The operator's, if there was one.
+    /// The operator's quota, if there was one.
     pub before: Option<CpuQuota>,
-    /// Directories of the cgroups in which it was set; empty if an older version wrote this.
+    /// Directories of the cgroups in which the quota was set; empty if an older version wrote this entry.
     #[serde(default)]
     pub groups: Vec<PathBuf>,
 }
@@ -45,11 +45,11 @@ const LIFT: &str = "lifting the CPU quota";
 /// CPU time that the vCPUs of a VM may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InForce {
-    /// The same for all.
+    /// The same for all vCPUs.
     All(CpuMax),
-    /// Not the same: another program wrote to single cgroups.
+    /// Different quotas: another program wrote to individual cgroups.
     Mixed,
-    /// No cgroup shows it.
+    /// No cgroup shows a quota.
     Unknown,
 }
 
@@ -76,7 +76,7 @@ impl InForce {
 }
 
 impl Quotas {
-    /// Whether a quota in force may be the agent's. libvirt sets time and period one after the other: an agent that dies in
+    /// Whether a quota in force may be the agent's. libvirt sets time and period in separate steps, so an agent that dies in
     /// between leaves the time of one quota with the period of another.
     pub fn may_be_ours(&self, seen: CpuQuota) -> bool {
         let mut ours = std::iter::once(self.ours).chain(self.previous);
@@ -89,7 +89,7 @@ impl Quotas {
         ours.any(|quota| quota.run_ns == seen.run_ns) && periods.contains(&seen.period_ns)
     }
 
-    /// Whether what is in force may be the agent's; if no cgroup shows it, that is likelier.
+    /// Whether what is in force may be the agent's quota. Assumes that it is if no cgroup shows it.
     fn is_in(&self, seen: InForce) -> bool {
         match seen {
             InForce::Unknown => true,
@@ -97,12 +97,12 @@ impl Quotas {
         }
     }
 
-    /// As [`Quotas::is_in`] after an agent died: libvirt may have died with it, and left vCPUs with different quotas.
+    /// Like [`Quotas::is_in`], after an agent died: libvirt may have died too, and left the vCPUs with different quotas.
     fn is_left_in(&self, seen: InForce) -> bool {
         seen == InForce::Mixed || self.is_in(seen)
     }
 
-    /// The cgroups that hold what may be the agent's quota.
+    /// Returns those of these cgroups whose quota may be the agent's.
     fn held_in(&self, groups: impl IntoIterator<Item = CpuGroup>) -> Result<Vec<CpuGroup>, ReadError> {
         let mut held = Vec::new();
         for group in groups {
@@ -113,7 +113,7 @@ impl Quotas {
         Ok(held)
     }
 
-    /// Cgroups in which it was set that still hold it, although the VM's vCPUs are in `now`.
+    /// Returns the cgroups in which the quota was set and still is, though the VM's vCPUs are now in the cgroups `now`.
     fn left_behind(&self, now: &[CpuGroup]) -> Result<Vec<CpuGroup>, ReadError> {
         let is_left = |path: &&PathBuf| !now.iter().any(|group| group.path() == **path);
         let left = self.groups.iter().filter(is_left);
@@ -121,7 +121,7 @@ impl Quotas {
         self.held_in(left.into_iter().flatten())
     }
 
-    /// All cgroups that hold it: of `now`, where the VM's vCPUs are, and of those in which it was set.
+    /// Returns all cgroups that have the quota: among `now`, where the VM's vCPUs are, and among those in which it was set.
     fn held_anywhere(&self, now: Vec<CpuGroup>) -> Result<Vec<CpuGroup>, ReadError> {
         let left = self.left_behind(&now)?;
         Ok([self.held_in(now)?, left].concat())
@@ -139,7 +139,7 @@ impl std::fmt::Display for InForce {
     }
 }
 
-/// The cgroups of a VM's vCPUs: for the guard, which knows nothing else about it.
+/// Returns the cgroups of a VM's vCPUs, for a guard that knows nothing else about the VM.
 fn groups_of_run(after: &mut After<'_>) -> Result<Vec<CpuGroup>, ReadError> {
     let cgroups = Hierarchy::read(after.root)?;
     let mut groups = Vec::new();
@@ -171,12 +171,12 @@ impl InForce {
 }
 
 impl Vm {
-    /// The cgroups of its vCPUs.
+    /// Returns the cgroups of the VM's vCPUs.
     fn cpu_groups(&self) -> Vec<CpuGroup> {
         each_once(self.vcpu_tids().filter_map(|tid| self.group(tid).cloned()))
     }
 
-    /// What its vCPUs may use now.
+    /// Returns what the VM's vCPUs may use now.
     fn in_force(&self) -> Result<InForce, ReadError> {
         InForce::in_groups(&self.cpu_groups())
     }
@@ -184,7 +184,7 @@ impl Vm {
 
 struct OfVm {
     quotas: Option<Quotas>,
-    /// Quota requested for each vCPU; unknown if an earlier agent set it.
+    /// Quota requested for each vCPU; `None` if an earlier agent set it.
     asked: Option<CpuQuota>,
     /// How many vCPUs share a cgroup.
     sharing: u64,
@@ -268,7 +268,7 @@ impl LeverState<Kvm> for OfVm {
             .manager
             .lift(vm.run.vm, quotas.before, &held)
             .map_err(call)?;
-        // An unreadable quota, or one that is still the agent's, remains to be lifted.
+        // A quota that is still the agent's, or cannot be read, is not lifted yet.
         let places = if held.is_empty() { vm.cpu_groups() } else { held };
         let seen = InForce::in_groups(&places).map_err(unread)?;
         if seen.quota() != quotas.before && quotas.is_left_in(seen) {
@@ -289,7 +289,7 @@ impl LeverState<Kvm> for OfVm {
         if quotas.is_in(seen) || (is_first && quotas.is_left_in(seen)) {
             return;
         }
-        // An agent that died between journal and libvirt leaves a quota that never came into force.
+        // If an agent died after it wrote the journal and before libvirt acted, its quota never came into force.
         if seen.quota() != quotas.before {
             let (name, ours) = (&vm.run.name, quotas.ours);
             context.notice(format!(
@@ -344,7 +344,7 @@ impl LeverState<Kvm> for OfVm {
             Ok((seen, held)) if quotas.is_left_in(seen) || !held.is_empty() => {
                 steps.note("CPU quota", after.manager.lift(vm, quotas.before, &held));
             }
-            // Another program set it meanwhile; not touched.
+            // Another program changed the quota since; it is not touched.
             Ok(_) => {}
             Err(error) => unread(&mut steps, error),
         }
@@ -353,7 +353,7 @@ impl LeverState<Kvm> for OfVm {
 }
 
 impl OfVm {
-    /// Restores a cgroup that the VM was moved out of, if it still has the agent's quota. The quota of its new cgroup is not
+    /// Restores a cgroup that the VM was moved out of, if it still has the agent's quota. The quota of the VM's new cgroup is not
     /// the agent's.
     fn give_back_what_it_left(&mut self, context: &mut HostContext, vm: &mut Vm) -> Result<(), ActionError> {
         let Some(quotas) = &self.quotas else {
@@ -379,7 +379,7 @@ fn sharing(vm: &Vm) -> u64 {
     vm.vcpu_tids().next().map_or(1, |tid| vm.sharing(tid)) as u64
 }
 
-/// One vCPU's share.
+/// Returns one vCPU's share of a quota.
 fn of_one(all: CpuQuota, sharing: u64) -> CpuQuota {
     CpuMax::Quota(all).divided(sharing).quota().unwrap_or(all)
 }

@@ -1,4 +1,4 @@
-//! Shares of caches and memory bandwidth: a resctrl group per confined VM. It outlives the VM.
+//! Shares of caches and memory bandwidth: one resctrl group per confined VM. The group outlives the VM.
 
 use homenode_host::{Act, ActionError, Lever, Limit, Outcome, VmSample};
 use homenode_kernel::confine::Confiner;
@@ -9,7 +9,7 @@ use super::{After, Kvm, LeverState, UndoError, failed};
 use crate::context::HostContext;
 use crate::vm::Vm;
 
-/// The share of caches or memory bandwidth that the VM has a resctrl group for.
+/// The share of caches or memory bandwidth to which a resctrl group confines the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Confined(pub Limit);
 

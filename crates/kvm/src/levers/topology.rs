@@ -18,7 +18,7 @@ const FARTHEST: u8 = 255;
 
 #[derive(Default)]
 struct OfVm {
-    /// The last version that its guest was given.
+    /// The last facts that the guest was given.
     published: Option<Published>,
 }
 
@@ -35,7 +35,7 @@ impl LeverState<Kvm> for OfVm {
         TELL
     }
 
-    /// Publishes a version of a guest's page.
+    /// Publishes new facts on a guest's page.
     fn set(&mut self, context: &mut HostContext, vm: &mut Vm, act: &Act) -> Result<Outcome, ActionError> {
         let Act::PublishTopology { topology } = act else {
             return Ok(Outcome::Done);
@@ -66,7 +66,7 @@ impl LeverState<Kvm> for OfVm {
     }
 }
 
-/// Distances by node index: node numbers may have gaps, a page has none.
+/// Returns the distances by node number. Node numbers may have gaps, but the rows of a page may not.
 fn distances(machine: &Machine) -> Vec<Vec<u8>> {
     let count = machine.nodes.keys().map(|node| node.0 + 1).max().unwrap_or(0);
     let between = |from: u16, to: u16| match machine.distance(NodeId(from), NodeId(to)) {

@@ -15,8 +15,8 @@ use crate::context::HostContext;
 use crate::manager::CallError;
 use crate::vm::{Pinned, Vm, vcpu_index};
 
-/// CPUs that each vCPU may have been left pinned to, the newest first: several if an agent ended, or had no answer, while it
-/// changed them.
+/// The CPU sets to which each vCPU may be pinned, the newest first. There are several if an agent ended, or got no answer, while
+/// it changed the pin.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pins(pub BTreeMap<u16, Vec<CpuSet>>);
 
@@ -25,7 +25,7 @@ impl Written for Pins {
 }
 
 impl Pinned {
-    /// Pins of a VM with this journal entry.
+    /// Returns the pins of a VM that has this journal entry.
     pub fn of(entry: Option<&Entry>) -> Pinned {
         let before = entry.map(|entry| &entry.before);
         let operator = before.map(|before| before.operator_pins.iter().copied().collect());
@@ -43,7 +43,7 @@ impl Pinned {
 }
 
 const PIN: &str = "pinning vCPU";
-/// The most changes in a row without an answer that are told apart.
+/// Most sets that are kept for a vCPU: one for each change in a row that got no answer.
 const PINS_KEPT: usize = 8;
 
 struct Vcpus {
@@ -77,12 +77,12 @@ impl LeverState<Kvm> for Vcpus {
             add(may_be.entry(*index).or_default(), std::slice::from_ref(cpus));
         }
         context.set(vm, PIN, &Pins(may_be.clone()))?;
-        // Whether libvirt succeeds or not, this is the agent's doing.
+        // Whether libvirt succeeds or not, the resulting pins are the agent's.
         let was = std::mem::replace(&mut vm.pins.ours, may_be);
         let mut before = Vec::with_capacity(vcpus.len());
         for &index in vcpus {
             let pinned = affinity_now(context, vm, index).and_then(|now| {
-                // The agent's pin if it was read back, else what the kernel reports.
+                // Take the agent's pin if it was read back, else what the kernel reports.
                 let ours = was.get(&index).and_then(|sets| match sets.as_slice() {
                     [one] => Some(one.clone()),
                     _ => None,
@@ -134,7 +134,7 @@ impl LeverState<Kvm> for Vcpus {
                 )
             };
             if let Some(ours) = pins.ours.get_mut(&index) {
-                // Within a smaller cpuset the kernel lets it run on a part of what the agent asked for.
+                // Within a smaller cpuset, the kernel applies only a part of what the agent asked for.
                 let is_ours = reach.is_one_of(&in_force, &usable, ours);
                 let is_ours_written =
                     |set: &CpuSet| ours.contains(set) || shows_affinities && *set == in_force;
@@ -144,14 +144,15 @@ impl LeverState<Kvm> for Vcpus {
                     }
                     continue;
                 }
-                // The kernel changed it, and the agent pins it again if it still wants to. A pin made by hand at the same
-                // time cannot be told from that.
+                // The kernel changed the affinity, and the agent pins the vCPU again if it still wants to. A pin made by hand at
+                // the same time cannot be told apart from that.
                 if is_kernels {
                     continue;
                 }
                 pins.ours.remove(&index);
                 others.push(index);
-                // An agent that died, or had no answer, between journal and pin leaves a pin that never came into force.
+                // An agent that died, or got no answer, between journal and pin leaves a journalled pin that never came into
+                // force.
                 let entry = context.journal.as_ref().and_then(|journal| journal.entry(run.vm));
                 let was = entry.and_then(|entry| entry.before.vcpus.get(&index));
                 let was = was.map(|cpus| cpus.intersection(&usable));
@@ -202,7 +203,7 @@ impl LeverState<Kvm> for Vcpus {
             }
         };
         for (index, ours) in &self.journalled.0 {
-            // Pins that another program made meanwhile are not touched.
+            // Pins that another program made since are not touched.
             let is_ours = |pin: &CpuSet| {
                 ours.contains(pin) || shows_affinities && ours.iter().any(|set| reach.in_force(set) == *pin)
             };
@@ -220,14 +221,14 @@ impl LeverState<Kvm> for Vcpus {
     }
 }
 
-/// CPUs of a vCPU before the agent; the emulator started those that came later.
+/// Returns the CPUs that a vCPU had before the agent. For a vCPU that was added later, they are the emulator's, which started it.
 pub(crate) fn before_of(before: &Before, index: u16) -> Option<&CpuSet> {
     let of_vcpu = before.vcpus.get(&index).or_else(|| emulator_before(before));
     of_vcpu.filter(|cpus| !cpus.is_empty())
 }
 
-/// vCPUs that are new since the agent's first pin, that it has not pinned, and that may run where the process's main thread
-/// may: it started them there. Empty if the operator had pinned the main thread. Only for managers where vCPUs inherit.
+/// Returns the vCPUs that were added since the agent's first pin, that the agent has not pinned, and whose affinity is the main
+/// thread's: QEMU started them there. Empty if the operator had pinned the main thread. Only for managers whose vCPUs inherit.
 pub(super) fn begun_by_emulator(
     threads: &[Thread],
     (run, before): (&Run, &Before),
@@ -243,8 +244,8 @@ pub(super) fn begun_by_emulator(
     threads.iter().filter_map(came_later).collect()
 }
 
-/// vCPUs that came after the agent had given the VM a home, and started there: QEMU starts a vCPU's thread from its main
-/// thread, on the CPUs that this may use then. They would keep the agent's pin forever.
+/// Returns the vCPUs that were added after the agent had given the VM a home, and that started there. QEMU starts a vCPU's thread
+/// from its main thread, with the main thread's CPUs at that time. Such a vCPU would keep the agent's CPUs forever.
 fn came_at_home(context: &HostContext, vm: &Vm) -> Vec<u16> {
     let entry = context
         .entry(vm)
@@ -254,7 +255,7 @@ fn came_at_home(context: &HostContext, vm: &Vm) -> Vec<u16> {
     };
     let of = (&vm.run, &entry.before);
     let mut later = begun_by_emulator(&vm.threads, of, &vm.pins.ours);
-    // If the operator has pinned the emulator meanwhile, its vCPUs are the operator's too.
+    // If the operator has pinned the emulator since, the vCPUs that it starts are the operator's too.
     let given = cpus_of_home(context, vm, home);
     later.retain(|index| {
         let is_at_home = vm
@@ -265,7 +266,7 @@ fn came_at_home(context: &HostContext, vm: &Vm) -> Vec<u16> {
     later
 }
 
-/// Records these vCPUs as pinned by the agent to where they may run.
+/// Records these vCPUs as pinned by the agent to their current CPUs.
 fn adopt(context: &mut HostContext, vm: &mut Vm, later: &[u16]) -> Result<(), ActionError> {
     if later.is_empty() {
         return Ok(());
@@ -279,7 +280,7 @@ fn adopt(context: &mut HostContext, vm: &mut Vm, later: &[u16]) -> Result<(), Ac
     Ok(())
 }
 
-/// Removes pins from the journal that an operator made meanwhile: they stay when the agent ends.
+/// Removes from the journal the pins of vCPUs that an operator has pinned since: the operator's pins stay when the agent ends.
 fn leave_to_others(context: &mut HostContext, vm: &Vm, vcpus: &[u16]) -> Result<(), ActionError> {
     let Some(Pins(mut pins)) = context.journalled::<Pins>(vm).filter(|_| !vcpus.is_empty()) else {
         return Ok(());
@@ -292,8 +293,8 @@ fn leave_to_others(context: &mut HostContext, vm: &Vm, vcpus: &[u16]) -> Result<
     context.set(vm, PIN, &Pins(pins))
 }
 
-/// Restores the CPUs that vCPUs had before the agent's first pin. Those that another program pinned meanwhile are not the
-/// agent's any more.
+/// Restores the CPUs that vCPUs had before the agent's first pin. A vCPU that another program pinned since is no longer the
+/// agent's.
 pub(super) fn unpin(context: &mut HostContext, vm: &mut Vm, before: &Before) -> Result<(), ActionError> {
     vm.pins.restored.clone_from(&before.vcpus);
     for index in vm.pins.ours.keys().copied().collect::<Vec<_>>() {
@@ -309,7 +310,7 @@ pub(super) fn unpin(context: &mut HostContext, vm: &mut Vm, before: &Before) -> 
     Ok(())
 }
 
-/// Where a vCPU may run at this moment.
+/// Returns the CPUs on which a vCPU may run at this moment.
 fn affinity_now(context: &HostContext, vm: &Vm, index: u16) -> Result<CpuSet, ActionError> {
     let what = format!("{PIN} {index}");
     let thread = vm.vcpu_thread(index);
@@ -319,15 +320,15 @@ fn affinity_now(context: &HostContext, vm: &Vm, index: u16) -> Result<CpuSet, Ac
     affinity.ok_or_else(|| Failure::VmGone.on(&vm.run.name))
 }
 
-/// Adds the sets that a vCPU may be pinned to now to those from before.
+/// Puts the sets that a vCPU may now be pinned to in front of the older ones.
 fn add(may_be: &mut Vec<CpuSet>, newer: &[CpuSet]) {
     may_be.retain(|set| !newer.contains(set));
     may_be.splice(0..0, newer.iter().cloned());
     may_be.truncate(PINS_KEPT);
 }
 
-/// Rolls back a pin that came into force in part, or not at all: the touched vCPUs run as they did `before`. If that fails
-/// too, the journal still names what may be in force, and it is undone with the home, or after the agent.
+/// Rolls back a pin that came into force only in part, or not at all: the touched vCPUs get the CPUs in `before`. If that fails
+/// too, the journal still lists what may be in force, and it is undone with the home or after the agent's end.
 fn roll_back(
     context: &mut HostContext,
     vm: &mut Vm,
@@ -337,7 +338,7 @@ fn roll_back(
     vm.reach.look_again(&context.root, vm.run.pid);
     for (index, cpus) in before {
         if pin(context, vm, *index, cpus).is_err() {
-            // It may have come into force without an answer, or not.
+            // The pin may have come into force without an answer.
             let tried = vm.pins.ours.get(index).map_or(&[][..], Vec::as_slice);
             add(ours.entry(*index).or_default(), tried);
         } else if !ours.contains_key(index) {
@@ -347,7 +348,7 @@ fn roll_back(
     vm.pins.ours = ours;
     match vm.pins.ours.is_empty() {
         true => context.clear::<Pins>(vm),
-        // If this cannot be written the journal names more than is in force, which does no harm.
+        // If this cannot be written, the journal lists more than is in force, which does no harm.
         false => drop(context.set(vm, PIN, &Pins(vm.pins.ours.clone()))),
     }
 }
@@ -376,7 +377,7 @@ pub(super) fn read_back(
     let seen = seen.map_err(|e| failed(vm, what, &e.to_string()))?;
     let usable = context.machine.cpu_set();
     match seen.map(|seen| seen.intersection(&usable)) {
-        // The restored CPUs may be more than its cpuset now allows.
+        // The restored CPUs may include some that the VM's cpuset no longer allows.
         Some(seen) if seen == vm.reach.in_force(cpus).intersection(&usable) => Ok(()),
         Some(seen) => {
             let cause = format!("asked for CPUs {cpus}, in force are {seen}");

@@ -1,4 +1,5 @@
-//! Watches the memory of VMs: a thread per watched VM, which looks once a window, as a scan takes long and must be on time.
+//! Watches the memory of VMs. Each watched VM has its own thread, which looks once per window: a scan takes long and must be on
+//! time.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +20,7 @@ use super::{After, Kvm, LeverState, UndoError, failed};
 use crate::context::HostContext;
 use crate::vm::Vm;
 
-/// DAMON watches the VM's memory.
+/// Records that DAMON watches the VM's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watched {}
 
@@ -35,16 +36,16 @@ struct Watching {
     tracker: Tracker,
     target: Target,
     latest: Arc<Mutex<Latest>>,
-    /// Dropped to end the thread.
+    /// Dropping it ends the thread.
     go_on: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Results of the thread.
+/// The thread's results.
 #[derive(Debug, Default)]
 struct Latest {
     seen: Option<(Ns, Ns, Tracked, Ns)>,
-    /// Why it ended early.
+    /// Why the thread ended early.
     failed: Option<TrackerError>,
 }
 
@@ -96,7 +97,7 @@ impl Watching {
             .clone()
     }
 
-    /// What the last complete window showed of a VM with this much memory now.
+    /// Returns what the last complete window showed of a VM that now has this much memory.
     fn observed(&self, memory: Pages) -> Option<Observation> {
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, interval, sight, cost) = latest.seen.as_ref()?;
@@ -155,7 +156,7 @@ fn cpu_time() -> Ns {
 }
 
 struct OfVm {
-    /// Whether DAMON is at work, which outlives agent and VM.
+    /// Whether DAMON is watching the memory; DAMON outlives both agent and VM.
     has_damon: bool,
     watching: Option<Watching>,
 }
@@ -250,7 +251,7 @@ impl LeverState<Kvm> for OfVm {
 }
 
 impl OfVm {
-    /// Starts a tracker; one that could outlive the agent is journalled first.
+    /// Starts a tracker. A tracker that could outlive the agent is journalled first.
     fn look(
         &mut self,
         context: &mut HostContext,

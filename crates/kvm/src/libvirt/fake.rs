@@ -1,5 +1,5 @@
-//! What a real libvirt does and the in-process test driver does not: threads run where they are pinned, quotas reach
-//! cgroups, balloons lag, and a call may fail, be carried out late, or be carried out and never answered.
+//! A fake of what a real libvirt does but the in-process test driver does not: threads run where they are pinned, quotas reach
+//! cgroups, balloons lag. A call may fail, be carried out late, or be carried out without an answer.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,16 +12,16 @@ use virt::error::Error;
 
 use super::{CallError, QUOTA_MAX_US, SILENT};
 
-/// The fake libvirt; see the module.
+/// The fake libvirt, as the module describes.
 #[derive(Default)]
 pub(crate) struct FakeLibvirt {
-    /// Folder of handmade threads that run where they are pinned, and the main thread's number; vCPUs follow.
+    /// Folder of handmade threads that run where they are pinned, and the main thread's number; the vCPUs' numbers follow it.
     pub threads: Option<(PathBuf, i32)>,
-    /// CPUs of the cpuset that the kernel confines those threads to.
+    /// CPUs of the cpuset to which the kernel confines these threads.
     pub cpuset: Option<CpuSet>,
-    /// Cgroups of vCPUs.
+    /// The vCPUs' cgroups.
     pub groups: Vec<PathBuf>,
-    /// Abandoned calls, and how many others are made before each is carried out.
+    /// Abandoned calls, each with the number of other calls that are made before it is carried out.
     late: Vec<LateCall>,
     /// Memory in each domain's last XML.
     memory: BTreeMap<VmId, String>,
@@ -42,7 +42,7 @@ pub(crate) enum Call<C> {
 }
 
 impl FakeLibvirt {
-    /// Runs a thread on these CPUs, as far as its cpuset has them.
+    /// Returns a closure that runs a thread on these CPUs, as far as its cpuset has them.
     pub fn pin(&self, thread: i32, cpus: &CpuSet) -> Result<impl FnOnce() + Send + 'static, CallError> {
         let within = self.cpuset.as_ref().map(|cpuset| cpus.intersection(cpuset));
         let cpus = within.unwrap_or_else(|| cpus.clone());
@@ -63,7 +63,7 @@ impl FakeLibvirt {
         })
     }
 
-    /// Sets the quota in the vCPUs' cgroups, if there are any.
+    /// Returns a closure that sets the quota in the vCPUs' cgroups, if there are any.
     pub fn bandwidth(
         &self,
         period: Option<u64>,
@@ -98,7 +98,7 @@ impl FakeLibvirt {
         lagging
     }
 
-    /// Before a call: fails it, or has it made now or later.
+    /// Decides before a call whether it fails, is made now, or is made later.
     pub fn before<T, C: FnOnce(&Domain) -> Result<T, Error> + Send + 'static>(
         &mut self,
         domain: &Domain,
@@ -127,7 +127,7 @@ impl FakeLibvirt {
         }
     }
 
-    /// Carries out late calls that are due.
+    /// Carries out all late calls.
     pub fn catch_up(&mut self) {
         std::mem::take(&mut self.late)
             .into_iter()

@@ -1,11 +1,11 @@
-//! libvirt's library, loaded on first use: a simulation, `--version` and a host without libvirt need neither it nor the
-//! libraries that it pulls in.
+//! libvirt's library, loaded on first use: a simulation, `--version` and a host without libvirt need neither this library nor the
+//! libraries that it needs.
 //!
-//! `virt` calls functions of libvirt by name. This module has a function under each name that it uses, which jumps to the
-//! library's function through a table that [`load`] fills. As all names are found here, the linker leaves the library out.
-//! They are hidden, so that libvirt's own libraries do not find these functions instead of theirs.
+//! `virt` calls functions of libvirt by name. For each of these names, this module has a function that jumps to the library's
+//! function through a table, which [`load`] fills. Since all names are found here, the linker leaves the library out. The
+//! functions are hidden, so that libvirt's own libraries do not find them instead of the real ones.
 //!
-//! Only on x86-64; elsewhere the program is linked to libvirt.
+//! This works on x86-64 only; on other architectures the program is linked to libvirt.
 
 #![allow(unsafe_code)] // a library is trusted to be what its name says, as the loader does at a program's start
 
@@ -18,7 +18,7 @@ use libloading::os::unix::Library;
 
 use super::LibraryError;
 
-/// The library, as the loader knows it.
+/// File name by which the loader finds the library.
 const LIBRARY: &str = "libvirt.so.0";
 
 /// Loads the library, unless it is loaded.
@@ -41,15 +41,15 @@ fn find(library: &str) -> Result<(), LibraryError> {
         Some(cause) => LibraryError(cause.to_string()),
         None => LibraryError(error.to_string()),
     };
-    // SAFETY: libvirt's library runs no code of its own when it is loaded but its constructors, which are made for that.
+    // SAFETY: when libvirt's library is loaded, the only code of its own that runs is its constructors, which are made for that.
     let library = unsafe { Library::new(library) }.map_err(missing)?;
-    // SAFETY: the address alone is taken here; the functions that jump by it have the types of libvirt's headers.
+    // SAFETY: only the address is taken here; the functions that jump to it have the types in libvirt's headers.
     let find = |name: &&str| unsafe { library.get::<*mut c_void>(*name) }.map(|found| *found);
     let found: Result<Vec<*mut c_void>, _> = NAMES.iter().map(find).collect();
     for (slot, function) in slots().iter().zip(found.map_err(missing)?) {
         slot.store(function, Ordering::Release);
     }
-    // It stays loaded: its functions are called from now on.
+    // The library stays loaded, since its functions are called from now on.
     let _ = library.into_raw();
     Ok(())
 }
@@ -59,7 +59,7 @@ fn slots() -> &'static [AtomicPtr<c_void>; NAMES.len()] {
     unsafe extern "C" {
         static homenode_libvirt_table: [AtomicPtr<c_void>; NAMES.len()];
     }
-    // SAFETY: the assembly above defines it, as long as the program runs, with a slot for each name.
+    // SAFETY: the assembly below defines the table, with a slot for each name, for as long as the program runs.
     unsafe { &homenode_libvirt_table }
 }
 
@@ -92,7 +92,7 @@ macro_rules! functions {
     };
 }
 
-// What `virt` 0.5 and this crate use of libvirt 6.0 and later. A missing name is linked, and then
+// What `virt` 0.5 and this crate use of libvirt 6.0 and later. If a name is missing here, the program is linked to libvirt, and
 // `the_program_starts_without_libvirts_library` fails.
 functions! {
     virConnectBaselineCPU virConnectClose virConnectCompareCPU virConnectDomainXMLFromNative virConnectDomainXMLToNative
@@ -186,7 +186,7 @@ mod tests {
             slots().iter().map(|slot| slot.load(Ordering::Acquire)).collect();
         assert_eq!(all.len(), NAMES.len());
         let mut version = 0;
-        // SAFETY: the version lives during the call, and the function takes null for the others.
+        // SAFETY: the version lives during the call, and the function accepts null for the other arguments.
         let status =
             unsafe { virt::sys::virGetVersion(&mut version, std::ptr::null(), std::ptr::null_mut()) };
         assert!(status == 0 && version >= 6_000_000, "{version}");

@@ -21,7 +21,7 @@ fn a_call_that_hangs_is_given_up_and_the_next_is_made_by_another_thread() {
     assert_eq!(hung, Err(busy.clone()));
     assert!(begun.elapsed() < CALL_MAX + Duration::from_secs(5));
     assert!(libvirt.list().is_ok(), "other calls are made");
-    // A call that may still be carried out must not come after this one.
+    // While the abandoned call may still be carried out, this one must not be made before it.
     assert_eq!(libvirt.xml(vm), Err(busy));
     drop(release);
     let is_over = |libvirt: &mut Libvirt| libvirt.xml(vm).is_ok();

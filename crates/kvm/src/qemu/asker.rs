@@ -1,4 +1,4 @@
-//! The thread that asks monitors instead of the agent's loop, and their last answers.
+//! The thread that asks monitors on behalf of the agent's loop, and the monitors' last answers.
 //!
 //! ```text
 //!   loop ── VMs to ask, commands ──▶ monitors (poll over all sockets) ── sockets to open ──▶ opener (may hang)
@@ -6,9 +6,9 @@
 //!    └──── last answers: Board ◀───────────┘        └──────────────── connections ──────────────┘
 //! ```
 //!
-//! The loop reads the board and waits only for its own commands, for a limited time. The path of a socket may cross a file
-//! system that does not answer (FUSE of QEMU's own user, NFS), so another thread opens it. If that hangs the next takes its
-//! place, up to a limit; a VM with a hanging thread is not asked until that thread returns.
+//! The loop reads the board and waits only for its own commands, for a limited time. The path of a socket may cross a file system
+//! that does not answer (FUSE of QEMU's own user, NFS), so another thread opens sockets. If that thread hangs, a new thread takes
+//! its place, up to a limit. A VM whose opening hangs is not asked until the hanging thread returns.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -34,10 +34,10 @@ const OPEN_MAX: Ns = Ns(250_000_000);
 /// Most threads that may hang while opening a socket.
 const HUNG_MAX: usize = 8;
 
-/// Opens a socket: [`monitor::connect`].
+/// Function that opens a socket: [`monitor::connect`], except in tests.
 type Open = fn(&Path, i32, &str) -> Result<UnixStream, MonitorError>;
 
-/// Messages to the thread.
+/// Messages to the thread that asks.
 enum Message {
     Watch(VmId, Target),
     Forget(VmId),
@@ -63,7 +63,7 @@ struct Shared {
 
 impl Shared {
     fn board(&self) -> MutexGuard<'_, Board> {
-        // No code that panics holds the lock.
+        // The data is intact even if the lock is poisoned: no code that panics holds it.
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -89,14 +89,14 @@ struct Line {
 
 impl Line {
     fn send(&self, message: Message) {
-        // The thread ends only when told to, and then there are no more messages.
+        // The thread ends only when told to, and no message follows that.
         if self.inbox.send(message).is_ok() {
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
     }
 }
 
-/// Asks monitors; see the module. The thread starts with the first VM that has a monitor.
+/// Asks monitors, as the module describes. Its thread starts with the first VM that has a monitor.
 #[derive(Debug)]
 pub(super) struct Asker {
     root: PathBuf,
@@ -141,7 +141,7 @@ impl Asker {
         }
     }
 
-    /// Forgets all other VMs.
+    /// Forgets all VMs for which `is_there` returns false.
     pub fn keep_only(&mut self, is_there: impl Fn(VmId) -> bool) {
         let gone: Vec<VmId> = self.watched.iter().copied().filter(|vm| !is_there(*vm)).collect();
         for vm in gone {
@@ -150,26 +150,26 @@ impl Asker {
         }
     }
 
-    /// Sets what to ask a VM in addition to whether it runs.
+    /// Sets what to ask a VM's monitor besides whether the VM runs.
     pub fn want(&mut self, vm: VmId, wants: Wants) {
         self.send(Message::Want(vm, wants));
     }
 
-    /// Asks a VM soon, unless it rests.
+    /// Asks a VM's monitor soon, unless the VM rests.
     pub fn ask_soon(&mut self, vm: VmId) {
         self.send(Message::AskSoon(vm));
     }
 
-    /// The last answers of the monitors of a VM run by this process; `None` before the first visit has ended.
+    /// Returns the last answers of a VM's monitors if this process runs the VM; `None` before the first visit has ended.
     pub fn said(&self, vm: VmId, pid: i32) -> Option<Arc<Said>> {
         let board = self.shared.board();
         board.vms.get(&vm).filter(|said| said.pid == pid).cloned()
     }
 
-    /// Carries out commands, one after the other, and waits up to this long.
+    /// Carries out commands one after the other, and waits at most `most`.
     ///
     /// # Errors
-    /// When not all were carried out; the earlier ones may have been.
+    /// When not all commands were carried out; the first ones may have been.
     pub fn command(
         &mut self,
         vm: VmId,
@@ -193,10 +193,10 @@ impl Asker {
         )))
     }
 
-    /// Waits until each of these was visited, up to this long.
+    /// Waits until each of these VMs was visited, for at most `most`.
     pub fn wait_for(&self, vms: &[VmId], most: Duration) {
         let is_missing = |board: &mut Board| vms.iter().any(|vm| !board.vms.contains_key(vm));
-        // A poisoned lock ends the wait; what is known stays known.
+        // A poisoned lock ends the wait; the known answers stay.
         drop(
             self.shared
                 .changed
@@ -217,7 +217,7 @@ impl Drop for Asker {
     }
 }
 
-/// Starts the thread.
+/// Starts the thread that asks.
 fn begin(root: &Path, open: Open, shared: &Arc<Shared>) -> Result<Line, NoThread> {
     let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let (inbox, received) = channel();
@@ -330,7 +330,7 @@ impl Asking {
             of.push((vm, which));
             polled.push(PollFd::new(conversation, PollFlags::IN | out));
         }
-        // If interrupted, as if nothing were ready.
+        // An interruption counts as nothing being ready.
         let _ = poll(&mut polled, left.as_ref());
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let is_woken = is_ready(&polled[0]);
@@ -362,14 +362,14 @@ impl Asking {
     }
 }
 
-/// Threads that open sockets, one at a time; hung threads are abandoned.
+/// Threads that open sockets, one socket at a time. A thread that hangs is abandoned.
 struct Openers {
     root: PathBuf,
     open: Open,
     line: Line,
-    /// Sends work to the thread that is not hung.
+    /// Sends work to the thread that does not hang.
     idle: Option<Sender<Opening>>,
-    /// What it is opening, and since when.
+    /// The VM and ticket being opened, and since when.
     busy: Option<(VmId, u64, Ns)>,
     hung: BTreeSet<u64>,
 }
@@ -377,7 +377,7 @@ struct Openers {
 /// Result of handing over a socket to open.
 enum Handed {
     Over,
-    /// It has to wait for another thread.
+    /// The opening must wait until the thread is free.
     Back(Opening),
     Refused(Opening, String),
 }
@@ -430,7 +430,7 @@ impl Openers {
         self.busy.map(|(_, _, since)| since + OPEN_MAX)
     }
 
-    /// The opening that hangs, if one does by now: another thread opens the next.
+    /// Returns the current opening if it hangs by now. Another thread then opens the next.
     fn take_hung(&mut self, at: Ns) -> Option<(VmId, u64)> {
         let (vm, ticket, _) = self.busy.take_if(|(_, _, since)| *since + OPEN_MAX <= at)?;
         self.hung.insert(ticket);

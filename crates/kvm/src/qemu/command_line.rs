@@ -1,6 +1,6 @@
-//! A QEMU's options: its command line, and files that it read options from (`-readconfig`, as Incus does).
+//! A QEMU's options: its command line, and the files from which it read options (`-readconfig`, as Incus does).
 //!
-//! The process may have overwritten its own command line, so all of this is hostile until parsed. It only concerns its own
+//! The process may have overwritten its own command line, so all of this is untrusted until parsed. It can only affect its own
 //! VM.
 
 use homenode_kernel::binding::Binding;
@@ -9,12 +9,12 @@ use homenode_units::{Bytes, NodeId, NodeSet};
 use super::options::{self, QemuOption};
 use crate::domain::{BalloonDevice, Cell, FreePages, HugePages, Locked, TOPOLOGY_DEVICE};
 
-/// QEMU's default memory.
+/// QEMU's default memory size.
 const MEMORY_DEFAULT: Bytes = Bytes(128 << 20);
 /// More vCPUs than any hypervisor offers.
 const VCPUS_MAX: u32 = 4096;
 
-/// Whether this is the command line of a QEMU that may run a VM.
+/// Whether a program of this name is a QEMU that may run a VM.
 pub(super) fn is_qemu(program: &str) -> bool {
     let name = program.rsplit('/').next().unwrap_or(program);
     name.starts_with("qemu-system-") || matches!(name, "qemu-kvm" | "kvm")
@@ -44,13 +44,13 @@ pub(super) struct Told {
     pub balloon: Option<BalloonDevice>,
     pub free_pages: FreePages,
     pub topology_socket: Option<String>,
-    /// Sockets of its monitor.
+    /// Sockets of the VM's monitors.
     pub monitors: Vec<String>,
-    /// Whether it runs no machine: a QEMU started only to query its features.
+    /// Whether the QEMU runs no machine, because it was started only to query its features.
     pub has_no_machine: bool,
 }
 
-/// Arrangement of its vCPUs, and how many there may be.
+/// The arrangement of a VM's vCPUs, and how many there may be.
 struct Topology {
     vcpus: u32,
     vcpus_max: u32,
@@ -65,12 +65,12 @@ impl CommandLine {
         CommandLine { options }
     }
 
-    /// Inserts the options of files where the files are named (`-readconfig`).
+    /// Replaces each `-readconfig` with the options in its file.
     ///
     /// # Errors
     /// The errors of `read`, which gets a file's path.
     pub fn read_files<E>(&mut self, mut read: impl FnMut(&str) -> Result<String, E>) -> Result<(), E> {
-        // A process can name any number of files.
+        // A process can name any number of files, so the number is limited.
         const FILES_MAX: usize = 8;
         let mut file_count = 0;
         for option in std::mem::take(&mut self.options) {
@@ -86,17 +86,17 @@ impl CommandLine {
         Ok(())
     }
 
-    /// Whether it changes its root (`-chroot`), after it has opened the files in its options.
+    /// Whether the process changes its root (`-chroot`) after it has opened the files in its options.
     pub fn changes_root(&self) -> bool {
         self.all("chroot").next().is_some() || self.last("run-with", "chroot").is_some()
     }
 
-    /// Whether it leaves its initial directory.
+    /// Whether the process leaves its initial directory.
     pub fn leaves_directory(&self) -> bool {
         self.changes_root() || self.all("daemonize").next().is_some()
     }
 
-    /// Where it writes its process id.
+    /// Path of the file to which the process writes its process id.
     pub fn pid_file(&self) -> Option<&str> {
         self.all("pidfile").last().map(|option| option.word.as_str())
     }
@@ -105,7 +105,7 @@ impl CommandLine {
         self.options.iter().filter(move |option| option.name == name)
     }
 
-    /// The value of a key of an option that QEMU merges from all its uses: the last one counts.
+    /// Returns the value of a key in an option that QEMU merges from all its occurrences; the last value counts.
     fn last(&self, name: &str, key: &str) -> Option<&str> {
         self.all(name).filter_map(|option| option.get(key)).last()
     }
@@ -163,7 +163,7 @@ impl CommandLine {
         }
     }
 
-    /// The last UUID.
+    /// Returns the UUID that is given last.
     fn uuid(&self) -> Option<&str> {
         let mut latest = self.options.iter().rev();
         latest.find_map(|option| match option.name.as_str() {
@@ -181,7 +181,7 @@ impl CommandLine {
             && !other_devices.any(|device| device.get("memdev") == backend.get("id"))
     }
 
-    /// All its memory, and the size of each memory object: the machine's, and what is plugged in.
+    /// Returns all of the VM's memory, and the size of each memory object: the machine's own and those plugged in.
     fn memory(&self, backends: &[&QemuOption]) -> (Bytes, Vec<Bytes>) {
         let of_machine = || options::size(self.last("machine", "memory.size")?).filter(|size| size.0 > 0);
         let given = self.last("memory", "size").and_then(options::memory_size);
@@ -221,7 +221,7 @@ impl CommandLine {
                 .is_some_and(|option| is_such(&option.word))
     }
 
-    /// Whether its memory is pinned: by an option, or by a device of the host that no PCI address stands for.
+    /// Whether the VM's memory is pinned, by an option or by a host device that has no PCI address.
     fn is_locked(&self) -> bool {
         let is_asked =
             |value: Option<&str>| value.is_some_and(|value| options::is_on(value) || value == "on-fault");
@@ -236,7 +236,7 @@ impl CommandLine {
                 .any(|netdev| netdev.get("type") == Some("vhost-vdpa"))
     }
 
-    /// What hides its memory from the host, if anything does.
+    /// Returns what hides the VM's memory from the host, if anything does.
     fn encrypted(&self) -> Option<String> {
         let kinds = ["sev-", "tdx-", "s390-pv-", "pef-", "arm-rme-"];
         let object = kinds.into_iter().find_map(|kind| self.objects(kind).next());
@@ -252,7 +252,7 @@ impl CommandLine {
         balloon.get(KEY).or_else(everywhere).is_some_and(options::is_on)
     }
 
-    /// A number of `-smp`, or of `-machine smp.key=`.
+    /// Returns a number from `-smp` or from `-machine smp.key=`.
     fn smp(&self, key: &str) -> Option<u32> {
         let of_machine = || self.last("machine", &format!("smp.{key}"));
         let said = self.last("smp-opts", key).or_else(of_machine);
@@ -269,7 +269,7 @@ impl CommandLine {
         let all_but_cores = product(&[product(&outer), sockets, product(&inner), threads]);
         let cores = match (self.smp("cores"), most.or(cpus)) {
             (Some(cores), _) => cores.min(VCPUS_MAX),
-            // The rest is cores, as of QEMU 6.2.
+            // The cores make up the rest, as of QEMU 6.2.
             (None, Some(most)) => (most / all_but_cores).max(1),
             (None, None) => 1,
         };
@@ -287,7 +287,7 @@ impl CommandLine {
         }
     }
 
-    /// vCPUs at start: those of `-smp`, and those that are separate devices, as Proxmox adds them.
+    /// Returns the number of vCPUs at start: those of `-smp`, and those added as separate devices, as Proxmox does.
     fn vcpus(&self, topology: &Topology) -> u16 {
         let is_vcpu = |device: &&QemuOption| {
             let driver = device.get("driver").unwrap_or_default();
@@ -298,8 +298,8 @@ impl CommandLine {
         topology.vcpus.saturating_add(added).min(topology.vcpus_max) as u16
     }
 
-    /// Nodes as the guest sees them, by number: `-numa node,cpus=0-1,memdev=ram0`, or the old `mem=`. Their vCPUs are all
-    /// that there may ever be.
+    /// Returns the guest's nodes by number: `-numa node,cpus=0-1,memdev=ram0`, or the old `mem=`. Their vCPUs include those that
+    /// may be plugged in later.
     fn cells(&self, backends: &[&QemuOption], topology: &Topology) -> Vec<Cell> {
         let nodes = self
             .all("numa")
@@ -328,7 +328,8 @@ impl CommandLine {
         nodes.iter().map(cell).collect()
     }
 
-    /// The guest node of each vCPU. By socket if QEMU's options name none; a vCPU that they leave out is in the first.
+    /// Returns the guest node of each vCPU. If the options give none, vCPUs go by socket; a vCPU that the options leave out is in
+    /// the first node.
     fn homes_of_vcpus(&self, nodes: &[(u32, &QemuOption)], topology: &Topology) -> Vec<Option<u32>> {
         let count = topology.vcpus_max as usize;
         let mut homes = vec![None; count];
@@ -368,7 +369,7 @@ impl CommandLine {
         self.all("chardev").find(|chardev| chardev.get("id") == Some(id))
     }
 
-    /// Sockets on which its monitor listens. A monitor that connects to another program is left out.
+    /// Returns the sockets on which the VM's monitors listen. A monitor that connects to another program is left out.
     fn monitors(&self) -> Vec<String> {
         let mut paths = Vec::new();
         let listens = |option: &QemuOption| {
@@ -414,7 +415,7 @@ impl Topology {
     }
 }
 
-/// Nodes that its memory was bound to at start, backend by backend.
+/// Returns the nodes to which the VM's memory was bound at start, joined over its backends.
 fn binding(backends: &[&QemuOption]) -> Option<Binding> {
     backends.iter().fold(None, |all, backend| {
         let policy = backend.get("policy").unwrap_or("default");
@@ -431,7 +432,7 @@ fn assigned_address(device: &QemuOption) -> Option<String> {
     pci_address(device.get("host").or_else(of_path)?)
 }
 
-/// `0000:3b:10.1`, with or without its domain.
+/// Parses a PCI address such as `0000:3b:10.1`, with or without its domain.
 fn pci_address(host: &str) -> Option<String> {
     let is_plain = host
         .bytes()
@@ -590,7 +591,7 @@ mod tests {
             sizes("-machine memory-backend=m -object memory-backend-ram,id=m,size=0.0625G"),
             [64]
         );
-        // Memory shared by a device, or kept in a file, is not RAM.
+        // Memory that a device shares or a file holds is not RAM.
         for device in [
             "ivshmem-plain,memdev=s",
             "nvdimm,id=n,memdev=s",

@@ -15,7 +15,7 @@ use super::visits::{MONITORS_MAX, Said, Target, VISIT_MAX};
 use super::{Qemu, Vm};
 use crate::manager::CallError;
 
-/// How often to check that the vCPU threads reported by a monitor are still the same ones.
+/// How often to check that the vCPU threads that a monitor reported still exist.
 const CHECK_EVERY: Ns = Ns::from_secs(10);
 const NO_MONITOR: &str =
     "its monitor (none): it was started without one; start it with `-qmp unix:/run/…,server=on,wait=off`";
@@ -24,18 +24,18 @@ const NO_MONITOR: &str =
 #[derive(Debug, Default)]
 pub(super) struct Heard {
     pub(super) said: Arc<Said>,
-    /// Whether the asker knows the VM.
+    /// Whether the asker watches the VM.
     pub(super) is_watched: bool,
     pub(super) wants: Wants,
-    /// Threads that run vCPUs and have no names of their own, by their numbers on this host.
+    /// Threads that run vCPUs but have no names that say so, by their numbers on this host.
     pub(super) vcpus: BTreeMap<i32, (VcpuThread, u16)>,
-    /// When the monitor reported them, and when to check again that they are the same threads.
+    /// When the monitor reported these threads, and when to check again that they still exist.
     pub(super) vcpus_at: Option<Ns>,
     pub(super) next_check: Ns,
 }
 
 impl Vm {
-    /// Why its monitor cannot be used now, if so.
+    /// Why the VM's monitor cannot be used now; `None` if it can.
     pub(super) fn no_monitor(&self) -> Option<String> {
         let said = &self.heard.said;
         match &said.trouble {
@@ -46,13 +46,13 @@ impl Vm {
         }
     }
 
-    /// What its balloon leaves it, if its monitor reported that.
+    /// Returns the memory that the balloon leaves the VM, if its monitor reported that.
     pub(super) fn balloon(&self) -> Option<Bytes> {
         let said = self.heard.said.heard.balloon;
         said.filter(|bytes| bytes.0 > 0 && *bytes <= self.told.memory)
     }
 
-    /// Whether its description has the balloon's current size.
+    /// Whether the VM's description shows the balloon's current size.
     pub(super) fn is_as_described(&self) -> bool {
         let balloon = self.balloon();
         self.described.balloon == self.told.balloon.filter(|_| balloon.is_some())
@@ -61,7 +61,7 @@ impl Vm {
 }
 
 impl Qemu {
-    /// Makes a VM known to the asker.
+    /// Makes the asker watch a VM.
     pub(super) fn watch(&mut self, vm: VmId) {
         let is_asked = self.is_asking;
         let Some(known) = self.vms.get_mut(&vm).filter(|known| !known.heard.is_watched) else {
@@ -94,7 +94,7 @@ impl Qemu {
         self.asker.want(vm, wants);
     }
 
-    /// Adds to what is asked about a VM from now on.
+    /// Adds to what a VM's monitor is asked from now on.
     pub(super) fn want(&mut self, vm: VmId, more: impl FnOnce(&mut Wants)) {
         let Some(known) = self.vms.get_mut(&vm) else {
             return;
@@ -107,8 +107,8 @@ impl Qemu {
         }
     }
 
-    /// Sends a command to a VM's monitor. Waits for at most the time left for commands, and not at all for a monitor that
-    /// gave no answer last time.
+    /// Sends a command to a VM's monitor. Waits at most the time left for commands. If the monitor did not answer last time,
+    /// returns without waiting.
     pub(super) fn command(&mut self, vm: VmId, command: Command) -> Result<Value, CallError> {
         self.vm(vm)?;
         self.watch(vm);
@@ -127,7 +127,7 @@ impl Qemu {
         }
         let most = self.time_left.min(VISIT_MAX);
         if most == Ns::ZERO {
-            // The next call will know whether it answers.
+            // The result tells the next call whether this monitor answers.
             self.asker.ask_soon(vm);
             return Err(CallError::Refused(
                 "the time for monitors is used up by those of other VMs; it is tried again".to_owned(),
@@ -140,7 +140,7 @@ impl Qemu {
         Ok(answers.into_iter().next().unwrap_or(Value::Null))
     }
 
-    /// Something on a VM was just changed: describes it again next time.
+    /// Describes a VM again next time, since it was just changed.
     pub(super) fn look_soon(&mut self, vm: VmId) {
         if let Some(known) = self.vms.get_mut(&vm) {
             known.next_look = Ns::ZERO;
@@ -157,7 +157,7 @@ impl Qemu {
         }
     }
 
-    /// Stores which threads run vCPUs, as reported by a monitor. Its thread numbers are those of its own namespace.
+    /// Stores which threads run vCPUs, as a monitor reported it. The monitor's thread numbers are those of its own namespace.
     pub(super) fn take_in_vcpus(&mut self, vm: VmId, threads: &[Thread], told: &BTreeMap<i32, u16>) {
         let Some(known) = self.vms.get_mut(&vm) else {
             return;
@@ -176,7 +176,7 @@ impl Qemu {
         known.heard.vcpus = vcpus.collect();
     }
 
-    /// Forgets vCPU threads of the monitor or the journal that are not the same threads any more.
+    /// Forgets vCPU threads from the monitor or the journal that have ended; their numbers may belong to other threads now.
     pub(super) fn check_vcpus(&mut self, vm: VmId) {
         let at = now();
         if let Some(known) = self.vms.get_mut(&vm).filter(|vm| at >= vm.heard.next_check) {
@@ -188,7 +188,7 @@ impl Qemu {
         }
     }
 
-    /// Sets the roles of threads without names: from the monitor, or from the journal of an agent that knew.
+    /// Sets the roles of threads without names, from the monitor or from the journal of an earlier agent.
     pub(super) fn roles_told(&mut self, vm: VmId, threads: &[Thread]) {
         self.hear(vm);
         let Some(known) = self.vms.get(&vm) else { return };
@@ -224,7 +224,7 @@ impl Qemu {
         }
     }
 
-    /// Path of its balloon among QEMU's objects.
+    /// Returns the path of the VM's balloon among QEMU's objects.
     pub(super) fn balloon_path(&mut self, vm: VmId) -> Result<String, CallError> {
         self.hear(vm);
         if let Some(path) = self.vm(vm)?.heard.said.heard.balloon_path.clone() {
@@ -240,7 +240,7 @@ impl Qemu {
     }
 }
 
-/// Paths of monitors, each once, in whatever spelling.
+/// Returns the paths of monitors without repetitions, even if they are spelled differently.
 fn each_once(paths: &[String]) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let plain = |path: &&String| {

@@ -1,8 +1,7 @@
-//! QEMU's monitor (QMP), as far as needed: a few commands at a time over a socket that is closed right after.
+//! QEMU's monitor (QMP), as far as needed: a few commands at a time, over a socket that is closed right after.
 //!
-//! A monitor has room for one client. Its owner (Proxmox' and Incus' own daemons) connects for each command, so the agent
-//! stays only as long as its questions take. Nothing here waits for a monitor: a [`Conversation`] goes on when its socket is
-//! ready.
+//! A monitor has room for one client. Its owner (Proxmox' and Incus' own daemons) connects for each command, so the agent stays
+//! only as long as its questions take. Nothing here waits for a monitor: a [`Conversation`] continues when its socket is ready.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -16,13 +15,13 @@ use super::seen::Eyes;
 
 /// More than a monitor's answers to a few short questions, with the events of a busy VM.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
-/// How much to read from one monitor before the others have their turn.
+/// How much to read from one monitor before it is another's turn.
 const TURN_BYTES: usize = 64 << 10;
 
 /// Why a monitor could not be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum MonitorError {
-    /// It sends no greeting.
+    /// The monitor sends no greeting.
     #[error(
         "its monitor {path} does not greet: another program is connected to it, or its QEMU stands still"
     )]
@@ -30,7 +29,7 @@ pub(super) enum MonitorError {
         /// The socket.
         path: String,
     },
-    /// It belongs to another process.
+    /// The monitor belongs to another process.
     #[error("its monitor {path} is not its own: process {pid} listens there")]
     Foreign {
         /// The socket.
@@ -38,12 +37,12 @@ pub(super) enum MonitorError {
         /// The process that listens there.
         pid: i32,
     },
-    /// It cannot be reached, or the connection broke.
+    /// The monitor cannot be reached, or the connection broke.
     #[error("its monitor {path}: {cause}")]
     Broken {
         /// The socket.
         path: String,
-        /// Why.
+        /// The reason.
         cause: String,
     },
     /// QEMU understood the command, and refused.
@@ -54,7 +53,7 @@ pub(super) enum MonitorError {
         /// QEMU's message.
         cause: String,
     },
-    /// There is no time left to wait for it.
+    /// There is no time left to wait for the monitor.
     #[error("{0}")]
     NoTime(&'static str),
 }
@@ -65,11 +64,11 @@ pub(super) type Command = (&'static str, Value);
 /// QEMU's answer to a command.
 pub(super) type Answer = Result<Value, MonitorError>;
 
-/// Connects to the monitor of this process, unless another process listens there. `path` is as the process sees it, possibly
-/// in its own mount namespace. Does not wait for a monitor, but may wait for file systems on the path.
+/// Connects to a monitor of this process, unless another process listens on it. `path` is the path that the process sees,
+/// possibly in its own mount namespace. Does not wait for the monitor, but may wait for file systems on the path.
 ///
 /// # Errors
-/// Why it cannot connect; a monitor with a full queue of clients is busy.
+/// Why it cannot connect. A monitor whose queue of clients is full is busy.
 pub(super) fn connect(root: &Path, pid: i32, path: &str) -> Result<UnixStream, MonitorError> {
     let stream = match connect_at(root, pid, path) {
         Ok(stream) => stream,
@@ -92,7 +91,7 @@ pub(super) fn connect(root: &Path, pid: i32, path: &str) -> Result<UnixStream, M
 }
 
 fn connect_at(root: &Path, pid: i32, path: &str) -> io::Result<UnixStream> {
-    // An open descriptor can be connected to however long its path is.
+    // Connecting through an open descriptor works however long the socket's path is.
     let socket = Eyes::of(root, pid).open(path)?;
     let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", socket.as_raw_fd()))?;
     let stream = rustix::net::socket_with(
@@ -116,9 +115,9 @@ pub(super) fn broken(path: &str, cause: &dyn std::fmt::Display) -> MonitorError 
 /// Progress of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// No byte from the monitor yet: the connection may wait in QEMU's queue of clients.
+    /// The monitor has sent nothing yet: the connection may wait in QEMU's queue of clients.
     Queued,
-    /// The greeting has begun.
+    /// The monitor has begun its greeting.
     Greeting,
     /// A command is being answered.
     Asked,
@@ -132,7 +131,7 @@ pub(super) struct Conversation {
     path: String,
     stream: UnixStream,
     stage: Stage,
-    /// All commands, and how many of them were sent.
+    /// All commands, and the number of those sent.
     commands: Vec<Command>,
     sent_count: usize,
     /// Number of the command that is answered next; numbers are never reused.
@@ -140,13 +139,13 @@ pub(super) struct Conversation {
     answers: Vec<Answer>,
     unsent: Vec<u8>,
     read: Vec<u8>,
-    /// How much of that was searched for the end of a line.
+    /// How much of `read` was searched for the end of a line.
     searched: usize,
     total: usize,
 }
 
 impl Conversation {
-    /// A conversation over this connection, which never blocks.
+    /// Begins a conversation over this connection, which must not block.
     pub fn new(path: &str, stream: UnixStream) -> Conversation {
         Conversation {
             path: path.to_owned(),
@@ -177,12 +176,12 @@ impl Conversation {
         }
     }
 
-    /// Whether it waits to write.
+    /// Whether the conversation waits to write.
     pub fn wants_to_write(&self) -> bool {
         !self.unsent.is_empty()
     }
 
-    /// Asks these after everything else was answered.
+    /// Sends these commands one after the other. All earlier ones must have been answered.
     pub fn ask(&mut self, commands: Vec<Command>) {
         self.answers.clear();
         self.commands = commands;
@@ -190,15 +189,15 @@ impl Conversation {
         self.send_next();
     }
 
-    /// The answers, in the order of the commands.
+    /// Takes the answers, in the order of the commands.
     pub fn take_answers(&mut self) -> Vec<Answer> {
         std::mem::take(&mut self.answers)
     }
 
-    /// Goes on as far as possible without waiting.
+    /// Advances the conversation as far as possible without waiting.
     ///
     /// # Errors
-    /// When the conversation is over, and nothing more is answered; the last command may have been carried out.
+    /// When the conversation is over. There are no more answers, and the last command may have been carried out.
     pub fn go_on(&mut self) -> Result<Stage, MonitorError> {
         self.write().map_err(|e| broken(&self.path, &e))?;
         let mut turn = 0;
@@ -272,7 +271,7 @@ impl Conversation {
             }
             Stage::Ready => {}
             Stage::Asked if line.get("id").and_then(Value::as_u64) != Some(self.id) => {}
-            // The first answer is to the request to begin, which is not among the commands.
+            // The first answer is to `qmp_capabilities`, which is not among the commands.
             Stage::Asked if self.id == 1 => match refusal("qmp_capabilities", line) {
                 Some(error) => return Err(error),
                 None => self.send_next(),
@@ -312,7 +311,7 @@ impl AsFd for Conversation {
     }
 }
 
-/// QEMU's refusal of a command, if it is one.
+/// Returns QEMU's refusal of a command, if the line is one.
 fn refusal(command: &str, line: &Value) -> Option<MonitorError> {
     let cause = line.get("error")?.get("desc").and_then(Value::as_str);
     Some(MonitorError::Refused {

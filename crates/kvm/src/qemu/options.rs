@@ -1,13 +1,13 @@
-//! The syntax of QEMU's options: words of a command line, files of options (`-readconfig`), JSON, sizes and numbers.
+//! The syntax of QEMU's options: words of a command line, option files (`-readconfig`), JSON, sizes and numbers.
 //!
-//! All of it is parsed as QEMU does (its `util/qemu-option.c`, `util/cutils.c`, `qapi/opts-visitor.c`): the test
+//! All of it is parsed as QEMU does (in its `util/qemu-option.c`, `util/cutils.c`, `qapi/opts-visitor.c`). The test
 //! `what_a_real_qemu_makes_of_its_options_is_what_is_read` compares both.
 
 use homenode_units::Bytes;
 use serde_json::Value;
 
-/// Options that are parsed here, with the name of their group in a file of options, and the key of a first parameter without
-/// a key. Each takes the next word, even if that begins with a dash.
+/// Options that are parsed here, with the name of their group in an option file, and the key that a first parameter without a key
+/// has. Each takes the next word, even if that begins with a dash.
 const GROUPS: [(&str, &str, Option<&str>); 14] = [
     ("name", "name", Some("guest")),
     ("machine", "machine", Some("type")),
@@ -24,7 +24,7 @@ const GROUPS: [(&str, &str, Option<&str>); 14] = [
     ("smbios", "smbios", None),
     ("run-with", "run-with", None),
 ];
-/// Options whose word is taken verbatim, or is parsed by its prefix.
+/// Options whose word is taken verbatim, or is parsed according to its prefix.
 const WORDS: [&str; 11] = [
     "uuid",
     "qmp",
@@ -38,11 +38,11 @@ const WORDS: [&str; 11] = [
     "realtime",
     "append",
 ];
-/// Groups that `-set` does not change.
+/// Groups on which `-set` has no effect.
 const NOT_SET: [&str; 3] = ["object", "machine", "smp-opts"];
 /// More numbers than any list of CPUs or nodes has.
 const NUMBERS_MAX: usize = 4096;
-/// More options, parameters of one option, and longer keys than any VM has; a process can write any line.
+/// More options, more parameters per option, and longer keys than any VM has. A process can write any line.
 const OPTIONS_MAX: usize = 4096;
 const PARAMETERS_MAX: usize = 4096;
 const KEY_BYTES_MAX: usize = 64;
@@ -50,16 +50,16 @@ const KEY_BYTES_MAX: usize = 64;
 /// One option with its parameters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct QemuOption {
-    /// The name of its group: `memory` for `-m`.
+    /// The name of the option's group: `memory` for `-m`.
     pub name: String,
-    /// The word after it, verbatim.
+    /// The word after the option, verbatim.
     pub word: String,
-    /// In their order. A key may occur several times.
+    /// The parameters in order. A key may occur several times.
     parameters: Vec<(String, String)>,
 }
 
 impl QemuOption {
-    /// A socket of `-qmp unix:…`, where the path comes first.
+    /// Parses the socket of `-qmp unix:…`, where the path comes first.
     pub fn of_socket(word: &str) -> QemuOption {
         QemuOption {
             parameters: parameters(word, Some("path")),
@@ -67,7 +67,7 @@ impl QemuOption {
         }
     }
 
-    /// The value of a key. The last of several counts.
+    /// Returns the value of a key, the last one if the key occurs several times.
     pub fn get(&self, key: &str) -> Option<&str> {
         let mut latest = self.parameters.iter().rev();
         latest
@@ -75,7 +75,7 @@ impl QemuOption {
             .map(|(_, value)| value.as_str())
     }
 
-    /// The numbers of a list: `key=0,key=2-3`, an array of JSON, or `key.0 = "0"` in a file of options.
+    /// Returns the numbers in a list: `key=0,key=2-3`, a JSON array, or `key.0 = "0"` in an option file.
     pub fn numbers(&self, key: &str) -> Vec<u32> {
         let is_of_list = |found: &str| {
             let rest = found.strip_prefix(key);
@@ -88,17 +88,17 @@ impl QemuOption {
             .collect()
     }
 
-    /// A number.
+    /// Returns a key's value as a number.
     pub fn number(&self, key: &str) -> Option<u32> {
         number(self.get(key)?)
     }
 
-    /// A size.
+    /// Returns a key's value as a size.
     pub fn size(&self, key: &str) -> Option<Bytes> {
         size(self.get(key)?)
     }
 
-    /// Whether a switch is on.
+    /// Whether this switch is on.
     pub fn is_on(&self, key: &str) -> bool {
         self.get(key).is_some_and(is_on)
     }
@@ -194,7 +194,7 @@ pub(super) fn set(options: &mut [QemuOption]) {
             continue;
         };
         let is_meant = |other: &&mut QemuOption| {
-            // An option in JSON has no group.
+            // An option in JSON does not belong to a group.
             other.name == group && other.get("id") == Some(id) && !other.word.starts_with('{')
         };
         if let Some(other) = before
@@ -207,8 +207,8 @@ pub(super) fn set(options: &mut [QemuOption]) {
     }
 }
 
-/// Parses parameters: `a,b=c`, where `,,` is a comma of a value, or one object of JSON. One without a value is a switch, and
-/// a leading `no` turns it off.
+/// Parses parameters: `a,b=c`, where `,,` is a comma within a value, or a JSON object. A parameter without a value is a switch,
+/// and a leading `no` turns it off.
 fn parameters(word: &str, implied: Option<&str>) -> Vec<(String, String)> {
     if word.starts_with('{') {
         return of_json(word);
@@ -242,7 +242,7 @@ fn parameters(word: &str, implied: Option<&str>) -> Vec<(String, String)> {
     parameters
 }
 
-/// A value up to the first comma that is not doubled, and the rest.
+/// Splits off a value, which ends at the first comma that is not doubled. Returns the value and the rest.
 fn until_comma(text: &str) -> (String, &str) {
     let mut value = String::new();
     let mut rest = text;
@@ -258,7 +258,7 @@ fn until_comma(text: &str) -> (String, &str) {
     (value, "")
 }
 
-/// The members of a JSON object: an array repeats its key for each element, an inner object's keys follow a dot.
+/// Returns the members of a JSON object. An array repeats its key for each element; an inner object's keys follow a dot.
 fn of_json(text: &str) -> Vec<(String, String)> {
     fn add(key: String, value: Value, into: &mut Vec<(String, String)>) {
         if into.len() >= PARAMETERS_MAX || key.len() > KEY_BYTES_MAX {
@@ -312,7 +312,7 @@ fn double_quoted(text: &str) -> String {
     written
 }
 
-/// Parses a number as in C: decimal, `0x` and hexadecimal, or `0` and octal.
+/// Parses a number as in C: decimal, hexadecimal after `0x`, or octal after `0`.
 pub(super) fn number(text: &str) -> Option<u32> {
     u32::try_from(integer(text)?).ok()
 }
@@ -368,7 +368,7 @@ pub(super) fn size(text: &str) -> Option<Bytes> {
         "" => 0.0,
         digits => format!("0.{digits}").parse::<f64>().ok()?,
     };
-    // There is no fraction of a byte.
+    // A byte has no fractions.
     if fraction > 0.0 && unit == 1 {
         return None;
     }
@@ -376,7 +376,7 @@ pub(super) fn size(text: &str) -> Option<Bytes> {
     whole.checked_mul(unit)?.checked_add(part).map(Bytes)
 }
 
-/// Parses the size of `-m`: in MiB if it ends with a digit; QEMU rounds it up.
+/// Parses the size of `-m`, which is in MiB if it ends with a digit. Rounds it up as QEMU does.
 pub(super) fn memory_size(text: &str) -> Option<Bytes> {
     const ROUNDED_TO: u64 = 8192;
     let size = match text.ends_with(|c: char| c.is_ascii_digit()) {
@@ -412,7 +412,7 @@ mod tests {
             of_file("[object \"m\"]\nhost-nodes.0 = \"2\"\nhost-nodes.1 = \"4\"\nhost-nodesx = \"9\"\n");
         assert_eq!(file[0].numbers("host-nodes"), [2, 4]);
         assert_eq!(file[0].get("id"), Some("m"));
-        // Invalid numbers are left out, and no list is too long.
+        // Invalid numbers are left out, and lists are limited in length.
         assert_eq!(
             first("-numa node,cpus=a,cpus=3-1,cpus=-1,cpus=2").numbers("cpus"),
             [2]

@@ -15,17 +15,17 @@ use super::seen::Eyes;
 use super::{Heard, Ns, Qemu, Vm};
 use crate::manager::CallError;
 
-/// A process that has been looked at fewer times, each time without a VM, may just be starting one.
+/// How many scans look at a new process that runs no VM: it may be about to start one.
 const LOOKS: u8 = 3;
-/// After that it is looked at in one of this many scans: it may still become a QEMU (`exec`).
+/// After that, only one in this many scans looks at the process, since it may still become a QEMU (`exec`).
 const SCANS: i32 = 20;
-/// The command line of a VM with many devices has tens of kilobytes.
+/// Ample, since the command line of a VM with many devices has tens of kilobytes.
 const COMMAND_LINE_MAX: u64 = 2 << 20;
 /// More processes than any host has.
 const PROCESSES_MAX: usize = 1 << 20;
 
-/// Whether a user's QEMU is accepted as a VM: other users could make the agent move their own memory and fill its lists.
-/// Services have users below 1000, or `nobody`, which Incus uses.
+/// Whether a QEMU of this user is accepted as a VM. Other users could make the agent move their own memory, and fill its lists.
+/// Services run as users below 1000, or as `nobody`, as with Incus.
 fn may_run_vms(user: u32) -> bool {
     user < 1000 || user == 65534 || user == rustix::process::geteuid().as_raw()
 }
@@ -52,13 +52,13 @@ struct Claim {
 }
 
 impl Vm {
-    /// Whether all of its rights are root's, or those of the agent's own user.
+    /// Returns true if each user whose rights the process has is root or the user that the agent runs as.
     fn is_roots(&self) -> bool {
         let own = rustix::process::geteuid().as_raw();
         self.users.iter().all(|user| *user == 0 || *user == own)
     }
 
-    /// The user that it runs as, for people.
+    /// The user that the process runs as, for messages.
     fn user(&self) -> u32 {
         self.users.iter().max().copied().unwrap_or_default()
     }
@@ -71,7 +71,7 @@ struct Said {
     pid: i32,
     user: u32,
     is_roots: bool,
-    /// Whether its VM was accepted before.
+    /// Whether the VM was accepted before.
     is_known: bool,
 }
 
@@ -111,8 +111,7 @@ impl Said {
 }
 
 impl Qemu {
-    /// Looks through all processes for new VMs; old processes without one are looked at only now and then, unless `whole` is
-    /// set.
+    /// Looks at all processes to find new VMs. Unless `whole` is set, looks only now and then at old processes without a VM.
     pub(super) fn scan(&mut self, whole: bool) -> Result<(), CallError> {
         let lost = |e: ReadError| CallError::Lost(e.to_string());
         self.look_around();
@@ -150,15 +149,15 @@ impl Qemu {
         Ok(())
     }
 
-    /// Reads where control groups are, and which CPUs every program has.
+    /// Reads where control groups are mounted, and which CPUs every program may use.
     fn look_around(&mut self) {
         self.groups = Hierarchy::read(&self.root).ok();
         self.ordinary = task::affinity(&self.root, 1, 1).ok().flatten();
     }
 
-    /// Accepts the VMs of new processes, except those whose name or UUID another process has: a service's user can give its
-    /// process any. Root's VM keeps its own; of two of root's VMs with one UUID the known one stays, or the older. Of other
-    /// users' VMs neither is managed.
+    /// Accepts the VMs of new processes, unless another process has the same name or UUID, since a service's user can give its
+    /// process any name and UUID. Root's VM keeps its own. If two of root's VMs have one UUID, the known one stays, or the older.
+    /// If neither VM is root's, neither is managed.
     fn settle(&mut self, mut claims: Vec<Claim>) {
         if claims.is_empty() && self.vms.values().all(|vm| vm.claimed.is_none()) {
             return;
@@ -190,7 +189,7 @@ impl Qemu {
                 self.notices.extend(notices);
                 match self.vms.get(&id).filter(|first| first.is_roots()) {
                     None => {
-                        // The settings file of this name may have been used for the other.
+                        // The settings file of this name may have been used for another VM.
                         for other in self.vms.values_mut().filter(|other| other.name == vm.name) {
                             other.next_look = Ns::ZERO;
                         }
@@ -212,15 +211,15 @@ impl Qemu {
         }
     }
 
-    /// Makes a VM be the process that the journal has for it. Its current command line is trusted as for any other VM; if
-    /// that says nothing the process is pinned all the same.
+    /// Makes the process in the journal the VM. Its current command line is trusted like any VM's; if it says nothing, the
+    /// process is still accepted so that its pins can be restored.
     pub(super) fn take_on(&mut self, run: &Run) -> Result<(), CallError> {
         let lost = |e: ReadError| CallError::Lost(e.to_string());
         let process = run.process();
         if task::process(&self.root, run.pid).map_err(lost)? != Some(process) {
             return Ok(());
         }
-        // Changes on a VM of libvirt's are undone through libvirt, which would not know about it otherwise.
+        // Changes to libvirt's VMs are undone through libvirt, since libvirt would not know about them otherwise.
         let of_libvirt = homenode_units::file_name(&run.name, ".pid").ok();
         let of_libvirt = of_libvirt.map(|file| self.root.join("run/libvirt/qemu").join(file));
         let pid_in = |path: &Path| read::value_if_there::<i32>(path, "a process id");
@@ -238,7 +237,7 @@ impl Qemu {
             false => run.name.clone(),
         };
         let vm = self.vm_of((run.vm, name), (process, users), line.told());
-        // Under whatever name it was known.
+        // The process may have been known as another VM.
         self.vms.retain(|_, known| known.process != process);
         self.vms.insert(run.vm, vm);
         Ok(())
@@ -259,10 +258,10 @@ impl Qemu {
         }
     }
 
-    /// Options of a process that is a QEMU, files of options included; empty if it is none.
+    /// Returns the options of a QEMU process, including those in files; empty if the process is not a QEMU.
     fn command_line(&self, pid: i32) -> Result<CommandLine, LeftOut> {
         let path = self.root.join(format!("proc/{pid}/cmdline"));
-        // If a process may not be read, nothing on it can be changed either.
+        // If a process may not be read, it cannot be changed either.
         let Ok(Some(words)) = read::text_if_there(&path, COMMAND_LINE_MAX) else {
             return Ok(CommandLine::default());
         };
@@ -279,7 +278,7 @@ impl Qemu {
         let pid_file = line.pid_file().map(str::to_owned);
         let place = std::fs::read_link(self.root.join(format!("proc/{pid}/cwd")));
         let place = place.ok().filter(|_| !line.leaves_directory());
-        // The number in its own namespace.
+        // The process's number in its own namespace.
         let own = task::innermost_id(&self.root, pid, pid).unwrap_or(pid);
         line.read_files(|path| {
             let text = match &place {
@@ -300,25 +299,25 @@ impl Qemu {
         Ok(line)
     }
 
-    /// The VM that a process runs, if it runs one. `strangers` gets the user of a process that may not run any.
+    /// Returns the VM that a process runs, if it runs one. If its user may not run VMs, adds that user to `strangers`.
     fn look_at(&self, pid: i32, strangers: &mut BTreeSet<u32>) -> Result<Option<Claim>, LeftOut> {
         let Some(words) = self.words_of_qemu(pid) else {
             return Ok(None);
         };
-        // A QEMU's own child, forked with its command line: `-daemonize`, or the process that frees its memory
+        // The process may be a QEMU's own child, forked with the same command line: for `-daemonize`, or to free QEMU's memory
         // (`async-teardown`).
         let parent = task::parent(&self.root, pid).ok().flatten();
         if parent.and_then(|parent| self.words_of_qemu(parent)) == Some(words) {
             return Ok(None);
         }
-        // Checked before and after: everything read in between is about the same process.
+        // The process's identity is checked before and after, so that everything read in between belongs to it.
         let Some(process) = task::process(&self.root, pid)? else {
             return Ok(None);
         };
         let Some(users) = task::users(&self.root, pid)? else {
             return Ok(None);
         };
-        // The user who starts a setuid program can give it any name.
+        // The user who starts a setuid program can give it any name, so all of the process's users count.
         let stranger = users.into_iter().find(|user| !may_run_vms(*user));
         if stranger.is_some() || !self.runs_qemu(pid) {
             strangers.extend(stranger);
@@ -344,7 +343,7 @@ impl Qemu {
             .uuid
             .as_deref()
             .map(|uuid| VmId::parse(uuid).ok_or_else(|| LeftOut::Uuid(uuid.to_owned())));
-        // Without a UUID, only its name persists across restarts.
+        // Without a UUID, only the VM's name persists across restarts.
         let id = given.unwrap_or_else(|| {
             Ok(VmId(
                 uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_OID, name.as_bytes()).as_u128(),
@@ -361,7 +360,7 @@ impl Qemu {
         words.split('\0').next().is_some_and(is_qemu).then_some(words)
     }
 
-    /// Whether a process's program is a QEMU, as far as can be seen: an upgrade may have removed its file.
+    /// Whether a process runs a QEMU binary. Returns true if that cannot be seen, since an upgrade may have removed the file.
     fn runs_qemu(&self, pid: i32) -> bool {
         let Ok(program) = std::fs::read_link(self.root.join(format!("proc/{pid}/exe"))) else {
             return true;

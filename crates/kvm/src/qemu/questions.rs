@@ -8,21 +8,21 @@ use serde_json::{Value, json};
 
 use super::monitor::{Answer, Command, MonitorError};
 
-/// Where QEMU has the devices that were added to a machine.
+/// Folders in which QEMU has the devices that were added to a machine.
 pub(super) const FOLDERS: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 
 /// Last answers of a monitor, by subject.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Heard {
-    /// When it was asked.
+    /// When the monitor was asked.
     pub at: Ns,
     pub standstill: Option<Immovable>,
     pub balloon: Option<Bytes>,
-    /// Path of the balloon among QEMU's objects, once it was looked for.
+    /// Path of the balloon among QEMU's objects, once it was found.
     pub balloon_path: Option<String>,
-    /// The report of the guest's driver, and its own time stamp.
+    /// The guest driver's report, and its own time stamp.
     pub guest: Option<(u64, GuestMemory)>,
-    /// The vCPU that each thread runs, by the numbers that QEMU itself has for its threads; and when that was asked.
+    /// The vCPU that each thread runs, by QEMU's own thread numbers, and when the monitor was asked for this.
     pub vcpus: BTreeMap<i32, u16>,
     pub vcpus_at: Option<Ns>,
     /// What QEMU refused to answer last time.
@@ -40,7 +40,7 @@ pub(super) enum Topic {
     Guest,
 }
 
-/// What to ask a monitor, in addition to whether its machine runs.
+/// What to ask a monitor besides whether its machine runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wants {
     pub balloon: bool,
@@ -76,7 +76,7 @@ pub(super) fn questions(wants: Wants, heard: &Heard) -> Vec<(Topic, Command)> {
 }
 
 impl Heard {
-    /// Stores the answers of this time to questions about these subjects.
+    /// Stores the answers to the questions about these subjects.
     pub fn take_in(&mut self, at: Ns, topics: &[Topic], answers: Vec<Answer>) {
         (self.at, self.refusal) = (at, None);
         let (mut run, mut migration) = (None, None);
@@ -112,7 +112,7 @@ impl Heard {
     }
 }
 
-/// Why memory should stay where it is, by a monitor's state of run and migration.
+/// Why memory should stay where it is, given the run state and the migration state that a monitor reports.
 pub(super) fn standstill(run: Option<&str>, migration: Option<&str>) -> Option<Immovable> {
     let is_over = |status: &str| matches!(status, "none" | "completed" | "failed" | "cancelled");
     if migration.is_some_and(|status| !is_over(status)) {
@@ -145,10 +145,10 @@ pub(super) fn balloon_in(folder: &str, said: &Value) -> Option<String> {
     Some(format!("{folder}/{name}"))
 }
 
-/// The last report of the guest's driver, and its time; `None` if there was none.
+/// Returns the guest driver's last report and its time; `None` if there was no report.
 fn guest_memory(said: &Value) -> Option<(u64, GuestMemory)> {
     let spoke = said.get("last-update")?.as_u64().filter(|seconds| *seconds > 0);
-    // An unreported value is the largest number there is.
+    // A value that was not reported is the largest number.
     let value = |name: &str| {
         said.get("stats")?
             .get(name)?

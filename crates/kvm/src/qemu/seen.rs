@@ -1,10 +1,10 @@
-//! Files as a QEMU sees them: below its root, in its mount namespace, and, if they are read, with its rights.
+//! Opens files as a QEMU process sees them: below its root, in its mount namespace, and, to be read, with its permissions.
 //!
-//! The process itself names the paths to open, and may name anything. So each component of the path is opened separately and
-//! without following it (`O_PATH`): this touches nothing there, and what was checked cannot be exchanged afterwards. The
-//! file at the end is opened for reading only if it is a regular file that the process's users may read.
+//! The process itself names the paths to open, and may name anything. So each component of a path is opened separately, without
+//! following links (`O_PATH`). This has no effect on the file, and what was checked cannot be exchanged afterwards. The file at
+//! the end of the path is opened for reading only if it is a regular file that the process's users may read.
 //!
-//! The agent's unit has no right to become another user (`CAP_SETUID`), so permissions are checked by owners and modes.
+//! The agent's unit may not become another user (it has no `CAP_SETUID`), so permissions are checked from owners and modes.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -24,16 +24,15 @@ use homenode_kernel::read;
 const LINKS_MAX: usize = 40;
 /// Most components of one path.
 const PARTS_MAX: usize = 256;
-/// A file of options of a VM with many devices has tens of kilobytes.
+/// Ample, since the option file of a VM with many devices has tens of kilobytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// How long a file may take to be read: its file system may be under another user's control.
+/// Time limit for reading a file, whose file system may be under another user's control.
 const READ_MAX: Duration = Duration::from_millis(300);
-/// Most files to wait for at once.
+/// Most files that may be waited for at once.
 const WAITING_MAX: usize = 4;
 /// Most ancestors of a process to look at.
 const PARENTS_MAX: usize = 32;
-/// File systems whose files belong to the kernel: reading one may have side effects (proc, sysfs, debugfs, tracefs,
-/// cgroups).
+/// File systems whose files belong to the kernel (proc, sysfs, debugfs, tracefs, cgroups): reading one may have side effects.
 const OF_KERNEL: [i64; 6] = [
     0x9fa0,
     0x6265_6572,
@@ -51,15 +50,15 @@ const CAP_DAC_READ_SEARCH: u64 = 1 << 2;
 /// A QEMU, and what is needed to open files as it sees them.
 #[derive(Clone, Debug)]
 pub(super) struct Eyes {
-    /// Where the host's files are.
+    /// Root of the host's own files.
     pub root: PathBuf,
     pub pid: i32,
-    /// Whether it has changed its root since it opened the files in its options (`-chroot`).
+    /// Whether the process has changed its root (`-chroot`) since it opened the files in its options.
     pub changes_root: bool,
 }
 
 impl Eyes {
-    /// The view of a process, whatever its command line says.
+    /// Returns the view of a process, judged by its current root and not by its command line.
     pub fn of(root: &Path, pid: i32) -> Eyes {
         let its_root = std::fs::read_link(root.join(format!("proc/{pid}/root")));
         Eyes {
@@ -73,11 +72,11 @@ impl Eyes {
         self.root.join(format!("proc/{pid}"))
     }
 
-    /// The roots that a path of its command line may be below, the likelier one first. A process that changed its root
-    /// opened the path before that: then it is the root of an ancestor in the same mount namespace.
+    /// Returns the roots below which a path of the command line may be, the likeliest first. A process that changed its root
+    /// opened the path before that: its former root is the root of an ancestor in the same mount namespace.
     ///
     /// # Errors
-    /// When its own root is not there, and it has not changed its root.
+    /// When the process's own root cannot be opened and the process has not changed its root.
     fn roots(&self) -> io::Result<Vec<OwnedFd>> {
         let open = |path: PathBuf| -> io::Result<OwnedFd> {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -112,10 +111,11 @@ impl Eyes {
         parent.trim().parse().ok().filter(|parent| *parent > 0)
     }
 
-    /// Opens a file without touching it (`O_PATH`), regardless of permissions. Links are followed as if its root were ours.
+    /// Opens a file without any effect on it (`O_PATH`), regardless of permissions. Follows links as if the process's root were
+    /// ours.
     ///
     /// # Errors
-    /// When it is not there.
+    /// When the file does not exist.
     pub fn open(&self, path: &str) -> io::Result<OwnedFd> {
         self.find(path, |_| true).map(|found| found.file)
     }
@@ -138,11 +138,11 @@ impl Eyes {
         }
     }
 
-    /// The text of a file of options that it was told to read. `pid_file` is the file for its process number, and `own` its
-    /// number in its own namespace.
+    /// Returns the text of an option file that the process was told to read. `pid_file` is the file to which it writes its
+    /// process number, and `own` is its number in its own namespace.
     ///
     /// # Errors
-    /// When it is not there, is no regular file, or the process's users may not read it.
+    /// When the file does not exist, is not a regular file, or the process's users may not read it.
     pub fn text(&self, path: &str, pid_file: Option<&str>, own: i32) -> io::Result<String> {
         let rights = Rights::of(self)?;
         let found = self.find(path, |dir| rights.permit(dir, SEARCH))?;
@@ -162,10 +162,10 @@ impl Eyes {
         }
     }
 
-    /// As [`Eyes::text`], with a time limit: its file system may not answer.
+    /// Like [`Eyes::text`], with a time limit, since the file system may not answer.
     ///
     /// # Errors
-    /// As [`Eyes::text`]; or when it took too long.
+    /// As for [`Eyes::text`], or when reading took too long.
     pub fn text_in_time(&self, path: &str, pid_file: Option<&str>, own: i32) -> io::Result<String> {
         static WAITING: AtomicUsize = AtomicUsize::new(0);
         if WAITING.fetch_add(1, Ordering::AcqRel) >= WAITING_MAX {
@@ -194,14 +194,14 @@ impl Eyes {
     }
 }
 
-/// The status of a regular file that does not belong to the kernel.
+/// Returns the status of a file; fails unless it is a regular file that does not belong to the kernel.
 fn checked_file(file: &OwnedFd) -> io::Result<Stat> {
     let stat = rustix::fs::fstat(file)?;
     let kind = rustix::fs::fstatfs(file)?.f_type;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(io::Error::other("it is no regular file"));
     }
-    // Its type depends on the architecture.
+    // The field's type depends on the architecture.
     let is_kernels = |of: &i64| i128::from(*of) == i128::from(kind);
     match OF_KERNEL.iter().any(is_kernels) {
         true => Err(io::Error::other("it is a file of the kernel's")),
@@ -222,16 +222,16 @@ fn text_of(file: &OwnedFd) -> io::Result<String> {
 /// The end of a path.
 struct Found {
     file: OwnedFd,
-    /// The directory it is in.
+    /// The directory that contains the file.
     dir: OwnedFd,
     /// Whether every directory on the path may be searched.
     is_permitted: bool,
 }
 
 impl Found {
-    /// Whether root put the file there for this very process, which had root's rights when it read it and gave them up since
-    /// (`-runas`, as Incus does): only root can write the file and its directory, and the same directory has the pid file
-    /// that QEMU writes before it gives up its rights.
+    /// Whether root put the file there for this very process, which had root's rights when it read the file and has given them up
+    /// since (`-runas`, as Incus does). If so, only root can write to the file and its directory, and the directory contains the
+    /// pid file that QEMU writes before it gives up root's rights.
     fn is_given_by_root(&self, stat: &Stat, pid_file: Option<&str>, own: i32) -> bool {
         let is_roots = |stat: &Stat| {
             let own = rustix::process::geteuid().as_raw();
@@ -274,7 +274,7 @@ fn walk(root: OwnedFd, path: &str, may_search: impl Fn(&OwnedFd) -> bool) -> io:
         }
         is_permitted &= may_search(&dir);
         if part == ".." {
-            // The parent of its root is its root.
+            // The parent of the process's root is that root itself.
             dir = within.pop().unwrap_or(dir);
             continue;
         }
@@ -313,10 +313,10 @@ fn walk(root: OwnedFd, path: &str, may_search: impl Fn(&OwnedFd) -> bool) -> io:
 /// A process's permissions on files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Rights {
-    /// Users whose rights it has or can take: each of them must be permitted.
+    /// Users whose rights the process has or can take: each of them needs permission.
     users: Vec<u32>,
     groups: Vec<u32>,
-    /// Whether no mode restricts it.
+    /// Whether the process may read any file, whatever its mode.
     is_free: bool,
 }
 
@@ -338,7 +338,7 @@ impl Rights {
         groups.extend(own_groups.get(3));
         let capabilities = line("CapEff:").and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
         let has_some = capabilities.is_some_and(|all| all & (CAP_DAC_OVERRIDE | CAP_DAC_READ_SEARCH) != 0);
-        // In its own user namespace any process has them.
+        // Any process has these capabilities in its own user namespace.
         let namespace = |path: PathBuf| std::fs::read_link(path.join("ns/user")).ok();
         let is_here = || namespace(eyes.process(eyes.pid)) == namespace(eyes.process("self"));
         Ok(Rights {
@@ -348,7 +348,7 @@ impl Rights {
         })
     }
 
-    /// Whether it may read a file, or search a directory.
+    /// Whether the process may read a file, or search a directory.
     fn permit(&self, file: &OwnedFd, wanted: u32) -> bool {
         let Ok(stat) = rustix::fs::fstat(file) else {
             return false;

@@ -1,4 +1,4 @@
-//! Tests with real, emulating QEMUs: what this module does to them needs no KVM.
+//! Tests with real QEMUs that emulate: what this module does to them does not need KVM.
 
 use std::process::{Child, Command as Program, Stdio};
 use std::time::{Duration, Instant};
@@ -17,11 +17,11 @@ mod claims;
 mod real_options;
 
 const VCPUS: u16 = 2;
-/// One agent acts on a host at a time, in tests too.
+/// Only one agent may act on a host at a time, in tests too.
 static ACTS: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
-/// An agent that acts on this host, with its state in `dir`, and the lock for the only test that does. A failed test may
-/// have left a record of a state directory that is gone; the next agent would refuse to begin after it.
+/// Starts an agent that acts on this host, with its state in `dir`, and locks out other tests that do. A failed test may have
+/// left a record of a state directory that is gone, after which the next agent would refuse to begin; that record is removed.
 fn acting(dir: &tempfile::TempDir) -> (std::sync::MutexGuard<'static, ()>, KvmHost) {
     let acts = ACTS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let left = Path::new("/run/homenode/private/acting.lock");
@@ -38,7 +38,7 @@ fn acting(dir: &tempfile::TempDir) -> (std::sync::MutexGuard<'static, ()>, KvmHo
     (acts, host)
 }
 
-/// A QEMU that ends with this value, and the path of its monitor.
+/// A QEMU process, which ends when this is dropped, and the directory of its monitor.
 struct Guest {
     child: Child,
     dir: tempfile::TempDir,
@@ -46,15 +46,15 @@ struct Guest {
 }
 
 impl Guest {
-    /// Starts one; `around` wraps it (such as `unshare`), `name` is the value of `-name`.
+    /// Starts a QEMU. `around` wraps its command (such as `unshare`), `name` is the value of `-name`.
     fn start(around: &[&str], name: &str, number: u128) -> Guest {
         Guest::start_with(around, name, number, &[])
     }
 
-    /// Starts one with further options.
+    /// Like [`Guest::start`], with further options.
     fn start_with(around: &[&str], name: &str, number: u128, more: &[&str]) -> Guest {
         let dir = tempfile::tempdir().unwrap();
-        // A QEMU of another user has its monitor there too.
+        // A QEMU that runs as another user creates its monitor there too.
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         std::fs::set_permissions(dir.path(), mode).unwrap();
         let id = VmId((0xfeed << 64) + (u128::from(std::process::id()) << 8) + number);
@@ -103,7 +103,7 @@ impl Guest {
         self.dir.path().join("qmp").display().to_string()
     }
 
-    /// How the agent sees it.
+    /// Returns the agent's view of the QEMU.
     fn seen(&self) -> Qemu {
         let mut qemu = Qemu::new(Path::new("/"));
         assert!(qemu.list().unwrap().contains(&self.id));
@@ -113,7 +113,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // A QEMU in its own namespace ends with the process that made that.
+        // A QEMU in its own namespace is not a child, so it is killed first; its namespace's creator then ends too.
         if let Some(vm) = Qemu::new(Path::new("/")).found(self.id) {
             let _ = rustix::process::kill_process(Pid::from_raw(vm).unwrap(), rustix::process::Signal::KILL);
         }
@@ -184,7 +184,7 @@ fn ask_in_turn(pid: i32, path: &str, command: &Command) -> Result<Vec<Value>, Mo
     asked
 }
 
-/// Changes something, with retries for a busy machine.
+/// Carries out a change; retries, since the machine may be busy.
 fn done<T>(qemu: &mut Qemu, mut change: impl FnMut(&mut Qemu) -> Result<T, CallError>) -> T {
     let mut last = None;
     let is_done = until(|| {
@@ -225,7 +225,7 @@ fn a_qemu_is_found_and_its_threads_are_pinned_and_given_back() {
     assert_eq!((&pinned[&Role::Vcpu(1)], &pinned[&Role::Emulator]), (&one, &one));
     assert_eq!(pinned[&Role::Vcpu(0)], all, "that one is not pinned");
     let threads = qemu.threads(&run).unwrap();
-    // Without any limit, these are all CPUs that it could run on at first.
+    // Without a limit, the cgroup's CPUs are all CPUs that the QEMU could run on at first.
     let described = Domain {
         cpuset: Some(all.clone()),
         ..Domain::clone(&domain)
@@ -238,8 +238,8 @@ fn a_qemu_is_found_and_its_threads_are_pinned_and_given_back() {
     assert_eq!(qemu.affinities(guest.id), before);
 }
 
-/// Pins are restored even if nothing shows the cgroup's CPUs, as when systemd delegates none; so are those of a vCPU that
-/// came later, which QEMU starts where the agent had put the emulator.
+/// Pins are restored even if nothing shows the cgroup's CPUs, as when systemd delegates no cpuset. So are the CPUs of a vCPU that
+/// was added later, which QEMU starts where the agent had put the emulator.
 #[test]
 fn pins_are_given_back_also_of_a_vcpu_that_is_plugged_in_at_home() {
     let guest = Guest::start_with(
@@ -283,7 +283,7 @@ fn pins_are_given_back_also_of_a_vcpu_that_is_plugged_in_at_home() {
     assert_eq!(qemu.affinities(guest.id)[&Role::Vcpu(1)], cpu);
     let vm = seen.iter().find(|vm| vm.id == guest.id).unwrap();
     assert_eq!(vm.settings.pinned_vcpus, [0; 0], "it was not pinned by hand");
-    // And one that the agent has not seen before it ends.
+    // Also a vCPU that the agent has not seen before it ends.
     plug(2);
     assert!(until(|| vcpus_of(&mut qemu, guest.id) == 3));
     assert_eq!(host.restore().failures, Vec::<String>::new());
@@ -362,7 +362,7 @@ fn what_ends_is_gone_and_says_so() {
     assert!(refused.cause().contains("ended"), "{refused:?}");
 }
 
-/// The `/proc` entry of a process of some user.
+/// Writes the `/proc` entry of a process of this user.
 fn write_process(tree: &homenode_kernel::fake::Tree, pid: i32, user: u32) {
     let stat = homenode_kernel::fake::stat(pid, "kvm", 'S', 7, 0);
     tree.write(&format!("proc/{pid}/stat"), &stat);
@@ -388,7 +388,7 @@ fn who_may_log_in_runs_no_vm_of_the_hosts() {
         tree.write(&format!("proc/{pid}/cmdline"), &line);
         write_process(&tree, pid, user);
     }
-    // A setuid program that a user gave this name, and one that is another program.
+    // A setuid program that a user started under QEMU's name, and a program that only has QEMU's name.
     for (pid, ids) in [(56, "4711\t0\t0\t0"), (57, "0\t0\t0\t0")] {
         let line = format!("qemu-system-x86_64\0-name\0vm-{pid}\0");
         tree.write(&format!("proc/{pid}/cmdline"), &line);
@@ -449,7 +449,7 @@ fn a_process_that_becomes_a_qemu_late_is_found_in_a_later_scan() {
     }
     let mut qemu = Qemu::new(tree.root());
     qemu.scan(false).unwrap();
-    // A new process may just be starting one.
+    // A new process may be about to start a VM.
     tree.write("proc/50/cmdline", "kvm\0-name\0soon\0");
     qemu.scan(false).unwrap();
     assert_eq!(qemu.vms.len(), 1);
@@ -462,7 +462,7 @@ fn a_process_that_becomes_a_qemu_late_is_found_in_a_later_scan() {
         qemu.vms.len() == 2
     });
     assert!(scans.is_some_and(|scans| scans <= 20), "{scans:?}");
-    // The guard asks about a VM that must be there.
+    // The guard looks for a VM that must exist, so it scans all processes.
     let mut qemu = Qemu::new(tree.root());
     for _ in 0..5 {
         tree.write("proc/51/cmdline", "/bin/sh\0start-vm\0");

@@ -1,4 +1,4 @@
-//! Schedules when to ask which monitor: each independently, and without waiting for any.
+//! Schedules when to ask which monitor. Each is asked independently, without waiting for any other.
 //!
 //! ```text
 //!   due ─▶ opening ─▶ queued ─▶ greeted ─▶ commands, then questions ─▶ closed; due again in 2 s
@@ -6,9 +6,9 @@
 //!              └─────────┴──────────┴─ nothing in time ─▶ the next monitor of the VM, or none: rests 5 s, 10 s, … 320 s
 //! ```
 //!
-//! A connection that QEMU has not accepted yet is kept: it has its place in QEMU's queue of clients. Closing it and
-//! connecting again would fill that queue, and then the VM's owner could not connect either. While it is kept no other
-//! connection to that monitor is made.
+//! A connection that QEMU has not accepted yet is kept, because it already has a place in QEMU's queue of clients. Closing it and
+//! connecting again would fill that queue, so that the VM's owner could not connect either. While it is kept, no other connection
+//! to that monitor is made.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::unix::net::UnixStream;
@@ -23,18 +23,18 @@ use super::questions::{Heard, Topic, Wants, questions};
 
 /// How often to ask a monitor that answers.
 const ASK_EVERY: Ns = Ns::from_secs(2);
-/// How often to ask it which threads run vCPUs.
+/// How often to ask such a monitor which threads run vCPUs.
 const VCPUS_EVERY: Ns = Ns::from_secs(5);
-/// How long a monitor may take to greet, and to answer all questions.
+/// Time limit for a monitor to greet, and again to answer all questions.
 pub(super) const VISIT_MAX: Ns = Ns(500_000_000);
-/// Pause after a visit on which no monitor of the VM was usable, at first and at most; doubles each time.
+/// First and longest pause after a visit in which no monitor of the VM could be used; the pause doubles each time.
 const REST_FIRST: Ns = Ns::from_secs(5);
 const REST_MAX: Ns = Ns::from_secs(320);
-/// Failed greetings of a monitor in a row before the operator is notified: its owner's questions are short.
+/// Failed greetings in a row before the operator is notified: a monitor is busy only briefly with its owner's questions.
 const BUSY_SAID: u32 = 3;
 /// Most monitors of one VM that are asked.
 pub(super) const MONITORS_MAX: usize = 4;
-/// Most connections at the same time, each of which is a file: a third is for visits, the rest for connections kept in
+/// Most connections at the same time, each of which is an open file. A third is for visits, the rest for connections kept in
 /// queues.
 pub(super) const CONNECTIONS_MAX: usize = 192;
 
@@ -43,29 +43,29 @@ pub(super) const CONNECTIONS_MAX: usize = 192;
 pub(super) struct Target {
     pub name: String,
     pub pid: i32,
-    /// Sockets of its monitor, each once.
+    /// Sockets of the VM's monitors, without repetitions.
     pub monitors: Vec<String>,
-    /// Whether to ask it regularly, and not only for commands.
+    /// Whether to ask the VM regularly, and not only when there are commands.
     pub is_asked: bool,
 }
 
-/// Commands with a waiting caller.
+/// Commands for which a caller waits.
 #[derive(Debug)]
 pub(super) struct Job {
     pub commands: Vec<Command>,
-    /// Time limit.
+    /// When the caller stops waiting.
     pub until: Ns,
     pub reply: SyncSender<Result<Vec<Value>, MonitorError>>,
 }
 
 impl Job {
-    /// The caller may have gone.
+    /// Sends the result to the caller, which may have stopped waiting.
     fn end(self, result: Result<Vec<Value>, MonitorError>) {
         let _ = self.reply.try_send(result);
     }
 }
 
-/// A socket to open and connect to, which may hang on its file system.
+/// A socket to open and connect to; its file system may make this hang.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Opening {
     pub ticket: u64,
@@ -74,14 +74,14 @@ pub(super) struct Opening {
     pub path: String,
 }
 
-/// What is known about a VM through its monitors.
+/// What a VM's monitors have reported about it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Said {
     /// The process that runs the VM.
     pub pid: i32,
-    /// Their last answers.
+    /// The monitors' last answers.
     pub heard: Heard,
-    /// Why the last visit failed, if it did, and until when there is no other.
+    /// Why the last visit failed, and when the next may begin; `None` if it succeeded.
     pub trouble: Option<(MonitorError, Ns)>,
     /// Number of completed visits.
     pub visits_count: u64,
@@ -91,14 +91,14 @@ pub(super) struct Said {
 #[derive(Debug)]
 struct Monitor {
     path: String,
-    /// A connection that waits in its queue.
+    /// A connection that waits in the monitor's queue of clients.
     queued: Option<Conversation>,
 }
 
 /// A visit in progress.
 #[derive(Debug)]
 struct Visit {
-    /// The current monitor, and how many were tried before.
+    /// Index of the current monitor, and how many monitors this visit has tried.
     at: usize,
     tried_count: usize,
     step: Step,
@@ -136,7 +136,7 @@ struct Visited {
     next: Option<Ns>,
     next_vcpus: Ns,
     failures_count: u32,
-    /// An opening that hangs.
+    /// The opening that hangs, if one does.
     hanging: Option<u64>,
     said: Said,
 }
@@ -157,12 +157,12 @@ pub(super) struct Outcome {
 pub(super) struct Visits {
     vms: BTreeMap<VmId, Visited>,
     pub outcome: Outcome,
-    /// Most VMs that are visited at the same time; the rest of the connections may be kept in queues.
+    /// Most VMs that are visited at the same time, and most connections that are kept in queues.
     under_way_max: usize,
     queued_max: usize,
 }
 
-/// A connection: the visit's, or the one queued at a monitor.
+/// Which connection of a VM: the visit's, or one queued at a monitor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Which {
     Visit,
@@ -170,7 +170,7 @@ pub(super) enum Which {
 }
 
 impl Visits {
-    /// No visits yet, with at most this many connections.
+    /// Creates the schedule without VMs, for at most this many connections.
     pub fn new(connections_max: usize) -> Visits {
         let under_way_max = connections_max.div_ceil(3);
         Visits {
@@ -210,14 +210,14 @@ impl Visits {
         self.vms.remove(&vm);
     }
 
-    /// Sets what to ask in addition to whether it runs.
+    /// Sets what to ask a VM's monitor besides whether the VM runs.
     pub fn want(&mut self, vm: VmId, wants: Wants) {
         if let Some(visited) = self.vms.get_mut(&vm) {
             visited.wants = wants;
         }
     }
 
-    /// Asks it now, unless it rests.
+    /// Asks a VM's monitor now, unless the VM rests.
     pub fn ask_soon(&mut self, vm: VmId, at: Ns) {
         if let Some(visited) = self.vms.get_mut(&vm)
             && visited
@@ -233,7 +233,7 @@ impl Visits {
         }
     }
 
-    /// Adds commands, to be carried out before any question.
+    /// Adds commands, which are carried out before any questions.
     pub fn command(&mut self, vm: VmId, job: Job, at: Ns) {
         let Some(visited) = self.vms.get_mut(&vm) else {
             return job.end(Err(MonitorError::NoTime("its QEMU has ended")));
@@ -262,7 +262,7 @@ impl Visits {
         }
     }
 
-    /// Goes on with a connection that is ready to be read or written.
+    /// Advances a connection that is ready to be read or written.
     pub fn ready(&mut self, vm: VmId, which: Which, at: Ns) {
         let Some(visited) = self.vms.get_mut(&vm) else {
             return;
@@ -284,7 +284,7 @@ impl Visits {
         let under_way_count = self.vms.values().filter(|vm| vm.visit.is_some()).count();
         let due = self.vms.iter().filter(|(_, visited)| visited.visit.is_none());
         let due = due.filter_map(|(vm, visited)| Some((visited.next.filter(|next| *next <= at)?, *vm)));
-        // The longest waiting one is first.
+        // The VM that has waited longest is first.
         let due: BTreeSet<(Ns, VmId)> = due.collect();
         for (_, vm) in due
             .into_iter()
@@ -296,7 +296,7 @@ impl Visits {
         }
     }
 
-    /// When something must be ended or begun, if nothing comes before.
+    /// Returns when something must be ended or begun, unless something else happens before.
     pub fn next_event(&self) -> Option<Ns> {
         let is_full = self.vms.values().filter(|vm| vm.visit.is_some()).count() >= self.under_way_max;
         let of_vm = |visited: &Visited| {
@@ -345,7 +345,7 @@ impl Visited {
         }
     }
 
-    /// Goes to the next monitor of the VM after an error at the last one.
+    /// Tries the next monitor of the VM after an error at the current one.
     fn go_elsewhere(&mut self, error: MonitorError, of: (VmId, Ns), outcome: &mut Outcome) {
         if let Some(visit) = &mut self.visit {
             visit.error.get_or_insert(error);
@@ -410,7 +410,7 @@ impl Visited {
         }
     }
 
-    /// Goes on with the visit's conversation as far as possible.
+    /// Advances the visit's conversation as far as possible.
     fn go_on(&mut self, of: (VmId, Ns), outcome: &mut Outcome) {
         loop {
             let Some(visit) = &mut self.visit else { return };
@@ -436,7 +436,7 @@ impl Visited {
         }
     }
 
-    /// Stores the answers and asks what comes next. Returns whether there is anything.
+    /// Stores the answers, and sends the next commands or questions. Returns false if there are none.
     fn next_script(&mut self, at: Ns) -> bool {
         let Some(visit) = &mut self.visit else {
             return false;
@@ -482,14 +482,14 @@ impl Visited {
         true
     }
 
-    /// Handles a queued connection that was closed, or accepted by its monitor.
+    /// Handles a queued connection that its monitor has closed or accepted.
     fn come_up(&mut self, monitor: usize, of: (VmId, Ns), outcome: &mut Outcome) {
         let Some(mut conversation) = self.monitors[monitor].queued.take() else {
             return;
         };
         match conversation.go_on() {
             Ok(Stage::Queued) => self.monitors[monitor].queued = Some(conversation),
-            // If another of its monitors is being asked, that is enough.
+            // If another monitor of the VM is being asked, that is enough, and this connection is closed.
             Ok(_) if self.visit.is_none() => {
                 self.visit = Some(Visit {
                     at: monitor,
@@ -570,7 +570,8 @@ impl Visited {
         self.failures_count = self.failures_count.saturating_add(1);
         let doublings = (self.failures_count - 1).min(16);
         let rest = match error {
-            // It will not become this VM's, and the process that listens there should not notice the agent.
+            // The monitor will not become this VM's, and the process that listens on it should notice the agent as little as
+            // possible.
             MonitorError::Foreign { .. } => REST_MAX,
             _ => Ns(REST_FIRST.0 << doublings).min(REST_MAX),
         };

@@ -1,19 +1,19 @@
 //! What keeps a VM's memory where it is, and which nodes it is bound to.
 //!
 //! # Problem
-//! Moving pages is only a gain if nothing needs them where they are. Devices and encryption pin pages; operators bind memory
-//! to nodes, and schedulers count on the huge pages that are left on each node.
+//! Moving pages helps only if nothing needs them where they are. Devices and encryption pin pages. Operators bind memory to
+//! nodes, and schedulers count on the huge pages that are left on each node.
 //!
 //! # Algorithm
-//! Memory policies come from two sources: the manager's description of the VM ([`Domain::binding`](crate::domain::Domain)),
-//! and `numa_maps` for each mapping that is guest RAM. The second is what the kernel acts by, whichever program bound the
-//! memory: libvirt, another manager, `numactl`. Both are joined ([`Binding::join`]). If a part of a VM's memory is bound,
-//! policies move none of it.
+//! Memory policies come from two sources: the manager's description of the VM ([`Domain::binding`](crate::domain::Domain)), and
+//! `numa_maps` for each mapping that is guest RAM. `numa_maps` shows what the kernel obeys, whichever program bound the memory:
+//! libvirt, another manager, `numactl`. Both sources are joined ([`Binding::join`]). If any part of a VM's memory is bound,
+//! policies move none of its memory.
 //!
-//! Huge pages belong to a pool of each node. A scheduler (Nova, KubeVirt) counts on the pages that are free there, so they
-//! stay unless the VM's operator sets `hugepages="move"`; and even then they are not moved if they are bound.
+//! Huge pages belong to a pool of each node. A scheduler (Nova, KubeVirt) counts on the pages that are free there, so a VM's huge
+//! pages stay unless its operator sets `hugepages="move"`. Even then they are not moved if they are bound.
 //!
-//! A VM whose memory stays by its operator's will has its vCPUs where that memory is, or anywhere: see
+//! If the operator's settings keep a VM's memory in place, its vCPUs run near that memory, or anywhere: see
 //! [`VmSample::bound_to`](homenode_host::VmSample).
 //!
 //! # Properties
@@ -32,18 +32,18 @@ use homenode_vm_settings::PoolPages;
 
 use super::Vm;
 
-/// Least share of a VM's memory on a node for the node to count.
+/// A node counts only if it has more than this share of a VM's memory.
 const LIES_THERE_PERCENT: u64 = 1;
 
 impl Vm {
-    /// Nodes that its memory is bound to by memory policies; `None` if all of it may be on each of `memory_nodes`.
+    /// Returns the nodes to which memory policies bind the VM's memory; `None` if all of it may be on each of `memory_nodes`.
     pub fn binding(&self, memory_nodes: &NodeSet) -> Option<Binding> {
         let seen = self.memory.whole.as_ref().and_then(|part| part.binding.as_ref());
         Binding::join(self.domain.binding.clone(), seen)?.on(memory_nodes)
     }
 
-    /// Memory nodes that libvirt can change while it runs. `None` for a VM with bound memory: the kernel would bind the
-    /// memory to other nodes.
+    /// Returns the memory nodes if libvirt can change them while the VM runs. `None` for a VM with bound memory, because the
+    /// kernel would then bind it to other nodes.
     pub fn restrictive_nodes(&self) -> Option<&NodeSet> {
         let tune = self.domain.numatune.as_ref();
         let tune = tune.filter(|tune| tune.mode == "restrictive")?;
@@ -52,8 +52,8 @@ impl Vm {
         tune.nodes.as_ref().filter(|_| is_free)
     }
 
-    /// Nodes that its memory stays on because its operator bound it, or because it is in a pool's huge pages: those it is
-    /// bound to, and those that hold the rest. `None` if it may follow its vCPUs.
+    /// Returns the nodes that the VM's memory stays on, because its operator bound it or it is in a pool's huge pages: the nodes
+    /// that it is bound to, and those that hold the rest. `None` if the memory may follow its vCPUs.
     pub fn bound_to(&self, memory_nodes: &NodeSet) -> Option<NodeSet> {
         let binding = self.binding(memory_nodes);
         if binding.is_none() && self.pool_that_stays().is_none() {
@@ -70,7 +70,7 @@ impl Vm {
         (!nodes.is_empty()).then_some(nodes)
     }
 
-    /// Why its memory cannot move, if it cannot.
+    /// Why the VM's memory cannot move; `None` if it can.
     pub fn why_immovable(&self, root: &Path, memory_nodes: &NodeSet) -> Result<Option<Immovable>, ReadError> {
         if !self.domain.assigned_devices.is_empty() {
             return Ok(Some(Immovable::Vfio));
@@ -98,7 +98,7 @@ impl Vm {
         }
     }
 
-    /// Its binding, and its cgroup's memory nodes if libvirt cannot change them.
+    /// Returns the VM's binding, joined with its cgroup's memory nodes if libvirt cannot change these.
     fn bounds(&self, memory_nodes: &NodeSet) -> Option<Binding> {
         let thread = self
             .threads
@@ -112,21 +112,21 @@ impl Vm {
         Binding::join(self.binding(memory_nodes), cpuset.as_ref())
     }
 
-    /// Size of its huge pages; `None` if none are from a pool.
+    /// Returns the size of the VM's huge pages; `None` if it has none from a pool.
     fn huge_page_bytes(&self) -> Option<Bytes> {
         let ranges = self.memory.mover().into_iter().flat_map(Mover::ranges);
         let largest = ranges.map(|range| range.page_bytes).max();
         largest.filter(|bytes| bytes.0 > PAGE_BYTES)
     }
 
-    /// Size of its huge pages if they must stay in their node's pool.
+    /// Returns the size of the VM's huge pages if they must stay in their node's pool.
     fn pool_that_stays(&self) -> Option<Bytes> {
         let settings = self.domain.settings.as_ref().ok();
         let may_move = settings.is_some_and(|said| said.pool_pages == PoolPages::Move);
         self.huge_page_bytes().filter(|_| !may_move)
     }
 
-    /// Whether a node that does not hold the whole VM has enough free huge pages for the rest of it.
+    /// Whether any node has enough free huge pages for the part of the VM that is elsewhere.
     fn huge_pages_fit_elsewhere(
         &self,
         root: &Path,

@@ -1,4 +1,4 @@
-//! What the levers of a VM on KVM work on, and what an ended agent left of them.
+//! What the levers of a VM on KVM work on, and what an ended agent left of it to undo.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::levers::is_placed;
 use crate::manager::Manager;
 use crate::reach::Reach;
 
-/// KVM hosts, by the types that their levers work on.
+/// KVM hosts, defined by the types that their levers work on.
 pub(crate) enum Kvm {}
 
 impl HostKind for Kvm {
@@ -34,7 +34,7 @@ impl HostKind for Kvm {
 /// The levers of a VM.
 pub(crate) type Levers = homenode_undo::levers::Levers<Kvm>;
 
-/// Why something of an ended agent's could not be undone.
+/// Why a change of an ended agent could not be undone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UndoError {
     #[error("{}", join(.0))]
@@ -55,7 +55,7 @@ pub(crate) enum UndoError {
     Several(Vec<UndoError>),
 }
 
-/// A step of undoing a lever that failed.
+/// A failed step of undoing a lever.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Step {
     #[error("{what}: {cause}")]
@@ -70,8 +70,8 @@ fn join(all: &[impl ToString]) -> String {
 }
 
 impl Vm {
-    /// Journals the VM's state before it is touched: for the first time, or again if nothing of the agent's is in force and
-    /// another program changed it since.
+    /// Journals the VM's state before it is touched for the first time. Journals it again if another program changed the VM while
+    /// the agent had no pin, home or memory nodes in force.
     pub fn begin(&self, context: &mut HostContext) -> Result<(), JournalError> {
         let Some(journal) = &mut context.journal else {
             return Ok(());
@@ -111,7 +111,7 @@ impl Vm {
         self.levers.what(act).unwrap_or("changing something")
     }
 
-    /// Restores everything that is in force. Returns what could not be restored; that stays journalled.
+    /// Restores everything that is in force. Returns what could not be restored, which stays in the journal.
     pub fn give_back(&mut self, context: &mut HostContext) -> Vec<ActionError> {
         if !context.entry(self).is_some_and(Entry::is_in_force) {
             return Vec::new();
@@ -120,24 +120,24 @@ impl Vm {
         Levers::restore(context, self)
     }
 
-    /// When the next lease that can be ended expires.
+    /// When the next lease that can be ended expires; none can be during a migration.
     pub fn next_lease_end(&self) -> Option<Ns> {
         self.levers.next_lease_end().filter(|_| !self.is_migrating())
     }
 }
 
-/// A VM whose agent has ended, for the guard or the next agent to undo what is left.
+/// A VM whose agent has ended, for the guard or the next agent to undo what is left in force.
 pub(crate) struct After<'a> {
     pub manager: &'a mut dyn Manager,
     pub root: &'a Path,
     pub run: &'a Run,
-    /// How it was before the agent touched it.
+    /// The VM's state before the agent touched it.
     pub before: &'a Before,
     is_found: bool,
 }
 
 impl<'a> After<'a> {
-    /// What is left to undo on this run.
+    /// Creates the view of this run for undoing.
     pub fn new(manager: &'a mut dyn Manager, root: &'a Path, run: &'a Run, before: &'a Before) -> After<'a> {
         After {
             manager,
@@ -148,17 +148,17 @@ impl<'a> After<'a> {
         }
     }
 
-    /// Whether that run of the VM has ended.
+    /// Whether this run of the VM has ended.
     pub fn is_over(&self) -> bool {
         !task::is_alive(self.root, self.run.process())
     }
 
-    /// What its cgroups leave the VM now.
+    /// Returns what the VM's cgroups leave it now.
     pub fn reach(&self) -> Reach {
         Reach::of_process(self.root, self.run.pid)
     }
 
-    /// The VM; `None` once that run of it has ended.
+    /// Returns the VM; `None` once this run of it has ended.
     pub fn vm(&mut self) -> Result<Option<VmId>, UndoError> {
         if self.is_over() {
             return Ok(None);

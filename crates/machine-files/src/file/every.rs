@@ -7,14 +7,14 @@ use toml::de::{DeTable, DeValue};
 
 use super::{FileError, Problem, explain, not_toml};
 
-/// Most complaints about one file; beyond this it is another kind of file.
+/// Most complaints about one file. A file with more is probably of another kind.
 const COMPLAINTS_MAX: usize = 100;
 
-/// Reads the text of a file as TOML, and continues after errors: each refused key counts as omitted. `path` is used only in
+/// Reads the text of a file as TOML and collects all errors, treating each refused key as omitted. `path` is used only in
 /// messages.
 ///
 /// # Errors
-/// Everything that `T` does not allow, each with its place, at most 100; for a file that is not TOML, its syntax errors.
+/// Everything that `T` does not allow, each with its place, up to 100 of them; if the file is not TOML, its syntax errors.
 pub fn read_toml_every<T: DeserializeOwned>(path: impl AsRef<Path>, text: &str) -> Result<T, Vec<FileError>> {
     let path = path.as_ref();
     let (mut table, wrong) = DeTable::parse_recoverable(text);
@@ -44,7 +44,7 @@ fn in_order(mut complaints: Vec<FileError>) -> Vec<FileError> {
     complaints
 }
 
-/// Removes the key of a complaint; returns whether it existed.
+/// Removes the key that a complaint is about; returns true if it was there.
 fn leave_out(root: &mut DeTable<'_>, found: &FileError) -> bool {
     if let Problem::MissingKey { .. } = &*found.problem {
         return false;
@@ -60,7 +60,7 @@ fn remove(table: &mut DeTable<'_>, key: &str) -> bool {
     {
         return remove(inner, rest);
     }
-    // A non-table in place of a table, or a list with an error, is removed as a whole.
+    // Removes the whole value if it should be a table and is not, or if it is a list with an error.
     table.remove(name).is_some()
 }
 

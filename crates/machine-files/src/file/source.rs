@@ -1,4 +1,4 @@
-//! Finds the places of errors that appear only after a file was read.
+//! Finds the places of errors that are noticed only after a file was read.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::{FileError, Place, Problem, place};
 
-/// A file that was read, kept so that later complaints can still name their place: a name that is not unique in the file, a
+/// A file that was read, kept so that later complaints can name their place: about a name that occurs twice in the file, or a
 /// figure that is out of range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
@@ -30,8 +30,8 @@ impl Source {
         &self.path
     }
 
-    /// Returns a complaint about a key, written with its tables and list indices from 0: `vm[1].workload`. If the key is not
-    /// in the file (its default is wrong) the place is that of the table it would be in.
+    /// Returns a complaint about a key, which is given with its tables and list indices from 0: `vm[1].workload`. If the key is
+    /// not in the file because its default is what is wrong, the place is that of the enclosing table.
     pub fn complaint(&self, key: &str, message: impl Into<String>) -> FileError {
         let segments: Vec<(&str, Vec<usize>)> = key.split('.').map(segment).collect();
         let names: Vec<&str> = segments.iter().map(|(name, _)| *name).collect();
@@ -77,7 +77,7 @@ fn segment(text: &str) -> (&str, Vec<usize>) {
     (name, entries.collect())
 }
 
-/// Returns the value of a key, or an entry of its list, and where it begins.
+/// Returns the value of a key, or the entry of its list at these indices, and where it begins.
 fn entry<'a>(
     key_start: usize,
     value: &'a Spanned<DeValue<'a>>,

@@ -266,7 +266,7 @@ fn what_is_found_wrong_later_has_its_place() {
         said("vm[1].action.phase.cpi"),
         "vm.toml:18:18: is wrong (key `vm.action.phase.cpi`)"
     );
-    // For an omitted key, the table that would contain it.
+    // If a key is omitted, the place is the table that would contain it.
     assert_eq!(said("vm[1].weight"), "vm.toml:14:1: is wrong (key `vm.weight`)");
     assert_eq!(said("nothing"), "vm.toml: is wrong (key `nothing`)");
 }

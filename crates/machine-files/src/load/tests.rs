@@ -54,7 +54,7 @@ fn an_unknown_preset_names_the_nearest_and_lists_all() {
     );
 }
 
-/// Whether a line of a machine file holds a figure: digits outside of texts, or a quantity, or a yes or no.
+/// Returns true if a line of a machine file has a figure: digits outside of texts, a quantity, or a true or false.
 fn holds_a_figure(line: &str) -> bool {
     let code = line.split('#').next().unwrap_or_default().trim();
     if code.is_empty()
@@ -98,7 +98,7 @@ fn every_figure_of_every_preset_names_its_source() {
                 "[Policies, ",
                 "facts 3.3 ",
                 "facts 5.4",
-                // Of hosts of today: section 4 of the facts on stock hosts, and what is public beyond it.
+                // For current hosts: section 4 of the facts on stock hosts, and public sources beyond it.
                 "facts 4.",
                 "computed from ",
                 "AMD 19h optimization guide",
@@ -206,7 +206,7 @@ fn amd48_is_at_most_two_hops_wide_and_its_distances_say_how_many() {
         assert_eq!(at_hops, [1, 4, 3]);
     }
     assert_eq!(hops_total as f64 / 64.0, 1.25); // as the header of amd48.toml says
-    // "A maximum bandwidth of 6 GiB/s", and a node's traffic to others is spread over its four links.
+    // The paper says "a maximum bandwidth of 6 GiB/s". A node's traffic to the other nodes is spread over its four links.
     let most = machine.links.iter().map(|link| link.bandwidth.unwrap()).max();
     assert_eq!(most, Some(BytesPerSec(6 << 30)));
     for from in machine.nodes.keys() {
@@ -240,7 +240,7 @@ fn amd48_latencies_are_those_of_table_3_within_three_percent() {
 
 #[test]
 fn amd48_sustains_as_many_scattered_lines_as_table_3_has_served() {
-    // Little's law: each of 48 threads gets a line per latency, the clock is 2.2 GHz, 6 threads are at 0 hops, 24 at 1, 18 at 2.
+    // Little's law: each of 48 threads receives one line per latency, at 2.2 GHz; 6 threads are 0 hops away, 24 one, 18 two.
     let served = 64.0 * 2.2e9 * (6.0 / 697.0 + 24.0 / 740.0 + 18.0 / 863.0);
     let machine = preset("amd48").unwrap();
     let streams = machine.nodes[NodeId(0)].memory_bandwidth.unwrap().as_f64();

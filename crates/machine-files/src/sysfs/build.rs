@@ -1,4 +1,4 @@
-//! Builds a [`Machine`] from the contents of the files. Reads nothing.
+//! Builds a [`Machine`] from the contents of files that were already read.
 
 use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeMap, NodeSet};
 
@@ -7,9 +7,9 @@ use super::reader::malformed;
 use super::types::{Told, ToldCpu, ToldDevice, ToldNode};
 use homenode_machine::{Cpu, Device, Distances, Llc, Machine, Node};
 
-/// Length of cache lines if the kernel does not report it: that of every x86, and nearly every ARM server.
+/// Cache line size if the kernel does not report it: that of every x86 server and nearly every ARM server.
 const LINE_BYTES_DEFAULT: u32 = 64;
-/// Linux's default for nodes whose distance firmware does not state.
+/// Linux's default for the distance to another node, if the firmware does not report it.
 const REMOTE_DISTANCE: u32 = 20;
 
 pub(super) fn machine(told: Told) -> Result<Machine, SysfsError> {
@@ -80,7 +80,7 @@ pub(super) fn machine(told: Told) -> Result<Machine, SysfsError> {
     })
 }
 
-/// Returns a host whose kernel knows no nodes as one node.
+/// Returns the whole host as one node, for a kernel without NUMA nodes.
 fn whole_host(told: &Told) -> ToldNode {
     ToldNode {
         id: NodeId(0),
@@ -212,8 +212,8 @@ fn memory_allowed(told: &Told, nodes: &NodeMap<Node>, notes: &mut Vec<String>) -
     all.intersection(allowed)
 }
 
-/// Returns package numbers. They index nothing in the kernel and can be large (offsets into a firmware table on some ARM
-/// hosts): if one does not fit, all are renumbered in ascending order.
+/// Returns package numbers. The kernel does not use them as indices, and they can be large (offsets into a firmware table on some
+/// ARM hosts). If one does not fit, all are renumbered in ascending order.
 fn socket_numbers(cpus: &[ToldCpu]) -> Vec<Option<u16>> {
     let mut known: Vec<u32> = cpus.iter().filter_map(|cpu| cpu.package).collect();
     known.sort_unstable();
@@ -255,7 +255,7 @@ fn core_numbers(cpus: &[ToldCpu]) -> Result<Vec<u32>, SysfsError> {
     Ok(cores)
 }
 
-/// Returns the last-level caches that usable CPUs share, and each CPU's cache number.
+/// Returns the last-level caches of the usable CPUs, and each CPU's index of its cache.
 fn caches(cpus: &[ToldCpu], usable: &CpuSet, notes: &mut Vec<String>) -> (Vec<Llc>, Vec<Option<u32>>) {
     let mut known: Vec<(u32, CpuSet)> = Vec::new();
     let mut llcs: Vec<Llc> = Vec::new();
@@ -313,7 +313,7 @@ fn distances(told: &Told, nodes: &[ToldNode], notes: &mut Vec<String>) -> Result
                 .map(|to| if *to == node.id { 10 } else { REMOTE_DISTANCE })
                 .collect());
         };
-        // One value per online node. A kernel that prints more of them prints all possible nodes.
+        // A row has one value per online node. Some kernels print more: one per possible node.
         let possible = told
             .nodes_possible
             .as_ref()

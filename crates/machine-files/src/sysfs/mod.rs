@@ -1,23 +1,23 @@
-//! Reads a machine from Linux, in `/sys` and `/proc`.
+//! Reads a machine from a Linux host's `/sys` and `/proc`.
 //!
-//! [`read`] takes the root as an argument, so that it also reads a saved tree of another host.
+//! [`read`] takes the root directory as an argument, so it can also read a saved tree of another host.
 //!
-//! | what | file, below the root | where it is missing |
+//! | what | file, below the root | if the file is missing |
 //! |---|---|---|
-//! | nodes | `sys/devices/system/node/online` | the `nodeN` directories; none at all: one node with everything |
+//! | nodes | `sys/devices/system/node/online` | the `nodeN` directories; without those, one node with everything |
 //! | a node's CPUs and memory | `…/node/nodeN/{cpulist,meminfo}` | an error |
 //! | distances | `…/node/nodeN/distance` | 10 and 20, with a note |
 //! | memory bandwidth | `…/node/nodeN/access0/initiators/read_bandwidth` (HMAT, MB/s) | `None` |
-//! | CPUs | `sys/devices/system/cpu/{online,present}` | an error; no CPU counted as offline |
+//! | CPUs | `sys/devices/system/cpu/{online,present}` | an error; no CPU counts as offline |
 //! | cores, packages | `…/cpu/cpuN/topology/{core_cpus_list,thread_siblings_list,physical_package_id}` | a core each; package 0 |
 //! | last-level caches | `…/cpu/cpuN/cache/indexM/…` | none |
-//! | devices | `sys/bus/pci/devices/*/{numa_node,class}` | left out, as is `-1` |
+//! | devices | `sys/bus/pci/devices/*/{numa_node,class}` | the device is left out, also if its node is `-1` |
 //! | CPUs that the kernel keeps free | `sys/devices/system/cpu/isolated` | none |
 //! | what this process may use, for [`read_confined`] | `proc/self/status` | everything |
 //! | name | `proc/sys/kernel/hostname` | `host` |
 //!
-//! `reader` knows the files and their formats, `types` holds their contents, and `build` makes a [`Machine`] of them without
-//! reading a file again.
+//! `reader` knows the files and their formats, `types` holds their contents, and `build` makes a [`Machine`] from the contents
+//! alone.
 
 mod build;
 mod reader;
@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 
 use homenode_machine::{Machine, MachineError};
 
-/// Why a tree yields no machine. Every error names a path.
+/// Why a tree could not be read as a machine. Every error names a path.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SysfsError {
     /// A required file is missing.
@@ -47,7 +47,7 @@ pub enum SysfsError {
         /// The reason.
         kind: io::ErrorKind,
     },
-    /// A file or a directory is larger than any kernel makes it.
+    /// A file or a directory is larger than any that a kernel creates.
     #[error("{}: more than {limit}, which no kernel writes", path.display())]
     TooLarge {
         /// The file.
@@ -65,7 +65,7 @@ pub enum SysfsError {
         /// Its expected contents.
         expected: String,
     },
-    /// Two files contradict each other, or a tree has no usable CPU.
+    /// Two files contradict each other, or no CPU of the tree is usable.
     #[error("{}: {error}", root.display())]
     Impossible {
         /// The root of the tree.
@@ -75,7 +75,7 @@ pub enum SysfsError {
     },
 }
 
-/// Extent of what is read from a host.
+/// How much of a host is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Extent {
     /// Everything that is online.
@@ -84,16 +84,16 @@ enum Extent {
     ThisProcess,
 }
 
-/// Reads the machine that the tree below `root` describes; `/` is this host.
+/// Reads the machine that the tree below `root` describes; `/` is the host that this program runs on.
 ///
-/// The machine is everything that is online. A cpuset or an affinity of the calling process limits the process, not its VMs:
-/// [`read_confined`] is for programs that measure on the CPUs themselves.
+/// The machine has everything that is online. A cpuset or an affinity of the calling process is ignored, because it limits the
+/// process, not its VMs. [`read_confined`] is for programs that measure on the CPUs themselves.
 ///
-/// Links are not in the tree: [`Machine::links`] is empty and [`Machine::hardware`] is `None`.
+/// The tree does not describe links or timing: [`Machine::links`] is empty and [`Machine::hardware`] is `None`.
 ///
 /// # Errors
-/// A tree without CPUs, files that are malformed, unreadable or too large, files that contradict each other. A CPU or a
-/// device that disappears while the tree is read may look like the latter; reading again settles it.
+/// If the tree has no CPUs, if files are malformed, unreadable or too large, or if files contradict each other. A CPU or a device
+/// that disappears during reading may cause such a contradiction; then reading again succeeds.
 pub fn read(root: &Path) -> Result<Machine, SysfsError> {
     read_as(root, Extent::WholeHost)
 }
@@ -101,7 +101,7 @@ pub fn read(root: &Path) -> Result<Machine, SysfsError> {
 /// Reads the part of the machine below `root` that the calling process may run on and take memory from.
 ///
 /// # Errors
-/// As [`read`].
+/// As for [`read`].
 pub fn read_confined(root: &Path) -> Result<Machine, SysfsError> {
     read_as(root, Extent::ThisProcess)
 }

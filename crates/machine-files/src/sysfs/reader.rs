@@ -1,4 +1,4 @@
-//! The files and their formats.
+//! Reads the files and parses their formats.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -9,10 +9,10 @@ use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, Id, IdSet, NodeId, NodeS
 use super::types::{Told, ToldCache, ToldCpu, ToldDevice, ToldNode};
 use super::{Extent, SysfsError};
 
-/// Larger than any file read here: the longest is `status`, whose CPU masks take 2 KiB at 8192 CPUs.
+/// Larger than any file read here. The longest is `status`, whose CPU masks take 2 KiB at 8192 CPUs.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 const FILE_LIMIT: &str = "64 KiB";
-/// Most entries of a directory; `nodeN` links every one of its memory blocks, 32768 of them at 4 TiB.
+/// Most entries of a directory. A `nodeN` directory links all of its memory blocks: 32768 of them at 4 TiB.
 const DIR_ENTRIES_MAX: usize = 1 << 20;
 const DIR_LIMIT: &str = "1048576 entries";
 /// Most caches of one CPU.
@@ -27,7 +27,7 @@ const GPU_DIR: &str = "proc/driver/nvidia/gpus";
 /// Longest name of a host.
 const NAME_MAX: usize = 64;
 
-/// Reads everything below `root`, and if requested also which part this process may use.
+/// Reads everything below `root`, and on request also the part that this process may use.
 pub(super) fn read(root: &Path, extent: Extent) -> Result<Told, SysfsError> {
     let cpu_dir = root.join(CPU_DIR);
     let cpus_online: CpuSet = list(&cpu_dir.join("online"), CPU_LIST)?.ok_or_else(|| {
@@ -76,15 +76,16 @@ pub(super) fn read(root: &Path, extent: Extent) -> Result<Told, SysfsError> {
     })
 }
 
-/// Returns CPUs that the kernel keeps free (`isolcpus=`, isolated cpuset partitions). Some kernels print an empty list as a
-/// blank line.
+/// Returns the CPUs that the kernel keeps free (`isolcpus=`, isolated cpuset partitions). Some kernels print a blank line if
+/// there are none.
 fn isolated(path: &Path) -> Result<CpuSet, SysfsError> {
     let listed = text(path)?.filter(|list| !list.trim().is_empty());
     let parsed = listed.map(|list| parse_list(path, &list, CPU_LIST));
     Ok(parsed.transpose()?.unwrap_or_default())
 }
 
-/// The host's name. `sethostname(2)` takes any bytes: what is no letter, digit, `-`, `_` or `.` becomes `-`.
+/// Returns the host's name. `sethostname(2)` accepts any bytes, so each character other than an ASCII letter, a digit or one of
+/// `-_.()` becomes `-`.
 fn name(root: &Path) -> Result<String, SysfsError> {
     let bytes = bytes(&root.join("proc/sys/kernel/hostname"))?.unwrap_or_default();
     let name = String::from_utf8_lossy(&bytes);
@@ -101,8 +102,8 @@ fn name(root: &Path) -> Result<String, SysfsError> {
     }
 }
 
-/// Assigns shared CPUs: under `numa=fake=` every node of a socket lists all its CPUs, and only `cpuN/nodeM` tells a CPU's
-/// node.
+/// Assigns each shared CPU to one node. Under `numa=fake=` every node of a socket lists all of the socket's CPUs, and only
+/// `cpuN/nodeM` tells which node a CPU belongs to.
 fn part(nodes: &mut [ToldNode], cpu_dir: &Path) {
     let mut seen = CpuSet::new();
     let mut shared = CpuSet::new();
@@ -123,7 +124,7 @@ fn part(nodes: &mut [ToldNode], cpu_dir: &Path) {
     }
 }
 
-/// Returns the nodes of device memory: a GPU whose driver lends its memory to the kernel reports that node.
+/// Returns the nodes whose memory belongs to a device. A GPU reports this node if its driver lends the kernel its memory.
 fn nodes_of_devices(dir: &Path) -> Result<NodeSet, SysfsError> {
     if !dir.is_dir() {
         return Ok(NodeSet::new());
@@ -131,7 +132,7 @@ fn nodes_of_devices(dir: &Path) -> Result<NodeSet, SysfsError> {
     let mut nodes = NodeSet::new();
     for gpu in entries(dir)? {
         let status = text(&dir.join(gpu).join("numa_status"))?.unwrap_or_default();
-        // `-1` for a device whose memory is not lent to the kernel.
+        // A device whose memory is not lent to the kernel prints `-1`.
         let node = line_after(&status, "Node:").and_then(|node| node.parse().ok());
         node.map(NodeId).into_iter().for_each(|node| nodes.insert(node));
     }
@@ -149,7 +150,7 @@ fn nodes(dir: &Path) -> Result<Option<Vec<ToldNode>>, SysfsError> {
             .filter_map(|name| name.strip_prefix("node")?.parse().ok().map(NodeId))
             .collect(),
     };
-    // A container may hide the directory's contents and leave the directory.
+    // In a container the directory may exist, but without its contents.
     if ids.is_empty() {
         return Ok(None);
     }
@@ -166,7 +167,7 @@ fn node(dir: &Path, id: NodeId) -> Result<ToldNode, SysfsError> {
         .ok_or_else(|| missing(&file("cpulist"), "it lists the node's CPUs"))?;
     let memory = memory_total(&file("meminfo"), &format!("Node {id} MemTotal:"))?
         .ok_or_else(|| missing(&file("meminfo"), "it tells the node's memory"))?;
-    // The figures belong to the initiators with the fastest access, and so to the memory itself.
+    // Directory `access0` describes access from the nearest initiators, so its figures describe the memory itself.
     let megabytes: Option<u64> = number(&file("access0/initiators/read_bandwidth"), "a bandwidth in MB/s")?;
     let bytes = |mb: u64| {
         mb.checked_mul(1_000_000).map(BytesPerSec).ok_or_else(|| {
@@ -205,12 +206,12 @@ fn cpu(dir: &Path, id: CpuId) -> Result<ToldCpu, SysfsError> {
     if !path.is_dir() {
         return Err(missing(&path, "the kernel counts the CPU as online"));
     }
-    // The older name has the same contents; kernels before 5.3 have only that one.
+    // Both files have the same contents; kernels before 5.3 have only the one with the older name.
     let siblings = match list(&path.join("topology/core_cpus_list"), CPU_LIST)? {
         Some(siblings) => Some(siblings),
         None => list(&path.join("topology/thread_siblings_list"), CPU_LIST)?,
     };
-    // Some kernels print -1, or that as an unsigned number, if firmware does not report it.
+    // If the firmware does not report the package, some kernels print -1, or -1 as an unsigned number.
     let package: Option<i64> = number(
         &path.join("topology/physical_package_id"),
         "a package number, or -1",
@@ -249,17 +250,17 @@ fn last_level_cache(dir: &Path, cpu: CpuId) -> Result<Option<ToldCache>, SysfsEr
         last = Some(ToldCache {
             level,
             size: cache_size(&path.join("size"))?,
-            // 0 stands for "not known" and for full associativity.
+            // 0 means either "unknown" or "fully associative".
             ways: number(&path.join("ways_of_associativity"), "a number of ways")?.filter(|ways| *ways > 0),
             line_bytes: number(&path.join("coherency_line_size"), "a line size in bytes")?,
-            // A list without the CPU itself, as for a cache that a hypervisor hides, is useless.
+            // A list that lacks the CPU itself is useless; a cache that a hypervisor hides has such a list.
             shared: shared_by(&path)?.filter(|cpus| cpus.contains(cpu)),
         });
     }
     Ok(last)
 }
 
-/// Returns the CPUs that share a cache. Kernels of POWER before 5.4 print them only as a mask.
+/// Returns the CPUs that share a cache. POWER kernels before 5.4 print them only as a mask.
 fn shared_by(dir: &Path) -> Result<Option<CpuSet>, SysfsError> {
     if let Some(listed) = list(&dir.join("shared_cpu_list"), CPU_LIST)? {
         return Ok(Some(listed));
@@ -296,7 +297,7 @@ fn devices(dir: &Path) -> Result<Vec<ToldDevice>, SysfsError> {
     for address in entries(dir)? {
         let path = dir.join(&address);
         let node: Option<i64> = number(&path.join("numa_node"), "a node number, or -1")?;
-        // A device that was unplugged meanwhile has no class any more.
+        // A device that was unplugged in the meantime no longer has a class.
         let (Some(node), Some(class)) = (node, text(&path.join("class"))?) else {
             continue;
         };
@@ -365,7 +366,7 @@ fn parse_list<T: Id>(path: &Path, text: &str, expected: &str) -> Result<IdSet<T>
     text.parse().map_err(|_| malformed(path, text, expected))
 }
 
-/// Returns the text of a file, `None` if there is no such file. Some kernels end a list with a NUL, which counts as white
+/// Returns the text of a file; `None` if the file does not exist. Some kernels end a list with a NUL, which is trimmed like white
 /// space.
 fn text(path: &Path) -> Result<Option<String>, SysfsError> {
     let Some(mut bytes) = bytes(path)? else {
@@ -380,7 +381,7 @@ fn text(path: &Path) -> Result<Option<String>, SysfsError> {
         .map_err(|error| malformed(path, &String::from_utf8_lossy(error.as_bytes()), "text"))
 }
 
-/// Returns the contents of a file, `None` if there is no such file.
+/// Returns the contents of a file; `None` if the file does not exist.
 fn bytes(path: &Path) -> Result<Option<Vec<u8>>, SysfsError> {
     let unreadable = |error: io::Error| SysfsError::Unreadable {
         path: path.to_owned(),
@@ -395,7 +396,7 @@ fn bytes(path: &Path) -> Result<Option<Vec<u8>>, SysfsError> {
     match fs::metadata(path) {
         Err(error) if absent(&error) => return Ok(None),
         Err(error) => return Err(unreadable(error)),
-        // Opening a pipe would wait for its other end.
+        // Opening a pipe would block until its other end is opened.
         Ok(metadata) if !metadata.is_file() => {
             return Err(malformed(path, "a directory or a pipe", "a file"));
         }
@@ -407,7 +408,7 @@ fn bytes(path: &Path) -> Result<Option<Vec<u8>>, SysfsError> {
     };
     let mut bytes = Vec::new();
     match file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes) {
-        // The kernel's error if the file's object has just disappeared, such as a CPU taken offline.
+        // The kernel returns this error if the file's object has just disappeared, such as a CPU that went offline.
         Err(error) if error.raw_os_error() == Some(NO_SUCH_DEVICE) => return Ok(None),
         read => read.map_err(unreadable)?,
     };
@@ -423,7 +424,7 @@ fn bytes(path: &Path) -> Result<Option<Vec<u8>>, SysfsError> {
 /// `ENODEV`.
 const NO_SUCH_DEVICE: i32 = 19;
 
-/// Returns the names in a directory, sorted, so that nothing depends on the kernel's order.
+/// Returns the names in a directory. They are sorted, so that nothing depends on the kernel's order.
 fn entries(dir: &Path) -> Result<Vec<String>, SysfsError> {
     let unreadable = |error: io::Error| SysfsError::Unreadable {
         path: dir.to_owned(),
@@ -456,7 +457,7 @@ fn missing(path: &Path, expected: &'static str) -> SysfsError {
     }
 }
 
-/// Returns an error with the beginning of the contents, on one line.
+/// Returns an error that quotes the beginning of the contents, on one line.
 pub(super) fn malformed(path: &Path, found: &str, expected: &str) -> SysfsError {
     let plain = |c: char| if c.is_control() { ' ' } else { c };
     let mut short: String = found.trim().chars().map(plain).take(60).collect();

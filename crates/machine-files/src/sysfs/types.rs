@@ -1,4 +1,4 @@
-//! The contents of the files, with nothing derived from them.
+//! The contents of the files, as read; nothing is derived from them here.
 
 use std::path::PathBuf;
 
@@ -7,14 +7,14 @@ use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeSet};
 /// The contents of a tree.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Told {
-    /// Location of the nodes' description, for messages.
+    /// Path of the nodes' description, for messages.
     pub nodes_path: PathBuf,
     pub name: String,
     /// `None` if the kernel knows no nodes.
     pub nodes: Option<Vec<ToldNode>>,
     /// Nodes whose memory belongs to a device.
     pub nodes_of_devices: NodeSet,
-    /// Node numbers that the kernel has room for.
+    /// Node numbers that the kernel could use.
     pub nodes_possible: Option<NodeSet>,
     /// Memory of the whole host.
     pub memory: Option<Bytes>,
@@ -23,7 +23,7 @@ pub(super) struct Told {
     /// Online CPUs, ascending.
     pub cpus: Vec<ToldCpu>,
     pub devices: Vec<ToldDevice>,
-    /// CPUs that the kernel keeps free of what is not bound to them.
+    /// CPUs that the kernel reserves for tasks bound to them.
     pub cpus_isolated: CpuSet,
     /// CPUs and nodes that this process may use; `None` if the machine is read as a whole.
     pub cpus_allowed: Option<CpuSet>,
@@ -40,7 +40,7 @@ pub(super) struct ToldNode {
     pub memory: Bytes,
     pub distances: Option<Vec<u32>>,
     pub memory_bandwidth: Option<BytesPerSec>,
-    /// Nanoseconds.
+    /// Latency of the node's memory, nanoseconds.
     pub memory_ns: Option<f64>,
 }
 
@@ -50,11 +50,11 @@ pub(super) struct ToldCpu {
     pub id: CpuId,
     /// The directory, for messages.
     pub path: PathBuf,
-    /// Hyperthreads of the same core, this one included.
+    /// Hyperthreads of the same core, including this one.
     pub siblings: Option<CpuSet>,
     /// `None` if the file is missing or holds `-1`.
     pub package: Option<u32>,
-    /// The data cache with the highest level.
+    /// The data cache of the highest level.
     pub llc: Option<ToldCache>,
 }
 

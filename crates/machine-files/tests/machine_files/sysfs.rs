@@ -1,4 +1,4 @@
-//! `sysfs::read` on saved trees of awkward hosts.
+//! `sysfs::read` on saved trees of unusual hosts.
 
 use crate::trees::{TREES, Tree};
 use homenode_machine::Machine;
@@ -9,7 +9,7 @@ fn machine(name: &str) -> Machine {
     read(Tree::saved(name).root()).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// Returns everything about a machine on a few lines, short enough to compare with the tree.
+/// Returns everything about a machine in a few lines, short enough to compare with the tree by eye.
 fn shown(machine: &Machine) -> Vec<String> {
     let mut lines = Vec::new();
     for ((id, node), row) in machine.nodes.iter().zip(&machine.distances.rows) {
@@ -137,7 +137,7 @@ fn offline_cpus_are_left_out_and_said() {
     );
     let machine = machine("offline-cpus");
     assert_eq!(machine.cpu(CpuId(3)), None);
-    // CPU 2 has lost its sibling, CPUs 0 and 1 have not.
+    // The sibling of CPU 2 is offline; CPUs 0 and 1 still have theirs.
     let core = |cpu| machine.cpu(CpuId(cpu)).unwrap().core;
     assert_eq!((core(0), core(1), core(2), core(4), core(7)), (0, 0, 1, 2, 3));
 }
@@ -186,7 +186,7 @@ fn the_host_is_what_is_online_whatever_the_reading_process_may_use() {
             "0000:41:00.0 0x020000 node 2",
         ],
     );
-    // The process's own affinity, as set by a service manager's CPUAffinity=, does not limit the host either.
+    // An affinity of the process, as set by a service manager's CPUAffinity=, does not limit the host either.
     let tree = Tree::saved("testbed");
     tree.write(
         "proc/self/status",
@@ -333,7 +333,7 @@ fn memory_without_cpus_is_no_home_and_its_latency_is_read() {
     assert_eq!(machine.home_nodes().to_string(), "0");
     assert_eq!(machine.nodes[NodeId(0)].memory_ns, Some(100.0));
     assert_eq!(machine.nodes[NodeId(2)].memory_ns, Some(250.0));
-    // Firmware that does not know prints 0.
+    // Firmware that does not know the latency prints 0.
     let tree = Tree::saved("cxl-node");
     tree.write(
         "sys/devices/system/node/node2/access0/initiators/read_latency",
@@ -365,7 +365,7 @@ fn a_cache_whose_sharers_are_a_mask_alone() {
     let llcs: Vec<String> = old.llcs.iter().map(|llc| llc.cpus.to_string()).collect();
     assert_eq!(llcs, ["0-3", "4-7"]);
     assert_eq!(old.notes, Vec::<String>::new());
-    // Masks come in words of 32 CPUs, the highest first.
+    // A mask is a list of words for 32 CPUs each, the highest word first.
     let tree = Tree::saved("shared-map-only");
     let path = |cpu: u32| format!("sys/devices/system/cpu/cpu{cpu}/cache/index3/shared_cpu_map");
     (0..8).for_each(|cpu| tree.write(&path(cpu), b"00000001,00000000,000000ff\n"));
@@ -390,7 +390,7 @@ fn a_gpus_memory_is_not_for_vms() {
             "nodes 250-251 have memory but no CPU",
         ]
     );
-    // A device whose driver keeps its memory prints -1, and one without a driver prints nothing.
+    // A device whose driver keeps the memory prints -1; a device without a driver has no such file.
     let tree = Tree::saved("gpu-memory-nodes");
     tree.write(
         "proc/driver/nvidia/gpus/0004:04:00.0/numa_status",
@@ -427,7 +427,7 @@ fn of_fake_nodes_a_cpu_is_in_the_one_that_it_links() {
     let fake = machine("numa-fake");
     let cpus: Vec<String> = fake.nodes.values().map(|node| node.cpus.to_string()).collect();
     assert_eq!(cpus, ["0-1", "2-3"]);
-    // If nothing tells a CPU's node, the error reports it.
+    // If no file tells which node a CPU belongs to, the error says so.
     let tree = Tree::saved("numa-fake");
     tree.remove("sys/devices/system/cpu/cpu3/node1");
     let error = read(tree.root()).unwrap_err().to_string();

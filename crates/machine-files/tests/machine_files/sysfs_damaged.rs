@@ -7,7 +7,7 @@ use homenode_units::CpuId;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-/// Reads a tree after a change that must make it unreadable.
+/// Reads a tree after a change that must make reading fail.
 fn refused(name: &str, change: impl FnOnce(&Tree)) -> (SysfsError, String) {
     let tree = Tree::saved(name);
     change(&tree);
@@ -347,7 +347,7 @@ fn a_file_that_cannot_be_followed_is_unreadable() {
     );
 }
 
-/// Whether the reader uses a file; the trees hold more.
+/// Returns true if the reader uses this file; the trees contain more.
 fn is_read(path: &str) -> bool {
     const NAMES: [&str; 20] = [
         "online",
@@ -388,7 +388,7 @@ fn damage() -> impl Strategy<Value = Damage> {
     ]
 }
 
-/// The trees are unpacked once, as they have hundreds of files, and each file is restored after its turn.
+/// Each tree has hundreds of files, so it is unpacked only once; each file is restored after its turn.
 #[test]
 fn any_file_cut_or_replaced_gives_a_machine_or_an_error_that_names_a_path() {
     let trees = TREES.map(Tree::saved);

@@ -1,6 +1,6 @@
-//! Saved trees: the contents of a host's `/sys` and `/proc`, in one text file.
+//! Saved trees: the contents of a host's `/sys` and `/proc`, each tree in one text file.
 //!
-//! Lines `=== path` (relative to the root), each followed by that file's contents. `testbed/capture.sh` writes them.
+//! A line `=== path` (relative to the root) precedes the contents of each file. `testbed/capture.sh` writes these trees.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};

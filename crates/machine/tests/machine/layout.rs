@@ -129,7 +129,7 @@ fn counts_become_nodes_cpus_caches_and_links() {
         ["0-3,8-11", "4-7,12-15"]
     );
     assert_eq!(machine.links.len(), 7);
-    // The way back from node 0 to node 3 is one link shorter than the way there.
+    // From node 3 to node 0 the route has one link fewer than in the other direction.
     assert_eq!(
         (
             machine.distance(NodeId(0), NodeId(3)),
@@ -500,7 +500,7 @@ proptest! {
     fn any_number_anywhere_gives_a_machine_or_an_error(at in 0usize..60, number in prop_oneof![
         any::<i64>().prop_map(|n| n.to_string()), any::<f64>().prop_map(|n| format!("{n:?}")), Just("255".to_owned())
     ]) {
-        // Replaces the at-th number of the file.
+        // Replaces one number of the file, the one with index `at`.
         let starts: Vec<usize> = UNIFORM
             .char_indices()
             .filter(|(i, c)| {

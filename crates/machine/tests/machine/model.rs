@@ -1,4 +1,4 @@
-//! Queries on machines that come with the program.
+//! Queries on the machines that come with the program.
 
 use homenode_machine_files::preset;
 use homenode_units::{NodeId, NodeSet};

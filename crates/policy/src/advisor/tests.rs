@@ -10,7 +10,7 @@ const SPREAD: MemoryPolicy = Placing::Round4k.with_carrefour();
 const EVEN: [u64; 4] = [1_000_000; 4];
 const CROWDED: [u64; 4] = [4_000_000, 0, 0, 0];
 
-/// A VM on all four nodes.
+/// A VM whose home is all four nodes.
 fn scene(on: [u64; 4]) -> Scene {
     let mut scene = Scene::four_nodes(4);
     let vm = scene.add_vm(1, 8, Bytes::from_gib(8), 0);
@@ -25,7 +25,7 @@ fn acting() -> Config {
     }
 }
 
-/// Runs seconds; the host carries out choices at once, and `speed` sets the VM's speed under them.
+/// Runs this many seconds. The host carries out each choice at once; `speed` returns the VM's speed under a policy.
 fn run(
     scene: &mut Scene,
     state: &mut State,
@@ -66,7 +66,7 @@ fn a_class_gets_its_policy() {
         );
         assert_eq!(state.choice(vm_id(1)), None, "advice is given, not followed");
     }
-    // Even accesses over a busy link.
+    // Accesses are even, but they load a link.
     let (mut travelling, mut state) = (scene(EVEN), State::default());
     travelling.links = vec![(NodeId(0), NodeId(1), 4_000_000_000)];
     travelling.vm(1).local(0.25);
@@ -79,7 +79,7 @@ fn a_class_gets_its_policy() {
         (Some(Class::Low), Some(SPREAD)),
         "{advice:?}"
     );
-    // If page users are unknown, pages are spread and stay.
+    // If the users of pages are unknown, pages are spread without Carrefour and then stay.
     let (mut scene, mut state) = (scene(CROWDED), State::default());
     scene.no_page_uses = Some("no sampling".into());
     run(&mut scene, &mut state, &Config::default(), 7, |_, _| {
@@ -147,7 +147,7 @@ fn what_helps_is_kept_until_the_program_is_another() {
         (state.choice(vm_id(1)), state.changes(vm_id(1))),
         (Some(SPREAD), 1)
     );
-    // A phase in which spreading does not help.
+    // Now a phase begins in which spreading does not help.
     scene.vm(1).accesses_on(&EVEN);
     let slower = |_, policy| {
         if policy == SPREAD {
@@ -177,8 +177,8 @@ fn what_does_not_help_is_given_up_and_tried_ever_more_rarely() {
         run(&mut scene, &mut state, &acting(), 600, |_, _| 1_000_000_000);
         changes.push(state.changes(vm_id(1)));
     }
-    // Each trial is two changes, after a watch, followed by holds of 60, 120, 240 … s: trials begin at about 5, 80, 215, 470,
-    // 965 and 1940 s.
+    // Each trial makes two changes, and comes after a watch. Holds of 60, 120, 240 … s follow, so trials begin at about 5,
+    // 80, 215, 470, 965 and 1940 s.
     assert_eq!(changes, [8, 10, 10, 12]);
     assert_eq!(state.choice(vm_id(1)), Some(FIRST_TOUCH));
 }
@@ -197,7 +197,7 @@ fn how_many_accesses_say_something_is_the_operators_to_say() {
     }
 }
 
-/// It is as wide as two nodes, unplaced, and all of its memory is on one.
+/// The VM is as wide as two nodes and unplaced, and all of its memory is on one node.
 #[test]
 fn when_an_unplaced_vm_is_spread_is_the_operators_to_say() {
     let is_advised = |set: fn(&mut Config)| {
@@ -252,7 +252,7 @@ fn nothing_is_tried_where_nothing_is_known() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
-    /// Whatever a guest does with its accesses and its speed, changes stay few: a trial that fails doubles the wait, and one
+    /// However a guest's accesses and speed change, the agent makes few changes: a trial that fails doubles the wait, and one
     /// that helps is followed by a wait of a minute.
     #[test]
     fn a_guest_that_alternates_gets_few_changes(period in 1u64..200, deep in 1u64..1000) {
@@ -266,7 +266,7 @@ proptest! {
             };
             run(&mut scene, &mut state, &acting(), 180, speed);
         }
-        // An hour: waits of 1, 2, 4, 8, 16 and 32 minutes after dropped trials.
+        // In an hour, dropped trials are followed by waits of 1, 2, 4, 8, 16 and 32 minutes.
         prop_assert!(state.changes(vm_id(1)) <= 14, "{}", state.changes(vm_id(1)));
     }
 }

@@ -9,50 +9,50 @@ use serde::{Deserialize, Serialize};
 use crate::bounds::{PAUSE, SHARE, SPAN};
 use crate::{placement, predict, trial};
 
-/// The operator's settings. A slow-down is a VM's time over its time without an agent.
+/// The operator's settings. A VM's slow-down is the time that its work takes, over the time that it would take without an agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Whether a home may be some of a node's caches, and not only whole nodes.
+    /// Whether a home may consist of some of a node's caches; otherwise it consists of whole nodes.
     pub by_cache: bool,
-    /// Share of the host's cores that its VMs must want for it to be crowded, 0 to 1000.
+    /// A host is crowded only if its VMs want at least this share of its cores, 0 to 1000.
     pub crowded_threads: f64,
-    /// VMs per node, or threads per core, that make a host crowded, 0 to 1000.
+    /// A host is crowded only if it also has at least this many active VMs per node, or wanted threads per core, 0 to 1000.
     pub crowded_vms: f64,
     /// A host is quiet if its VMs want less than this share of its cores, 0 to 1000; at most [`Config::crowded_threads`].
     pub quiet_threads: f64,
-    /// Highest predicted mean slow-down at which homes are assigned, 0 to 10,
+    /// Highest predicted mean slow-down at which homes are assigned, 0 to 10.
     pub mean_max: f64,
-    /// on a crowded host, if they also keep local accesses local, at most this,
+    /// Highest predicted mean slow-down at which homes are assigned on a crowded host, 0 to 10.
     pub mean_max_crowded: f64,
-    /// and for no VM above this.
+    /// Highest predicted slow-down of any single VM at which homes are assigned, 0 to 10.
     pub worst_max: f64,
-    /// Highest mean on a crowded host whose kernel balances, where only polluters get homes, 0 to 10.
+    /// Highest predicted mean slow-down on a crowded host whose kernel balances (there only polluters get homes), 0 to 10.
     pub mean_max_balanced: f64,
-    /// Cache lines per second that a polluter fetches, relative to the mean VM, per thread, 0 to 1000. On a crowded host
-    /// whose kernel balances, only polluters get homes.
+    /// A polluter fetches at least this many times as many cache lines per second and thread as the mean VM, 0 to 1000. On a
+    /// crowded host whose kernel balances, only polluters get homes.
     pub polluter_min: f64,
-    /// On a quiet host whose kernel balances: least share of its time that a VM must be predicted to save when its threads
-    /// and memory are brought together, 0 to 1, and the least that all VMs must save with it, in times of one VM.
+    /// On a quiet host whose kernel balances, a VM's threads and memory are brought together only if that is predicted to
+    /// save at least this share of the VM's time, 0 to 1, and if all VMs together save at least as much, in times of one VM.
     pub together_min: f64,
     /// Least gain of a move or exchange, in slow-downs of one VM, 0 to 1000.
     pub move_gain_min: f64,
-    /// Least that a step of the search must lower the cost, in slow-downs of one VM, 0 to 1000.
+    /// Least by which a step of the search must lower the cost, in slow-downs of one VM, 0 to 1000.
     pub step_min: f64,
-    /// How much more harm counts than gain, 0 to 1000.
+    /// How many times more harm counts than gain, 0 to 1000.
     pub harm_weight: f64,
-    /// Share of a promised gain that is believed, 0 to 1.
+    /// Share of a predicted gain that is believed, 0 to 1.
     pub belief: f64,
-    /// Time over which a move must pay.
+    /// Time within which a move must pay.
     #[serde(with = "homenode_units::text")]
     pub horizon: Ns,
-    /// Time over which a move must pay on a host whose kernel balances: polluters get their homes only once.
+    /// Time within which a move must pay on a host whose kernel balances; longer, as polluters get homes only once.
     #[serde(with = "homenode_units::text")]
     pub horizon_balanced: Ns,
-    /// Assumed memory per second that one VM's move transfers, when a move is costed. 1 MiB to 1 TiB.
+    /// Assumed memory per second that is transferred if one VM moves, for the cost of a move. 1 MiB to 1 TiB.
     #[serde(with = "homenode_units::text")]
     pub moved_per_s: Bytes,
-    /// Assumed memory per second of all VMs together, while many move. 1 MiB to 1 TiB.
+    /// Assumed memory per second that is transferred for all VMs together if many move. 1 MiB to 1 TiB.
     #[serde(with = "homenode_units::text")]
     pub host_moved_per_s: Bytes,
     /// Assumed share of its speed that a VM loses while its memory moves, 0 to 1.
@@ -60,22 +60,22 @@ pub struct Config {
     /// Least time between two looks at the whole arrangement.
     #[serde(with = "homenode_units::text")]
     pub rest: Ns,
-    /// Least time between two looks without news.
+    /// Least time between two looks if there is no news.
     #[serde(with = "homenode_units::text")]
     pub rest_idle: Ns,
-    /// Looks at the whole arrangement per hour, which may follow each other in one burst. 1 to 3600.
+    /// Most looks at the whole arrangement per hour. All of an hour's looks may come in one burst. 1 to 3600.
     pub looks_per_hour: f64,
-    /// A speed change below this share is no news, 0 to 10.
+    /// A change of a VM's speed is news if it is above this share, 0 to 10.
     pub news_min: f64,
-    /// Predictions after which a search stops improving, 1 to 1,000,000.
+    /// Number of predictions after which a search stops improving, 1 to 1,000,000.
     pub candidates_max: u32,
-    /// Most work of a search, in predicted speeds of one VM on one node, 1 to 10,000,000.
+    /// Most work of a search; the unit is predicting the speed of one VM on one node. 1 to 10,000,000.
     pub work_max: u32,
 }
 
 impl Default for Config {
-    /// On random cases homes gained six tenths of what was predicted. 40 VMs on 8 nodes find homes and use up all
-    /// predictions within the work; for 1000 VMs this allows some 20 arrangements without homes, or more with homes.
+    /// In random cases homes gained six tenths of what was predicted. Within the work, 40 VMs on 8 nodes all find homes and
+    /// use up the predictions; 1000 VMs get some 20 arrangements without homes weighed, or more with homes.
     fn default() -> Config {
         Config {
             by_cache: true,
@@ -133,7 +133,7 @@ homenode_units::settings! {
         looks_per_hour: 1.0..=3600.0,
         news_min: 0.0..=10.0,
         candidates_max: 1..=1_000_000,
-        // A search with the maximum takes seconds; the loop waits for it.
+        // A search that does the maximal work takes seconds, and the agent's loop waits for it.
         work_max: 1..=10_000_000,
     } ordered
 }
@@ -147,7 +147,7 @@ fn ordered(config: &Config) -> Result<(), BadSetting> {
 }
 
 impl Config {
-    /// Returns the slow-down with its gain discounted by the share that came true so far.
+    /// Returns the slow-down with only the [`Config::belief`] share of its gain.
     pub(super) fn believed(&self, slow: f64) -> f64 {
         if slow < 1.0 {
             1.0 - self.belief * (1.0 - slow)
@@ -157,21 +157,21 @@ impl Config {
     }
 }
 
-/// All settings for homes that are predicted and tried.
+/// All settings that concern homes which are predicted and tried.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings<'a> {
-    /// For nodes and CPUs.
+    /// Settings for choosing nodes and CPUs.
     pub placement: &'a placement::Config,
-    /// For predictions.
+    /// Settings for predictions.
     pub predict: &'a predict::Config,
-    /// For the promise that a change must make.
+    /// Settings for what a change must promise.
     pub arrange: &'a Config,
-    /// For how a change is judged.
+    /// Settings for how a change is judged.
     pub trial: &'a trial::Config,
 }
 
 impl<'a> Settings<'a> {
-    /// Returns the part that trials need.
+    /// Returns the settings that trials need.
     pub(super) fn of_trials(&self) -> trial::Settings<'a> {
         trial::Settings {
             placement: self.placement,

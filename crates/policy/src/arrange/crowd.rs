@@ -1,16 +1,16 @@
-//! Tells whether a host is crowded for long, not just for a moment.
+//! Tells whether a host is crowded for long, and not just for a moment.
 //!
-//! A polluter's home must last for minutes ([`super::Config::horizon_balanced`]) to pay for the move. Where VMs rest now and
-//! then, as most do, a crowd is gone in seconds, and the home it led to keeps its VM from idle cores.
+//! A polluter's home pays for the move only if it lasts for minutes ([`super::Config::horizon_balanced`]). If VMs rest now
+//! and then, as most do, a crowd is gone within seconds, and a home assigned because of it only keeps its VM from idle cores.
 
 use homenode_units::{Ewma, Weight};
 
-/// Cycles over which the share is averaged.
+/// Number of cycles over which the share is averaged.
 const OVER: f64 = 300.0;
-/// Share of these cycles from which a host counts as crowded for long.
+/// A host counts as crowded for long if it was crowded in at least this share of these cycles.
 const MOSTLY: f64 = 0.9;
 
-/// The share of recent time in which a host was crowded.
+/// The share of recent cycles in which a host was crowded.
 #[derive(Clone, Debug, Default)]
 pub struct Crowd {
     share: Ewma,
@@ -18,7 +18,7 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// Records a cycle: a plain mean over the first [`OVER`].
+    /// Records a cycle. The share is a plain mean over the first [`OVER`] cycles, and a moving one after that.
     pub fn note(&mut self, is_crowded: bool) {
         self.cycles = (self.cycles + 1.0).min(OVER);
         self.share
@@ -63,7 +63,7 @@ mod tests {
         assert!(!run(&mut scene, &mut state, 200).is_empty(), "it lasts");
     }
 
-    /// Whether a crowd lasts after these cycles.
+    /// Returns whether a crowd lasts, given in which cycles the host was crowded.
     fn lasts(cycles: impl IntoIterator<Item = bool>) -> bool {
         let mut crowd = Crowd::default();
         cycles.into_iter().for_each(|cycle| crowd.note(cycle));

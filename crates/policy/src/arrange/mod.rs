@@ -1,64 +1,66 @@
-//! Decides where every VM lives: unplaced, or at home on which nodes.
+//! Decides for every VM whether it gets a home, and on which nodes.
 //!
 //! # Problem
-//! A home keeps a VM's accesses local and its neighbours few, but it has one cache and one set of controllers, while the
-//! kernel gives an unplaced VM all of them. On a quiet host homes do harm; on a crowded one, where every node is shared anyway,
-//! they help. Which neighbours a VM gets matters more than which node.
+//! A home keeps a VM's accesses local and its neighbours few. But a home has only one cache and one set of controllers, while
+//! the kernel gives an unplaced VM all of them. On a quiet host homes do harm. On a crowded host, where VMs share every node
+//! anyway, they help. Which neighbours a VM gets matters more than which node.
 //!
 //! # Terms
-//! - *Place*: the caches of one or more nodes on whose CPUs a VM runs, and these nodes, which hold its memory. Caches, nodes
-//!   and sockets form a hierarchy: no memory moves between two caches of a node.
-//! - *Unplaced*: without a home; the kernel places the VM, as it would without an agent.
+//! - *Place*: the caches of one or more nodes on whose CPUs a VM runs; these nodes also hold its memory. Caches, nodes and
+//!   sockets form a hierarchy: a move between two caches of a node moves no memory.
+//! - *Unplaced*: without a home. The kernel places the VM, as it would without an agent.
 //! - *Active* VM: it wants at least [`predict::Config::active_min`] of a CPU.
-//! - *Crowded* host: its VMs want [`Config::crowded_threads`] of its cores, and it has [`Config::crowded_vms`] times as many
-//!   VMs as nodes, or they want that many times its cores.
+//! - *Crowded* host: its active VMs want at least [`Config::crowded_threads`] of its cores, and it has at least
+//!   [`Config::crowded_vms`] active VMs per node or wanted threads per core.
 //! - *Quiet* host: its VMs want less than [`Config::quiet_threads`] of its cores.
 //! - *Slow-down* of a VM: its predicted speed if no VM had a home, over its predicted speed ([`crate::predict`]).
-//! - *Cost* of an arrangement: mean slow-down of active VMs. The part above 1 counts [`Config::harm_weight`] times more, and
-//!   only a [`Config::belief`] share of a predicted gain counts. Moving memory costs the time it takes, through one queue
-//!   for all VMs that move, over [`Config::horizon`].
+//! - *Cost* of an arrangement: mean slow-down of active VMs. Of each slow-down, the part above 1 counts
+//!   [`Config::harm_weight`] times more, and only the [`Config::belief`] share of a predicted gain counts. Moves add the time
+//!   lost while memory moves, relative to [`Config::horizon`]; the memory of all VMs that move passes through one queue.
 //!
 //! # The baseline without an agent
-//! Every decision rests on a ratio to a host without an agent, so that baseline has to be known, and learning it must cost
-//! nothing. VMs start unplaced, and what is measured until all are known is the baseline: while no VM has a home, measured over
-//! modelled speed is averaged for each VM that never had one ([`Character::when_unplaced`]). It captures what no model of a
-//! kernel can: that this VM's threads happen to stay on one node, or next to a polluter. When its neighbours change, the model
-//! predicts the speed without an agent, and the ratio stays. Place affects only the time a VM waits for memory: a VM that
-//! computes, and was slower than modelled, will be so at home too. The same ratio is averaged at home
-//! ([`Character::at_home`]). So a first home is compared with no agent for as long as it lasts, without any experiment.
+//! Every decision compares a speed with the speed on a host without an agent. That baseline has to be known, and learning it
+//! must cost nothing. So VMs start unplaced, and what is measured until all are known is the baseline: while no VM has a
+//! home, the ratio of measured to modelled speed is averaged for each VM that never had one ([`Character::when_unplaced`]).
+//! The ratio captures what no model of a kernel can: that this VM's threads happen to stay on one node, or next to a
+//! polluter. When a VM's neighbours change, the model predicts its speed without an agent next to the new ones, and the ratio
+//! stays. The place affects only the time that a VM waits for memory: a VM that computes and was slower than modelled will be
+//! so at home too. The same ratio is averaged at home ([`Character::at_home`]). So the agent can compare a first home with no
+//! agent for as long as the home lasts, without an experiment.
 //!
 //! # Algorithm
 //! Each cycle:
-//! 1. A VM gets a home at once ([`crate::placement`]) if its operator chose a home or a memory policy, if nodes were
-//!    reserved when it started, or if its guest is shown its location. All others start unplaced.
-//! 2. Once all active VMs are known ([`Profiles::is_known`]), and there are two or more, the cheapest arrangement with a
-//!    home for every VM is searched ([`search`]). It is adopted if it costs less than the current one, its mean slow-down is
-//!    at most [`Config::mean_max`] ([`Config::mean_max_crowded`] on a crowded host), and no VM's is above
-//!    [`Config::worst_max`].
+//! 1. A VM gets a home at once ([`crate::placement`]) if its operator chose a home or a memory policy, if nodes were reserved
+//!    when it started, or if its guest is shown its NUMA location. All other VMs start unplaced.
+//! 2. Once all active VMs are known ([`Profiles::is_known`]), and there are at least two, the agent searches for the cheapest
+//!    arrangement with a home for every VM ([`search`]). It adopts this arrangement if it costs less than the current one,
+//!    its mean slow-down is at most [`Config::mean_max`] ([`Config::mean_max_crowded`] on a crowded host), and no VM's
+//!    slow-down is above [`Config::worst_max`].
 //!
 //!    On a host whose kernel balances (AutoNUMA, as on a stock host) locality is the kernel's job: it brings memory to
-//!    threads and threads to memory, and spreads a VM over more caches than a home has. It does not see which VM pollutes
-//!    whose cache. On such a host, if it is crowded for long (`crowd`), homes are searched for polluters only
-//!    ([`Config::polluter_min`]), each on its own caches, evenly over the controllers; all others stay unplaced, over the
-//!    remaining caches. The agent places vCPUs; pages follow, moved by the agent or the kernel.
+//!    threads and threads to memory, and spreads a VM over more caches than a home has. But it does not see which VM pollutes
+//!    the cache of which other. If such a host is crowded for long (`crowd`), homes are searched for polluters only
+//!    ([`Config::polluter_min`]). Each gets caches of its own, and they are spread evenly over the controllers. All other VMs
+//!    stay unplaced, on the remaining caches. The agent places vCPUs; pages follow, moved by the agent or the kernel.
 //!
-//!    Nor does the kernel bring together what stays apart on a quiet host, and most hosts are quiet: the threads of a mostly
-//!    idle VM stay on the nodes on which they woke, and its memory on all of these. There, VMs that are far from their
-//!    memory after a minute of work get whole nodes with room for all their vCPUs, a few at a time, if all together gain, no
-//!    other VM is predicted to be slower than without an agent ([`Config::together_min`]), and the host has a CPU for each
-//!    vCPU. A VM whose home makes it slower than no agent would by more than [`trial::Config::loss_max`] loses it at the
-//!    next look.
+//!    On a quiet host, as most hosts are, the kernel does not bring together a VM that is spread: the threads of a mostly
+//!    idle VM stay on the nodes on which they woke, and its memory stays spread over these nodes. There, VMs that are far
+//!    from their memory after a minute of work get whole nodes with room for all their vCPUs, a few VMs at a time. This
+//!    requires that each of them and all VMs together gain ([`Config::together_min`]), that no other VM is predicted to be
+//!    slower than without an agent, and that the host has a CPU for each vCPU. If a home makes its VM slower than without an
+//!    agent by more than [`trial::Config::loss_max`], the VM loses it at the next look.
 //! 3. While VMs live in homes and the kernel does not balance, a VM that arrives on a crowded host gets a home at once,
-//!    before it touches memory; it is assumed to have the mean VM's character.
-//! 4. Otherwise the one move or exchange of homes that lowers the cost most is made, if it lowers the sum of slow-downs by
-//!    [`Config::move_gain_min`]; no VM moves twice within its hold. This offers a node that empties to other VMs, and widens
-//!    homes to two nodes. If freedom for all costs less than the best of these, homes are withdrawn.
-//! 5. Every move is a trial ([`crate::trial`]): one that does not pay is undone, and the VM's hold doubles.
+//!    before it touches memory. It is assumed to have the mean VM's character.
+//! 4. Otherwise the agent makes the one move or exchange of homes that lowers the cost most, if it lowers the cost by at
+//!    least [`Config::move_gain_min`] slow-downs of one VM. No VM moves twice within its hold. Such steps also offer a node
+//!    that empties to other VMs, and widen homes to two nodes. If leaving all VMs unplaced costs less than the best step,
+//!    homes are withdrawn.
+//! 5. Every move is a trial ([`crate::trial`]): a move that does not pay is undone, and the VM's hold doubles.
 //!
-//! The whole arrangement is reviewed after news: VMs came, left, became known or may move again, or one is faster or slower
-//! than at the last look by [`Config::news_min`]; after a few VMs were brought together, once their memory has arrived; and
-//! without news every [`Config::rest_idle`]. Looks are at least [`Config::rest`] apart; there are at most
-//! [`Config::looks_per_hour`] an hour, which may follow each other in one burst.
+//! A *look* reviews the whole arrangement. A look is taken after news: VMs came, left, became known or may move again, or a
+//! VM's speed has changed by [`Config::news_min`] since the last look. It is also taken after a few VMs were brought
+//! together, once their memory has arrived, and without news every [`Config::rest_idle`]. Looks are at least [`Config::rest`]
+//! apart, and there are at most [`Config::looks_per_hour`] an hour, which may all come in one burst.
 //!
 //! # Properties
 //! - `a_vm_alone_on_the_host_is_left_unplaced`
@@ -83,17 +85,18 @@
 //! - `homes_keep_to_the_cpus_that_operators_allow`
 //!
 //! # Roads not taken
-//! - Homes for some VMs of a crowded host only: the others are pushed off the memory that they touched.
-//! - Homes for all at arrival, before any VM is known: this gains more on full hosts (cases of 100 seconds: .917 for .919 on
-//!   average), but slows twice as many VMs, one by half, and without a baseline there is no telling which.
-//! - The modelled speed without homes as the baseline: a host of ten VMs on eight nodes got no homes (1.00 for .94), and
-//!   hosts of few VMs had to be excluded by a rule.
-//! - Homes for all on a host whose kernel balances: 32 VMs on the twin of two EPYC 7763 in NPS4 took 6 to 8 percent longer,
-//!   as a VM had the caches of one node instead of four; homes for polluters only gained 2.4 percent. Switching the kernel's
-//!   balancing off, host-wide, to favour homes: it serves processes that we do not manage, too.
-//! - Bringing VMs together on quiet hosts with fewer CPUs than vCPUs, too: with two vCPUs for each CPU of a twin the mean
-//!   rose from .992 to .995, the worst VM from 1.045 to 1.109.
-//! - Withdrawing the first home of a single VM: it is pushed off the memory that it touched.
+//! - Homes for only some VMs of a crowded host: the other VMs are pushed off the memory that they touched.
+//! - Homes for all VMs at arrival, before any is known: this gains more on full hosts (.917 instead of .919 on average, in
+//!   cases of 100 seconds), but it slows down twice as many VMs, one of them by half, and without a baseline the agent cannot
+//!   tell which.
+//! - The modelled speed without homes as the baseline: a host of ten VMs on eight nodes got no homes (1.00 instead of .94),
+//!   and hosts with few VMs had to be excluded by a rule.
+//! - Homes for all VMs on a host whose kernel balances: 32 VMs on the twin of two EPYC 7763 in NPS4 took 6 to 8 percent
+//!   longer, because a VM had the caches of one node instead of four; homes for polluters only gained 2.4 percent. Switching
+//!   the kernel's balancing off for the whole host, to favour homes: it also serves processes that the agent does not manage.
+//! - Bringing VMs together also on quiet hosts with fewer CPUs than vCPUs: with two vCPUs per CPU of a twin, the mean
+//!   slow-down rose from .992 to .995, and the worst from 1.045 to 1.109.
+//! - Withdrawing the first home of a single VM: the VM is pushed off the memory that it touched.
 
 mod config;
 mod crowd;
@@ -124,8 +127,8 @@ pub use what_if::what_if;
 
 pub use crate::trial::POLICY;
 
-/// Cycles at work for which a VM's threads and memory are left to the kernel's balancing: up to a minute passes between two
-/// of its scans of a thread's memory (`numa_balancing_scan_period_max_ms`).
+/// Number of cycles at work for which a VM's threads and memory are left to the kernel's balancing. The kernel scans a
+/// thread's memory once a minute at the least (`numa_balancing_scan_period_max_ms`).
 const LEFT_TO_KERNEL: u32 = 60;
 
 /// State kept between cycles.
@@ -133,7 +136,7 @@ const LEFT_TO_KERNEL: u32 = 60;
 pub struct State {
     /// Profiles of all VMs.
     pub profiles: Profiles,
-    /// Changes that are not judged yet, and the outcomes of the others.
+    /// Changes that are not judged yet, and the outcomes of those that are.
     pub trials: trial::State,
     room: Room,
     shape: Option<KnownShape>,
@@ -141,7 +144,7 @@ pub struct State {
     crowd: Crowd,
 }
 
-/// The host's shape, and its inputs: CPUs may go offline, and settings may be reloaded.
+/// The host's shape, with the inputs that it was made from: CPUs may go offline, and settings may be reloaded.
 #[derive(Clone, Debug)]
 struct KnownShape {
     shape: Arc<Shape>,
@@ -150,8 +153,8 @@ struct KnownShape {
 }
 
 impl State {
-    /// Begins a trial of a home that was only recommended until now, from the VM's present speed; `predicted` is the factor
-    /// by which that speed should change.
+    /// Begins a trial of a home that was only recommended until now. The VM's present speed is the reference; `predicted` is
+    /// the factor by which it should change.
     pub fn begin_trial(
         &mut self,
         view: &View<'_>,
@@ -207,13 +210,13 @@ pub fn plan(
     if shape.nodes.len() < 2 && !(settings.arrange.by_cache && shape.caches.len() > 1) {
         return plan;
     }
-    // A change that did not pay is undone even while other decisions wait for approval.
+    // A change that did not pay is undone even if other decisions await approval.
     let undone = trial::judge(view, settings.of_trials(), &state.profiles, &mut state.trials);
     let placed_now: BTreeSet<VmId> = plan.vms();
     let undone = undone.decisions.into_iter();
     plan.decisions
         .extend(undone.filter(|decision| !placed_now.contains(&decision.action.vm)));
-    // A decision that the VM's own mode holds back is repeated in every cycle; it must not block the others.
+    // A decision that a VM's own mode holds back is repeated in every cycle, so it must not block other decisions.
     let is_kept = |decision: &Decision| {
         let vm = view.sample.vm(decision.action.vm);
         vm.is_some_and(|vm| vm.settings.mode.is_some_and(|mode| mode != Mode::Act))
@@ -226,7 +229,7 @@ pub fn plan(
     plan
 }
 
-/// Plans the homes that this policy may not weigh, by [`placement`].
+/// Lets [`placement`] plan the homes that this policy may not choose.
 fn plan_places(
     view: &View<'_>,
     config: &placement::Config,
@@ -251,7 +254,7 @@ fn plan_places(
     plan
 }
 
-/// Plans the homes that this policy may weigh.
+/// Plans the homes that this policy may choose.
 fn arrange(view: &View<'_>, settings: Settings<'_>, shape: Arc<Shape>, state: &mut State) -> Plan {
     let nothing = Plan::new(view.version);
     let mut scene = Scene::of(view, settings, shape, state);
@@ -303,7 +306,7 @@ fn arrange(view: &View<'_>, settings: Settings<'_>, shape: Arc<Shape>, state: &m
     }
 }
 
-/// Whether this policy may not weigh a VM's home.
+/// Whether something other than this policy decides on a VM's home.
 fn has_a_place(vm: &VmView<'_>) -> bool {
     let settings = &vm.sample.settings;
     settings.home.is_some()
@@ -320,7 +323,7 @@ fn place_of(view: &View<'_>, vm: &VmView<'_>, shape: &Shape) -> Option<u64> {
     Some(if kept == 0 { all } else { kept })
 }
 
-/// Returns the caches of nodes that a VM may use, and those of them all of whose CPUs it may use.
+/// Returns the caches of nodes that a VM may use, and of these the caches all of whose CPUs it may use.
 fn allowed(view: &View<'_>, vm: &VmView<'_>, shape: &Shape) -> (u64, u64) {
     let nodes = placement::allowed_nodes(view, vm);
     let may = |id: NodeId| nodes.as_ref().is_none_or(|nodes| nodes.contains(id));
@@ -342,7 +345,7 @@ impl<'a> Scene<'a> {
         let is_known = |vm: &VmView<'_>| state.profiles.is_known(vm.sample.id, settings.predict);
         let is_balanced = view.sample.kernel.balances();
         if is_balanced {
-            // Memory is next to the threads already: a VM that is slower than modelled would be so at home, too.
+            // The VM's memory is already next to its threads, so a VM that is slower than modelled would be so at home, too.
             for (vm, character) in vms.iter().zip(&mut characters) {
                 if !state.profiles.was_moved(vm.sample.id) {
                     character.at_home = character.at_home.min(character.when_unplaced);
@@ -367,7 +370,7 @@ impl<'a> Scene<'a> {
             .iter()
             .zip(&characters)
             .map(|(vm, character)| {
-                // A VM in observe mode is a fixed obstacle: others must not be moved to suit a move that is not made.
+                // A VM in observe mode is a fixed obstacle: other VMs must not move to suit a move that is not made.
                 let is_observed = vm.sample.settings.mode == Some(Mode::Observe);
                 let ours = vm.managed()
                     && !is_observed
@@ -412,8 +415,8 @@ impl<'a> Scene<'a> {
         .with_threads_where_they_stay()
     }
 
-    /// Forgets where threads were found on a crowded host: there the kernel swaps waiting threads between cores all the
-    /// time.
+    /// Forgets on which CPUs threads were found if the host is crowded: there the kernel keeps swapping waiting threads
+    /// between cores.
     fn with_threads_where_they_stay(mut self) -> Self {
         if self.is_crowded() {
             self.characters.iter_mut().for_each(|vm| vm.found = None);
@@ -442,8 +445,8 @@ impl<'a> Scene<'a> {
         threads < self.settings.arrange.quiet_threads * self.shape.cores()
     }
 
-    /// Whether there is a CPU for each vCPU. If not, unplaced VMs are sooner or later pushed off their memory by those at home
-    /// next to it.
+    /// Whether the host has a CPU for each vCPU. If not, unplaced VMs are sooner or later pushed off their memory by VMs
+    /// whose homes are next to it.
     fn has_cpus_for_all(&self) -> bool {
         let vcpus: f64 = self.wishes.iter().map(|wish| wish.vcpus).sum();
         vcpus <= self.shape.cpus()
@@ -457,8 +460,8 @@ impl<'a> Scene<'a> {
         (0..self.vms.len()).filter(|at| self.places[*at] == Place::Unplaced && self.wishes[*at].movable)
     }
 
-    /// Records measured against modelled speed for each VM in its place: at home once its memory has arrived, and free as
-    /// long as no VM has a home, which equals no agent.
+    /// Records the ratio of measured to modelled speed for each VM in its place: at home once its memory has arrived;
+    /// unplaced only while no VM has a home, which equals a host without an agent.
     fn learn(&mut self, view: &View<'_>, state: &mut State) {
         let config = self.settings.predict;
         let lives_in_homes = self.lives_in_homes();
@@ -475,7 +478,7 @@ impl<'a> Scene<'a> {
         for (at, vm) in self.vms.iter().enumerate() {
             let id = vm.sample.id;
             let character = &mut self.characters[at];
-            // For a VM that rests now and then, the speed while it works.
+            // For a VM that rests now and then, this is the speed while it works.
             let speed = match profiles.rests(vm) {
                 true => profiles.pace(id).map(|pace| pace * character.threads),
                 false => profiles.speed(id),
@@ -504,7 +507,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Whether some VM seeks a home, and all that do have just arrived.
+    /// Whether at least one VM seeks a home, and all VMs that do have just arrived.
     fn only_arrivals_seek(&self, state: &State) -> bool {
         let is_new = |at: usize| state.profiles.cycles(self.vms[at].sample.id) == 0;
         self.seekers().next().is_some() && self.seekers().all(is_new)
@@ -521,7 +524,7 @@ impl<'a> Scene<'a> {
 
     fn news(&self, profiles: &Profiles) -> News {
         let id = |at: usize| self.vms[at].sample.id;
-        // If homes are for VMs that rest, their present progress is no reason to look again.
+        // If homes are meant for VMs that rest, a resting VM's present progress is no reason to look again.
         let progress =
             |at: usize| profiles.progress(id(at), self.is_balanced && profiles.rests(self.vms[at]));
         News {
@@ -533,8 +536,8 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Returns the positions of VMs that are known well enough to be moved, and may be. On a quiet host whose kernel
-    /// balances they need not be at work, but must have been left to the kernel for a while.
+    /// Returns the positions of VMs that may be moved and are known well enough. On a quiet host whose kernel balances, a VM
+    /// need not be at work, but must have been left to the kernel for a while.
     fn movable<'s>(&'s self, profiles: &'s Profiles) -> impl Iterator<Item = usize> + 's {
         let is_left_to_kernel = self.is_balanced && self.is_quiet();
         (0..self.vms.len()).filter(move |at| {
@@ -562,7 +565,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Finds homes for all VMs that seek one; `None` if there are none, or if one cannot be placed.
+    /// Finds homes for all VMs that seek one. Returns `None` if no VM seeks one, or if one of them cannot be placed.
     fn homes_for_all(&self, room: &mut Room) -> Option<Vec<Place>> {
         let seekers: Vec<usize> = self.seekers().collect();
         if seekers.is_empty() {
@@ -571,8 +574,8 @@ impl<'a> Scene<'a> {
         self.search(room).homes_for(&seekers)
     }
 
-    /// Finds homes on a host whose kernel balances: for polluters on a crowded host, if they pay; for VMs far from their
-    /// memory on a quiet one.
+    /// Finds homes on a host whose kernel balances. On a crowded host these are for polluters, if they pay; on a quiet host,
+    /// for VMs far from their memory.
     fn homes_where_balanced(&self, state: &mut State) -> Option<Vec<Place>> {
         if let Some(without) = self.without_lost(&mut state.room) {
             return Some(without);
@@ -593,8 +596,8 @@ impl<'a> Scene<'a> {
         self.search(&mut state.room).homes_together(&seekers)
     }
 
-    /// Returns the current places without the homes that make their VM slower than no agent would; `None` if there are no
-    /// such homes.
+    /// Returns the current places, but without the homes that make their VM slower than it would be without an agent; `None`
+    /// if there are no such homes.
     fn without_lost(&self, room: &mut Room) -> Option<Vec<Place>> {
         let most = 1.0 + self.settings.trial.loss_max;
         let slow = self.search(room).slow_downs(&self.places);
@@ -629,7 +632,8 @@ impl<'a> Scene<'a> {
         mean <= most && self.active().all(|at| slow[at] <= config.worst_max)
     }
 
-    /// Returns the plan that leads to the wanted arrangement; `lifted` is why homes are withdrawn, if not by prediction.
+    /// Returns the plan that leads to the wanted arrangement. `lifted` is the reason why homes are withdrawn; `None` if the
+    /// prediction is the reason.
     fn carry_out(
         &mut self,
         view: &View<'_>,

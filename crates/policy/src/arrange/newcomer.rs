@@ -1,14 +1,15 @@
-//! Predicts the speed of a VM that does not run yet, and of its neighbours. Nothing is decided here.
+//! Predicts the speed of a VM that does not run yet, and of its neighbours. It decides nothing.
 //!
 //! # Problem
-//! A fleet scheduler asks hosts how well a VM would do there. Free room says nothing about neighbours that fill a
-//! controller, or about a neighbour that would be slowed down.
+//! A fleet scheduler asks hosts how well a VM would run on them. The free room of a host does not tell whether neighbours
+//! fill a memory controller, or whether the newcomer would slow a neighbour down.
 //!
 //! # Algorithm
 //! 1. The program is not known before it runs. It is assumed to have as many threads as the VM has vCPUs, and to draw the
-//!    requested bandwidth, or else to wait for memory for a third of its time ([`Character::newcomer`]). What VMs of its
-//!    size do on this host is ignored: on another host they do something else, and hosts are to be compared.
-//! 2. Speeds are predicted for the newcomer alone, for the VMs in their current places, and for all together.
+//!    requested bandwidth or, if none is requested, to wait for memory for a third of its time ([`Character::newcomer`]).
+//!    What VMs of its size do on this host is ignored: on another host they do something else, and the answers of hosts must
+//!    be comparable.
+//! 2. Three predictions are made: of the newcomer alone, of the present VMs in their current places, and of all together.
 //!
 //! # Properties
 //! - `on_an_idle_host_a_newcomer_is_as_fast_as_alone`
@@ -25,12 +26,12 @@ use serde::{Deserialize, Serialize};
 use super::{Scene, Settings, State};
 use crate::predict::{AsFound, Character, Place, Room};
 
-/// Relative speeds, above 0 and at most about 1.
+/// Relative speeds, each above 0 and at most about 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Beside {
     /// The newcomer's speed next to the running VMs, over its speed alone on this host.
     pub own: f64,
-    /// Speed of the VM that loses most: with the newcomer, over without it. 1 if no VM is at work.
+    /// Speed of the VM that loses most, with the newcomer over without it. 1 if no VM is at work.
     pub worst_neighbour: f64,
 }
 
@@ -46,7 +47,8 @@ impl fmt::Display for Beside {
     }
 }
 
-/// Predicts a VM of `vcpus` that draws this bandwidth, with vCPUs and memory kept on `home`, or put anywhere by the kernel.
+/// Predicts the speed of a VM of `vcpus` vCPUs that draws this bandwidth, and of its neighbours. The VM's vCPUs and memory
+/// are on `home`, or where the kernel puts them.
 pub fn beside(
     view: &View<'_>,
     settings: Settings<'_>,
@@ -94,7 +96,7 @@ mod tests {
 
     const GIB: Bytes = Bytes::from_gib(1);
 
-    /// Four nodes of four CPUs; with a polluter, VM 1 uses all of node 1's bandwidth.
+    /// Four nodes of four CPUs. If there is a polluter, it is VM 1, and uses all of node 1's bandwidth.
     fn host(with_polluter: bool) -> (Host, State) {
         let mut host = Host::four_nodes(4);
         if with_polluter {
@@ -142,7 +144,7 @@ mod tests {
             "{beside_it:?} {elsewhere:?}"
         );
         assert!((elsewhere.own - 1.0).abs() < 0.02, "{elsewhere:?}");
-        // The kernel sometimes puts it there.
+        // The kernel sometimes puts the newcomer there.
         let anywhere = ask(polluted, None);
         assert!(
             anywhere.own <= elsewhere.own && anywhere.own >= beside_it.own,

@@ -1,4 +1,4 @@
-//! Decides when to review the whole arrangement: after news, and not too often.
+//! Decides when to review the whole arrangement (a *look*): after news, and not too often.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use homenode_units::{Ns, VmId};
 
 use super::Config;
 
-/// The state that a look starts from.
+/// What a look starts from; a difference from the last look is news.
 #[derive(Clone, Debug, Default)]
 pub struct News {
     /// Speeds of active VMs; paces of resting VMs, if the kernel balances.
@@ -31,17 +31,17 @@ impl News {
 #[derive(Clone, Debug, Default)]
 pub struct Rest {
     until: Ns,
-    /// State that the last look started from.
+    /// What the last look started from.
     seen: News,
-    /// Whether it assigned only a few homes, and more may follow.
+    /// Whether the last look assigned only a few homes, and more may follow.
     has_more: bool,
-    /// Looks that may be taken, initially a full hour's, and when they were last counted.
+    /// Number of looks that may be taken now (a full hour's at first), and the time when it was last updated.
     looks: Option<f64>,
     counted: Ns,
 }
 
 impl Rest {
-    /// Returns whether it is time for a look. `arrived` is whether no VM's memory is moving; `news` is called only if it
+    /// Returns whether it is time for a look. `arrived` tells whether no VM's memory is moving; `news` is called only if it
     /// matters.
     pub fn is_over(&mut self, now: Ns, config: &Config, arrived: bool, news: impl FnOnce() -> News) -> bool {
         let hours = now.saturating_sub(self.counted).as_secs_f64() / 3600.0;
@@ -64,7 +64,7 @@ impl Rest {
         (self.seen, self.has_more) = (news, false);
     }
 
-    /// Notes that the look assigned only a few homes: the next one is due as soon as their VMs live there.
+    /// Notes that the look assigned only a few homes, so the next look is due as soon as those VMs' memory has arrived.
     pub fn expect_more(&mut self) {
         self.has_more = true;
     }

@@ -1,18 +1,17 @@
-//! Searches arrangements: greedy homes, then moves and exchanges while they pay.
+//! Searches for a good arrangement: homes first, one VM at a time, then moves and exchanges while they pay.
 //!
-//! Every candidate is one prediction ([`Room::speeds_beside`]). Their number is bounded by
-//! [`candidates_max`](super::Config::candidates_max) and their work by [`work_max`](super::Config::work_max), so that a
-//! search ends in time on any host. A host on which that is too little to find a first home for each VM keeps its
-//! arrangement.
+//! Each candidate arrangement costs one prediction ([`Room::speeds_beside`]). The number of candidates is bounded by
+//! [`candidates_max`](super::Config::candidates_max) and their work by [`work_max`](super::Config::work_max), so a search
+//! ends in time on any host. If these bounds are too low to find a first home for each VM, the host keeps its arrangement.
 //!
-//! A home is whole nodes, or with [`by_cache`](super::Config::by_cache) a run of caches of one node. A VM whose home is part
-//! of a node may not use the node's other CPUs, so a part is assigned only if each vCPU of its VMs has a CPU: on a host with
-//! more threads than CPUs a home is whole nodes, over whose CPUs the kernel balances.
+//! A home is one or more whole nodes or, with [`by_cache`](super::Config::by_cache), a run of caches of one node. A VM whose
+//! home is part of a node may not use the node's other CPUs. So a part is assigned only if each vCPU of its VMs has a CPU. On
+//! a host with more threads than CPUs a home is whole nodes, and the kernel balances over all of their CPUs.
 //!
-//! A VM with more vCPUs than a node has cores is weighed on one node, whose hyperthreads it shares, and on as many nodes as
-//! have cores for it: the prediction knows the cost of sharing a core and of distance. Of the sets of several nodes only the
-//! nearest with room are weighed (`near.rs`): for a VM that computes the prediction sees no difference, and it must not
-//! choose a set across sockets if one within a socket has room.
+//! A VM with more vCPUs than a node has cores is tried on one node, whose hyperthreads it shares, and on as many nodes as
+//! have a core for each vCPU: the prediction knows the cost of sharing a core and of distance. Sets of several nodes are
+//! tried only if they are as near as the nearest set with room (`near.rs`): for a VM that computes, the prediction sees no
+//! difference between sets, and it must not choose one across sockets if one within a socket has room.
 //!
 //! # Properties
 //! - `of_homes_of_several_nodes_the_nearest_with_room_are_weighed`
@@ -26,44 +25,44 @@ use super::Settings;
 use crate::near::positions;
 use crate::predict::{AsFound, CacheShape, Character, NodeShape, Place, Room, Shape};
 
-/// VMs whose fit can be checked for the price of predicting one speed. A measure of work, not a setting.
+/// Number of VMs whose fit can be checked in the time that predicting one speed takes. A measure of work, not a setting.
 const FIT_PER_WORK: usize = 32;
-/// Most VMs that are brought together with their memory at a time: all that memory moves at once.
+/// Most VMs that are brought together with their memory in one look, as all their memory moves at once.
 const TOGETHER_MAX: usize = 4;
 /// Fewest CPUs of a node that can be a home on a quiet host. On nodes of four CPUs one VM of 90 took 1.11 to 1.17 of its
-/// time, while all gained half a percent (`decisions operations --hosts small`). The cause was not traced: probably the
-/// kernel evens out threads that are kept on a node by moving those of unplaced VMs, which then leave their memory or share a
-/// cache.
+/// time, while all VMs together gained half a percent (`decisions operations --hosts small`). The cause was not traced.
+/// Probably, to even out threads that are kept on a node, the kernel moves those of unplaced VMs, which then leave their
+/// memory or share a cache.
 const HOME_CPUS_MIN: f64 = 8.0;
-/// A slow-down too small for any prediction to resolve: other VMs may lose this much against no agent.
+/// A slow-down that is too small for any prediction to resolve. Other VMs may lose this much compared with no agent.
 pub(super) const LOST_MAX: f64 = 0.005;
 
-/// The options of a search for one VM.
+/// What a search may do with one VM, and what it needs to know of it.
 #[derive(Clone, Debug)]
 pub struct Wish {
-    /// Whether it is active and may be given another place.
+    /// Whether the VM is active and may be given another place.
     pub movable: bool,
-    /// Whether it is known and may be given another place, active or not.
+    /// Whether the VM is known and may be given another place, active or not.
     pub movable_at_rest: bool,
-    /// Whether this policy chose its place.
+    /// Whether this policy chooses the VM's place.
     pub ours: bool,
-    /// Caches of nodes that it may use, as a mask of positions.
+    /// Caches of the nodes that the VM may use, as a mask of positions.
     pub allowed: u64,
-    /// Those of them all of whose CPUs it may use: a home on part of a node consists of these.
+    /// Those of the allowed caches all of whose CPUs the VM may use. A home on part of a node consists of such caches.
     pub whole: u64,
-    /// Its vCPUs.
+    /// Number of the VM's vCPUs.
     pub vcpus: f64,
-    /// Bytes of its memory on each node.
+    /// Bytes of the VM's memory on each node.
     pub bytes: Vec<f64>,
 }
 
 impl Wish {
-    /// Bytes of its memory on these nodes.
+    /// Returns the bytes of the VM's memory on these nodes.
     fn bytes_on(&self, nodes: u64) -> f64 {
         positions(nodes).map(|node| self.bytes[node]).sum()
     }
 
-    /// Returns the bytes of its memory that would come to each of these nodes if they were its home.
+    /// Returns the bytes of the VM's memory that would move to each of these nodes if they were its home.
     pub fn coming(&self, nodes: u64) -> impl Iterator<Item = (usize, f64)> {
         let part = self.bytes.iter().sum::<f64>() / f64::from(nodes.count_ones());
         positions(nodes).map(move |node| (node, (part - self.bytes[node]).max(0.0)))
@@ -80,26 +79,26 @@ pub struct Search<'a> {
     free_bytes: &'a [f64],
     now: &'a [Place],
     room: &'a mut Room,
-    /// Time over which a move must pay.
+    /// Time within which a move must pay.
     horizon: Ns,
     /// Speed of each VM if none had a home.
     none: Vec<f64>,
     speeds: Vec<f64>,
-    /// Speeds in the arrangement that a step starts from.
+    /// Speeds in the arrangement from which a step starts.
     base: Vec<f64>,
-    /// Threads that VMs want over the host's CPUs, at least 1.
+    /// Threads that VMs want per CPU of the host, at least 1.
     excess: f64,
-    /// Arrangements weighed, and the work so far.
+    /// Number of arrangements weighed, and the work so far.
     candidates: usize,
     work: usize,
     /// Whether homes may have one node more than their VM needs.
     wide: bool,
-    /// vCPUs that a home may hold beyond its CPUs.
+    /// Number of vCPUs that a node may hold beyond its share.
     above: f64,
 }
 
 impl<'a> Search<'a> {
-    /// Prepares a search among these VMs, with their current places in `now`.
+    /// Prepares a search among these VMs. `now` holds their current places.
     pub fn new(
         settings: Settings<'a>,
         shape: &'a Shape,
@@ -134,7 +133,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Sets the time within which homes must pay for moves.
+    /// Sets the time within which a move must pay.
     #[must_use]
     pub fn within(self, horizon: Ns) -> Self {
         Search { horizon, ..self }
@@ -153,7 +152,7 @@ impl<'a> Search<'a> {
         self.candidates >= self.settings.arrange.candidates_max as usize || self.has_worked_enough()
     }
 
-    /// Predicted slow-down of each VM under an arrangement.
+    /// Returns the predicted slow-down of each VM under an arrangement.
     pub fn slow_downs(&mut self, places: &[Place]) -> Vec<f64> {
         self.room
             .speeds(self.shape, self.vms, places, AsFound::Yes, &mut self.speeds);
@@ -164,14 +163,14 @@ impl<'a> Search<'a> {
             .collect()
     }
 
-    /// Returns the sum over active VMs of slow-downs, harm and moves.
+    /// Returns the cost of an arrangement: the sum over active VMs of slow-downs and harm, and the cost of moves.
     pub fn cost(&mut self, places: &[Place]) -> f64 {
         self.room
             .speeds(self.shape, self.vms, places, AsFound::Yes, &mut self.speeds);
         self.weigh(places)
     }
 
-    /// Returns the cost of the arrangement that a step starts from.
+    /// Returns the cost of the arrangement from which a step starts.
     fn cost_base(&mut self, places: &[Place]) -> f64 {
         self.room
             .speeds_base(self.shape, self.vms, places, &mut self.base);
@@ -179,7 +178,7 @@ impl<'a> Search<'a> {
         self.weigh(places)
     }
 
-    /// Returns the cost of an arrangement that differs from it on these nodes.
+    /// Returns the cost of an arrangement that differs from the one given to [`Search::cost_base`] on these nodes.
     fn cost_beside(&mut self, places: &[Place], changed: u64) -> f64 {
         self.speeds.clone_from(&self.base);
         self.room
@@ -205,13 +204,14 @@ impl<'a> Search<'a> {
                 bytes += away;
             }
         }
-        // Memory of all moving VMs shares the host's budget: each waits for half of it on average, and for its own.
+        // The memory of all VMs that move shares the host's transfer rate. On average a VM waits for half of all that memory,
+        // and then for its own.
         let own_s = bytes / arrange.moved_per_s.as_f64();
         let queue_s = movers * bytes / (2.0 * arrange.host_moved_per_s.as_f64());
         sum + (own_s + queue_s) * arrange.moving_loss / self.horizon.as_secs_f64()
     }
 
-    /// Returns the bytes of a VM's memory that would have to move to a new place.
+    /// Returns the bytes of a VM's memory that would have to move if it went to this place.
     fn away(&self, at: usize, to: Place) -> f64 {
         let Place::Home(mask) = to else { return 0.0 };
         if to == self.now[at] {
@@ -223,13 +223,13 @@ impl<'a> Search<'a> {
         elsewhere.map(|(_, bytes)| bytes).sum()
     }
 
-    /// Whether all homes have CPUs for their VMs, as far as the host does, and memory for what moves.
+    /// Whether each home has CPUs for its VMs, as far as the host has, and free memory for what moves there.
     fn fits(&mut self, places: &[Place]) -> bool {
         self.work += places.len().div_ceil(FIT_PER_WORK);
         let shape = self.shape;
         let mut held = [0.0; crate::predict::NODES_MAX];
         let mut moved = [0.0; crate::predict::NODES_MAX];
-        // vCPUs of VMs confined to part of a node, by cache.
+        // Number of vCPUs of VMs that are confined to part of a node, by cache.
         let mut kept = [0.0; crate::predict::NODES_MAX];
         for (at, place) in places.iter().enumerate() {
             let Place::Home(mask) = *place else { continue };
@@ -244,14 +244,14 @@ impl<'a> Search<'a> {
                 };
             }
             if shape.caches_on(nodes) != mask {
-                // A VM that idles now may be at work in a second.
+                // An idle VM counts too: it may be at work in a second.
                 positions(mask).for_each(|cache| kept[cache] += wish.vcpus / f64::from(mask.count_ones()));
             }
             if *place != self.now[at] {
                 wish.coming(nodes).for_each(|(node, bytes)| moved[node] += bytes);
             }
         }
-        // On an overcommitted host, what a VM needs beyond its share rounds up to whole VMs.
+        // On an overcommitted host a node may exceed its share by four vCPUs, because VMs cannot be divided.
         let above = if self.excess > 1.0 { 4.0 } else { self.above };
         let in_node = |(node, of): (usize, &NodeShape)| {
             held[node] <= of.cpus * self.excess + above + 0.01 && moved[node] <= self.free_bytes[node]
@@ -260,8 +260,8 @@ impl<'a> Search<'a> {
         shape.nodes.iter().enumerate().all(in_node) && shape.caches.iter().enumerate().all(in_cache)
     }
 
-    /// Returns the homes that a VM may have: parts of a node with room for it, then sets of nodes. If distances between
-    /// nodes differ, sets of less span come first.
+    /// Returns the homes that a VM may have: parts of a node that have room for it, then sets of nodes. If distances between
+    /// nodes differ, sets of smaller span come first.
     fn homes(&self, at: usize) -> Vec<u64> {
         let shape = self.shape;
         let wish = &self.wishes[at];
@@ -283,8 +283,8 @@ impl<'a> Search<'a> {
         mask & !(if is_part { wish.whole } else { wish.allowed }) == 0
     }
 
-    /// Returns runs of a node's caches, but never all: from as few as have a CPU for each vCPU to as many as have a core for
-    /// each, and one more if homes may be wide.
+    /// Returns runs of a node's caches as possible homes, but never all of its caches. The shortest have a CPU for each vCPU,
+    /// the longest a core for each vCPU, or one cache more if homes may be wide.
     fn parts(&self, node: &NodeShape, vcpus: f64) -> Vec<u64> {
         let count = node.caches.count_ones();
         if count < 2 || self.excess > 1.0 || !self.settings.arrange.by_cache {
@@ -297,8 +297,8 @@ impl<'a> Search<'a> {
         sizes.flat_map(runs).collect()
     }
 
-    /// Returns sets of as few nodes as hold a VM, of as many as have a core for each vCPU, and of one more if homes may be
-    /// wide. All nodes together are no home.
+    /// Returns sets of nodes as possible homes. The smallest have a CPU for each vCPU, the largest a core for each vCPU, or
+    /// one node more if homes may be wide. The set of all nodes is not a home.
     fn node_sets(&self, vcpus: f64) -> Vec<u64> {
         let n = self.shape.nodes.len();
         let nodes = || self.shape.nodes.iter();
@@ -316,8 +316,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Finds a home for each seeker one by one, widest first, then improves them; `None` if one finds none in time. Homes
-    /// hold more vCPUs than CPUs only if there is no other way; CPUs of other nodes are lent for those.
+    /// Finds a home for each seeker one by one, widest VM first, then improves them. Returns `None` if a seeker finds no home in
+    /// time. Homes hold more vCPUs than CPUs only if there is no other way: then [`crate::balance`] lends CPUs of other nodes.
     pub fn homes_for(&mut self, seekers: &[usize]) -> Option<Vec<Place>> {
         self.homes_within(0.0, seekers).or_else(|| {
             let vcpus = seekers.iter().map(|at| self.wishes[*at].vcpus);
@@ -366,9 +366,9 @@ impl<'a> Search<'a> {
         Some(places)
     }
 
-    /// Finds homes for polluters while all others stay in place; `None` if no home lowers the cost. The VMs that fetch most
-    /// cache lines go first, each to where the cost is least, until one for each cache and one more have not lowered it: the
-    /// more evenly polluters that are alike are spread, the better for them.
+    /// Finds homes for polluters, while all other VMs stay in place; `None` if no home lowers the cost. The VMs that fetch
+    /// most cache lines go first, each to the home that costs least. A home that does not lower the cost is kept for now, as
+    /// more homes may spread polluters more evenly; the search ends after more such homes in a row than there are caches.
     pub fn homes_for_polluters(&mut self, seekers: &[usize]) -> Option<Vec<Place>> {
         let lines = |at: usize| {
             let vm = &self.vms[at];
@@ -416,11 +416,11 @@ impl<'a> Search<'a> {
         best
     }
 
-    /// Finds homes on whole nodes for unplaced VMs that use much memory of nodes without their threads, while all others stay in
-    /// place. Those that wait most for remote memory go first, at most `TOGETHER_MAX` at once. Each gains at least
-    /// [`together_min`](super::Config::together_min), and so do all VMs together; no other VM becomes slower than without an
-    /// agent by more than `LOST_MAX`, however many homes are given one after the other, nor slower than it is if it is
-    /// beyond that; and a home node has a CPU for each vCPU of the VMs that live there, at work or not.
+    /// Finds homes on whole nodes for unplaced VMs that use much memory on nodes where their threads are not; all other VMs
+    /// stay in place. The VMs that wait most for remote memory go first, at most `TOGETHER_MAX` in one look. Each VM must
+    /// gain at least [`together_min`](super::Config::together_min), and so must all VMs together. No other VM may become
+    /// slower than without an agent by more than `LOST_MAX` in total; a VM that already is may not become slower still. A
+    /// home node has a CPU for each vCPU of the VMs that live there, whether they work or not.
     pub fn homes_together(&mut self, seekers: &[usize]) -> Option<Vec<Place>> {
         let least = self.settings.arrange.together_min;
         let mut order: Vec<(usize, f64)> = seekers
@@ -466,8 +466,8 @@ impl<'a> Search<'a> {
         (given > 0).then_some(places)
     }
 
-    /// Returns homes on the fewest whole nodes with `HOME_CPUS_MIN` CPUs and a CPU for each vCPU, in addition to those of
-    /// VMs that live there; the one with most of the VM's memory first.
+    /// Returns homes on whole nodes, as few as possible. Each node has at least `HOME_CPUS_MIN` CPUs, and a CPU for each vCPU
+    /// of the VM and of the VMs that live there. The home that holds most of the VM's memory comes first.
     fn roomy(&self, at: usize, places: &[Place]) -> Vec<u64> {
         let shape = self.shape;
         let mut booked = [0.0; crate::predict::NODES_MAX];
@@ -495,8 +495,8 @@ impl<'a> Search<'a> {
         sets.into_iter().map(|nodes| shape.caches_on(nodes)).collect()
     }
 
-    /// Returns homes on caches that are no VM's home yet; of homes that are alike, the one with most of the VM's memory.
-    /// Homes are alike if they have as many caches of one node, or of nodes of a kind that are no VM's home.
+    /// Returns homes on caches that are no VM's home yet. Of homes that are alike, only the one with most of the VM's memory is
+    /// returned. Homes are alike if they have equally many caches, of the same node or of nodes of one kind that hold no home.
     fn unlike(&self, at: usize, places: &[Place]) -> Vec<u64> {
         let shape = self.shape;
         let held = places.iter().fold(0, |held, place| held | place.mask());
@@ -517,10 +517,11 @@ impl<'a> Search<'a> {
         homes
     }
 
-    /// Moves VMs one after the other, or exchanges homes, by whichever lowers the cost most, until none does.
+    /// Moves one VM after the other, or exchanges its home with another's, whichever lowers the cost most, until no such step
+    /// does.
     fn improve(&mut self, places: &mut Vec<Place>, may_move: &[bool]) {
         let movers: Vec<usize> = (0..places.len()).filter(|at| may_move[*at]).collect();
-        // VMs in a row without a better place.
+        // Number of VMs in a row for which no better place was found.
         let mut content = 0;
         for at in movers.iter().cycle() {
             if content == movers.len() || self.is_over() {
@@ -537,8 +538,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Returns the one move or exchange of homes that lowers the cost most, by at least
-    /// [`move_gain_min`](super::Config::move_gain_min), or freedom for all.
+    /// Returns the arrangement after the one move or exchange of homes that lowers the cost most, by at least
+    /// [`move_gain_min`](super::Config::move_gain_min). If having no homes costs less still, returns that arrangement.
     pub fn one_better(&mut self) -> Option<Vec<Place>> {
         let now = self.now;
         let may_move: Vec<bool> = (0..now.len())
@@ -555,7 +556,7 @@ impl<'a> Search<'a> {
         better.map(|(places, _)| places)
     }
 
-    /// Returns the arrangement without the homes that we chose.
+    /// Returns the arrangement without the homes that this policy chose.
     pub fn all_unplaced(&self) -> Vec<Place> {
         let places = self.now.iter().zip(self.wishes);
         places
@@ -563,8 +564,8 @@ impl<'a> Search<'a> {
             .collect()
     }
 
-    /// Returns the cheapest move or exchange below `most`, relative to the arrangement that [`Search::cost_base`] weighed
-    /// last.
+    /// Returns the cheapest move or exchange whose cost is below `most`, and its cost. `from` is the arrangement that
+    /// [`Search::cost_base`] weighed last.
     fn step(&mut self, from: &[Place], may_move: &[bool], most: f64) -> Option<(Vec<Place>, f64)> {
         let mut best: Option<(Vec<Place>, f64)> = None;
         for at in (0..from.len()).filter(|at| may_move[*at]) {
@@ -574,7 +575,7 @@ impl<'a> Search<'a> {
         best
     }
 
-    /// Returns the best step of one VM, with exchange partners after it in order only.
+    /// Returns the best move of this VM, or exchange with a VM after it.
     fn step_of(
         &mut self,
         at: usize,
@@ -604,7 +605,7 @@ impl<'a> Search<'a> {
             }
             candidate[at] = from[other];
             candidate[other] = place;
-            // VMs that exchange homes may have different CPU masks.
+            // VMs that exchange homes may be allowed different CPUs.
             let may = [at, other]
                 .iter()
                 .all(|vm| self.may_live(*vm, candidate[*vm].mask()));
@@ -625,8 +626,8 @@ impl<'a> Search<'a> {
     }
 }
 
-/// How far apart the nodes of a VM's home may be: no farther than in the nearest set of several nodes with room, with a core
-/// for each vCPU or, if no set has that, a hyperthread.
+/// How far apart the nodes of a VM's home may be: no farther than in the nearest set of several nodes that has room and a
+/// core for each vCPU. If no set has enough cores, hyperthreads count instead.
 #[derive(Clone, Copy, Debug)]
 struct Reach {
     most: Option<u32>,
@@ -635,7 +636,7 @@ struct Reach {
 }
 
 impl Reach {
-    /// Prepares the reach of a VM that may have one of these homes.
+    /// Prepares the reach of a VM that may have any of these homes.
     fn new(shape: &Shape, vcpus: f64, homes: &[u64]) -> Reach {
         let mut reach = Reach {
             most: None,
@@ -656,7 +657,7 @@ impl Reach {
         there >= self.vcpus
     }
 
-    /// Records a set with room. Sets arrive in order of span.
+    /// Records a set that has room. Sets must be recorded in order of span.
     fn note(&mut self, shape: &Shape, mask: u64) {
         let nodes = shape.node_mask(mask);
         if nodes.count_ones() > 1 && self.is_enough(shape, nodes) {

@@ -1,18 +1,18 @@
-//! Predicts the effect of an arrangement that an operator asks about. Nothing is decided here.
+//! Predicts the effect of an arrangement that an operator asks about. It decides nothing.
 //!
 //! # Problem
-//! An operator wants to know what a home would do to a VM and its neighbours before moving gigabytes.
+//! Before moving gigabytes, an operator wants to know what a home would do to a VM and its neighbours.
 //!
 //! # Terms
-//! - *Slow-down* of a VM: time that its work takes, over the time it would take if no VM had a home, as everywhere in this
-//!   policy. 1 equals no agent, less is faster.
+//! - *Slow-down* of a VM: the time that its work takes, over the time that it would take if no VM had a home, as everywhere
+//!   in this policy. 1 is as fast as without an agent; less is faster.
 //!
 //! # Algorithm
-//! 1. The host and its VMs are as [`super::plan`] sees them. A VM that is not known yet counts as the mean of the others,
-//!    scaled by the time that it wants; no slow-down is reported for it.
+//! 1. The host and its VMs are modelled as in [`super::plan`]. A VM that is not known yet counts as the mean of the known
+//!    VMs, with its own number of threads; no slow-down is reported for it.
 //! 2. Slow-downs are predicted for the current places, and again with the requested VMs in the requested places.
-//! 3. Obstacles to a change are reported: nodes that the VM may not use, pins that the operator set by hand, memory that
-//!    cannot move or has no room.
+//! 3. Obstacles to a change are reported: the VM may not use a node, its vCPUs are left alone (pinned by hand, for example),
+//!    its memory cannot move, or a node has no room for it.
 //!
 //! # Properties
 //! - `what_if_of_where_all_are_changes_nothing`
@@ -30,15 +30,15 @@ use homenode_units::{Bytes, NodeId, NodeSet, VmId};
 use super::{Scene, Settings, State};
 use crate::predict::{Place, Room, Shape};
 
-/// The requested place of each VM: its home nodes, or `None` to leave it unplaced.
+/// The requested place of each VM: its home nodes, or `None` for unplaced.
 pub type Wanted = BTreeMap<VmId, Option<NodeSet>>;
 
-/// A prediction for all VMs.
+/// A prediction for all VMs of the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forecast {
     /// Every VM, in the order of the view.
     pub vms: Vec<VmForecast>,
-    /// Nodes without room for the memory that would come to them.
+    /// Nodes without room for the memory that would move to them.
     pub short: Vec<Shortage>,
 }
 
@@ -47,17 +47,17 @@ pub struct Forecast {
 pub struct VmForecast {
     /// The VM.
     pub vm: VmId,
-    /// Its home now; `None` if it is unplaced.
+    /// The VM's home now; `None` if it is unplaced.
     pub home: Option<NodeSet>,
-    /// The requested home; the present one if none was requested.
+    /// The requested home, or the present one if the request does not name the VM; `None` if unplaced.
     pub home_then: Option<NodeSet>,
-    /// Slow-downs, or why there are none.
+    /// The VM's slow-downs, or why none is predicted.
     pub slow_down: Result<SlowDown, Unknown>,
-    /// The obstacle to that home, if any.
+    /// What stands in the way of the requested home, if anything.
     pub obstacle: Option<Obstacle>,
 }
 
-/// Time that a VM's work takes over the time that it would take without an agent.
+/// The time that a VM's work takes, over the time that it would take without an agent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SlowDown {
     /// In the current places.
@@ -66,19 +66,19 @@ pub struct SlowDown {
     pub then: f64,
 }
 
-/// Why nothing is predicted of a VM.
+/// Why no slow-down is predicted for a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unknown {
-    /// It does not want a CPU.
+    /// The VM does not want a CPU.
     Idle,
-    /// It has not worked for long enough.
+    /// The VM has not worked for long enough.
     New {
-        /// Periods in which it worked.
+        /// Number of periods in which it worked.
         cycles: u32,
-        /// Periods required.
+        /// Number of periods required.
         needed: u32,
     },
-    /// Its LLC misses are not counted.
+    /// The VM's LLC misses are not counted.
     Uncounted,
 }
 
@@ -98,14 +98,14 @@ impl fmt::Display for Unknown {
     }
 }
 
-/// An obstacle to a home.
+/// What stands in the way of a home.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// It may not use these nodes.
+    /// The VM may not use these nodes.
     Forbidden(NodeSet),
-    /// The agent leaves its vCPUs alone.
+    /// The agent leaves the VM's vCPUs alone.
     LeftAlone(HandsOff),
-    /// Its memory cannot move.
+    /// The VM's memory cannot move.
     Fixed(String),
 }
 
@@ -119,29 +119,29 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// A node without room for the memory that would come to it.
+/// A node without room for the memory that would move to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
     /// The node.
     pub node: NodeId,
-    /// Memory that would come.
+    /// Memory that would move to the node.
     pub needed_bytes: Bytes,
-    /// Memory that is free there.
+    /// Memory that is free on the node.
     pub free_bytes: Bytes,
 }
 
 /// Why there is no forecast.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoForecast {
-    /// A home without nodes, or with nodes that do not exist.
+    /// A requested home has no nodes, or nodes that do not exist.
     #[error("node {nodes} cannot be a home on this host; these can: {usable}")]
     Nodes {
-        /// Nodes that cannot be a home.
+        /// The requested nodes that cannot be a home.
         nodes: NodeSet,
-        /// Nodes that can.
+        /// The nodes that can.
         usable: NodeSet,
     },
-    /// A VM in the request is not known.
+    /// A VM in the request is not known well enough.
     #[error("VM {name} is {why}")]
     Unknown {
         /// Its name.
@@ -151,10 +151,10 @@ pub enum NoForecast {
     },
 }
 
-/// Predicts all VMs with the requested homes, while the rest stay in place.
+/// Predicts the slow-downs of all VMs with the requested homes; VMs that are not in the request stay in place.
 ///
 /// # Errors
-/// A home that does not exist on this host; a VM to move that is not known yet.
+/// Fails if a requested home does not exist on this host, or if a VM in the request is not known yet.
 pub fn what_if(
     view: &View<'_>,
     settings: Settings<'_>,
@@ -232,7 +232,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Returns the current places of all VMs, except for those requested elsewhere.
+    /// Returns the place of each VM: the requested one or, without a request, the current one.
     fn places_of(&self, wanted: &Wanted) -> Vec<Place> {
         let place = |vm: &VmView<'_>, now: Place| match wanted.get(&vm.sample.id) {
             None => now,
@@ -261,7 +261,8 @@ impl Scene<'_> {
         Some(Obstacle::Fixed(why.to_string()))
     }
 
-    /// Returns nodes that lack free memory for what would come. Memory that leaves a node may leave too late to make room.
+    /// Returns nodes without enough free memory for what would move to them. Memory that leaves a node is not counted as
+    /// free: it may leave too late.
     fn shortages(&self, places: &[Place]) -> Vec<Shortage> {
         let mut needed = vec![0.0; self.shape.nodes.len()];
         for (at, place) in places.iter().enumerate() {
@@ -296,8 +297,8 @@ mod tests {
 
     const GIB: Bytes = Bytes::from_gib(1);
 
-    /// Four nodes of four CPUs. VM 1 reads memory at home on node 0, VM 2 uses all of node 1's bandwidth at home there, VM 3
-    /// computes wherever the kernel puts it.
+    /// Four nodes of four CPUs. VM 1 reads memory, at home on node 0. VM 2 uses all of node 1's bandwidth, at home there. VM
+    /// 3 computes wherever the kernel puts it.
     fn host() -> Host {
         let mut host = Host::four_nodes(4);
         let reader = host.add_vm(1, 2, GIB, 0).vcpus_busy(1.0).home(0).pages(0, 1000);
@@ -391,13 +392,13 @@ mod tests {
         );
         let unknown = ask(&mut host, &state, &[]).unwrap();
         assert!(unknown.vms.iter().all(|vm| vm.slow_down.is_err()), "{unknown:?}");
-        // Without counters no amount of time helps.
+        // Without counters a VM stays unknown however long it works.
         let mut host = Host::four_nodes(4);
         host.add_vm(1, 4, GIB, 0).vcpus_busy(1.0);
         let state = watched(&mut host, 10);
         let uncounted = ask(&mut host, &state, &[(1, "0")]).unwrap_err();
         assert!(uncounted.to_string().contains("not counted"), "{uncounted}");
-        // A VM that sleeps neither gains nor takes.
+        // A VM that sleeps neither gains from a home nor takes anything from others.
         let mut host = self::host();
         host.add_vm(4, 4, GIB, 3).instructions_per_s(0);
         let state = watched(&mut host, 8);
@@ -452,7 +453,7 @@ mod tests {
             forecast.vms[3].obstacle,
             Some(Obstacle::LeftAlone(HandsOff::PinnedByHand))
         );
-        // Node 1 has 16 GiB, of which VM 2 holds 12: 4 are free, and 15 would come.
+        // Node 1 has 16 GiB, of which VM 2 holds 12: 4 GiB are free, and 15 would move there.
         let [short] = forecast.short.as_slice() else {
             panic!("{forecast:?}")
         };

@@ -1,4 +1,4 @@
-//! VMs that together fill one node's memory controllers while others have room: step 6 of [`super`].
+//! Finds VMs that together fill one node's memory controllers while other nodes have room: step 6 of [`super`].
 
 use homenode_host::{Rates, View, VmRates, VmView};
 use homenode_units::{BytesPerSec, NodeId, NodeSet, VmId};
@@ -6,8 +6,8 @@ use homenode_units::{BytesPerSec, NodeId, NodeSet, VmId};
 use super::Config;
 use crate::placement;
 
-/// Returns the VM that should leave a crowded home, and the nodes where it would meet less traffic: from the first crowded
-/// node, the VM with least memory to move.
+/// Returns the VM that should leave a crowded home, and the nodes where it would meet less traffic. Of the VMs on the first
+/// crowded node, the one with the least memory is taken.
 pub(super) fn crowded(view: &View<'_>, rates: &Rates, config: &Config) -> Option<(VmId, NodeSet)> {
     let homes = view.machine.home_nodes();
     homes.iter().find_map(|node| {

@@ -1,32 +1,32 @@
-//! NUMA-aware vCPU scheduling between nodes [TAVO, section V.D]. Within a node the kernel's scheduler decides.
+//! NUMA-aware vCPU scheduling between nodes [TAVO, section V.D]. Within a node, the kernel's scheduler decides.
 //!
 //! # Problem
-//! A VM's vCPUs are confined to its home, so they wait when home is overloaded while CPUs idle elsewhere. Running on a remote
-//! node is slower than at home, but better than waiting.
+//! A VM's vCPUs are confined to its home, so they wait if the home is overloaded, even while CPUs elsewhere are idle. Running
+//! on a remote node is slower than at home, but better than waiting.
 //!
 //! # Terms
-//! - *Waiting* vCPUs of a node: run-queue delay of the VMs' threads there, less the time a quota throttled them, per time
-//!   (Little's law), rounded to a whole number. Measured, not guessed.
-//! - *Idle cores* of a node: physical cores without a busy hyperthread among those that VMs may use.
-//! - *Away*: a vCPU whose affinity holds no CPU of its VM's home. The affinity in force is the record, also for a restarted
-//!   agent.
+//! - *Waiting* vCPUs of a node: the run-queue delay of VMs' threads there per unit of time (Little's law), without the time
+//!   for which a quota throttled them, rounded to a whole number. It is measured, not guessed.
+//! - *Idle cores* of a node: physical cores that VMs may use and that have no busy hyperthread.
+//! - *Away* vCPU: its affinity holds no CPU of its VM's home. The affinity in force is the only record, so a restarted agent
+//!   knows it too.
 //! - *Cycle*: one call of [`plan`].
 //!
 //! # Algorithm
-//! 0. Return: an away vCPU goes home once a core idles there, or if home is the least loaded node. A vCPU of a guest that is
-//!    shown its location runs on one home node at a time, at first the one with its virtual node's memory ([`VmView::seat`]):
-//!    the kernel would move it between them at will, faster than any guest can follow.
-//! 1. If no node has waiting vCPUs while another has idle cores, there is no imbalance.
-//! 2. The source is the node with most waiting vCPUs, the destination the one with most idle cores; among several pairs, the
-//!    one whose link carries least traffic.
-//! 3. As many vCPUs move as the lesser of waiting vCPUs and idle cores.
-//! 4. vCPUs whose home is the destination go first, then those with the least LLC miss rate. Their affinity becomes the
+//! 0. Return: an away vCPU goes home once a core idles there, or if home is the least loaded node. If a guest is shown its NUMA
+//!    location, each of its vCPUs runs on one home node at a time, at first the one with its virtual node's memory
+//!    ([`VmView::seat`]): otherwise the kernel would move the vCPU between home nodes at will, faster than any guest can follow.
+//! 1. Balance: there is an imbalance only if one node has waiting vCPUs while another has idle cores.
+//! 2. The source is the node with most waiting vCPUs, the destination the one with most idle cores. Of several such pairs,
+//!    the one whose link carries least traffic is taken.
+//! 3. The number of vCPUs that move is the lesser of waiting vCPUs and idle cores.
+//! 4. vCPUs whose home is the destination move first, then those with the lowest LLC miss rate. Their affinity becomes the
 //!    destination node.
 //! 5. Re-home: a VM with vCPUs away in more than 8 of the last 10 cycles ([`Config::cycles`]) is placed again
 //!    ([`crate::placement`]); its memory follows in budgets ([`crate::repatriate`]).
 //! 6. Relieve: if VMs together fill a node's memory controllers ([`Config::full`]) in more than 8 of the last 10 cycles, the
-//!    one with least memory is placed again, among the nodes where it would meet less traffic of others, by at least a
-//!    quarter of the bandwidth ([`Config::gain_min`]).
+//!    one with least memory is placed again. Only nodes are considered where it would meet less traffic of other VMs, by at
+//!    least a quarter of the bandwidth ([`Config::gain_min`]).
 //!
 //! # Properties (tests of the same name)
 //! - `no_waiting_or_no_idle_core_means_no_move`
@@ -42,12 +42,12 @@
 //! - `nobody_leaves_a_full_node_for_nothing`
 //!
 //! # Departures from the source, and why
-//! - Returning comes first, and an idle core taken by a returning vCPU is not lent again in the same cycle.
-//! - A node on which only VMs that may not be moved wait is no source.
+//! - Returning comes first, and an idle core that a returning vCPU takes is not lent again in the same cycle.
+//! - A node is not a source if the only VMs that wait there may not be moved.
 //! - Without LLC counters, the vCPU that waits most moves first.
-//! - Step 6 is ours. A VM's bandwidth is unknown when it is placed, so two VMs that need much may share a node, and never
-//!   wait: the paper re-homes only VMs that wait.
-//! - A vCPU that used and wanted less than [`Config::active_min`] of the period is not active: the paper moves active vCPUs.
+//! - Step 6 is our addition. A VM's bandwidth is unknown when it is placed, so two VMs that need much may share a node
+//!   without ever waiting for a CPU, and the paper re-homes only VMs that wait.
+//! - The paper moves active vCPUs. Here a vCPU is active if it used or wanted at least [`Config::active_min`] of the period.
 
 mod crowd;
 #[cfg(test)]
@@ -72,23 +72,25 @@ pub const POLICY: &str = "balance";
 pub struct Config {
     /// Share of the period that a vCPU must have run or waited to count as active, in (0, 1].
     pub active_min: f64,
-    /// A core whose busiest hyperthread was busy for less than this share of the period is idle, so vCPUs are lent there; in
-    /// (0, 1].
+    /// A core is idle, and may be lent, if its busiest hyperthread was busy for less than this share of the period; in (0, 1].
     pub core_idle_max: f64,
-    /// Cycles remembered for each VM, 1 to 16.
+    /// Number of cycles remembered for each VM, 1 to 16.
     #[serde(alias = "epochs")]
     pub cycles: u32,
-    /// A VM that was away, or crowded, in more of these cycles than this is re-homed; at most [`Config::cycles`].
+    /// A VM is re-homed if it was away, or crowded, in more than this number of the remembered cycles; at most
+    /// [`Config::cycles`].
     #[serde(alias = "away_epochs_max")]
     pub away_cycles_max: u32,
-    /// Share of a node's bandwidth in use at which its controllers count as full, 0 to 1.
+    /// Controllers of a node count as full if at least this share of its bandwidth is in use, 0 to 1.
     pub full: f64,
-    /// Least share of a node's bandwidth that a VM must use to be worth moving, and that it must gain by it, 0 to 1.
+    /// To be worth moving, a VM must use at least this share of a node's bandwidth, and must meet less traffic after the move
+    /// by as much, 0 to 1.
     pub gain_min: f64,
 }
 
 impl Default for Config {
-    /// Cycles are those of \[TAVO, V.D\]. Latency of full controllers is half again as long.
+    /// Numbers of cycles are those of \[TAVO, V.D\]. Memory behind controllers that count as full has one and a half times
+    /// the latency.
     fn default() -> Config {
         Config {
             active_min: 0.1,
@@ -120,9 +122,9 @@ fn ordered(config: &Config) -> Result<(), BadSetting> {
 /// All settings for lending vCPUs and changing homes.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings<'a> {
-    /// For nodes and CPUs.
+    /// Settings for choosing nodes and CPUs.
     pub placement: &'a placement::Config,
-    /// For balancing.
+    /// Settings for balancing.
     pub balance: &'a Config,
 }
 
@@ -133,14 +135,15 @@ pub struct State {
     told: BTreeSet<VmId>,
 }
 
-/// One bit per cycle of a VM, newest lowest: set if a vCPU was away, and if it should have left a crowded home.
+/// The last cycles of a VM, one bit each, the newest lowest. `away`: a vCPU was away; `crowded`: the VM should have left a
+/// crowded home.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cycles {
     away: u16,
     crowded: u16,
 }
 
-/// Adds a cycle to those remembered, and returns how many are set.
+/// Adds a cycle to those remembered, and returns how many of them are set.
 fn note(cycles: &mut u16, remembered: u32, now: bool) -> u32 {
     *cycles = (*cycles << 1 | u16::from(now)) & (u16::MAX >> (u16::BITS - remembered));
     cycles.count_ones()
@@ -150,11 +153,11 @@ fn note(cycles: &mut u16, remembered: u32, now: bool) -> u32 {
 struct Loads {
     waiting: NodeMap<u32>,
     idle: NodeMap<u32>,
-    /// Busy CPUs and waiting vCPUs per usable CPU.
+    /// Busy CPUs and waiting vCPUs per usable CPU of a node.
     load: NodeMap<f64>,
 }
 
-/// Lends vCPUs of overloaded nodes to idle ones, returns them, and re-homes VMs that stay away.
+/// Lends CPUs of idle nodes to vCPUs of overloaded ones, returns vCPUs home, and re-homes VMs that stay away.
 pub fn plan(
     view: &View<'_>,
     settings: Settings<'_>,
@@ -169,7 +172,7 @@ pub fn plan(
     plan
 }
 
-/// Runs only steps 0 to 4: vCPUs are lent and return, and no home changes.
+/// Runs only steps 0 to 4: vCPUs go to other nodes and return, and no home changes.
 pub fn plan_vcpus(view: &View<'_>, settings: Settings<'_>) -> Plan {
     let mut plan = Plan::new(view.version);
     if let Some(rates) = view.rates {
@@ -217,8 +220,8 @@ fn movable<'v>(view: &'v View<'_>, re_homed: &BTreeSet<VmId>) -> impl Iterator<I
         .filter(|vm| !re_homed.contains(&vm.sample.id))
 }
 
-/// Returns the waiting vCPUs per node; none if no VM that the policy may move waits noticeably there: a node that cannot be
-/// helped must not remain the source for ever.
+/// Returns the number of waiting vCPUs per node. A node counts as 0 if no VM that the policy may move waits noticeably there:
+/// otherwise a node that cannot be helped would remain the source for ever.
 fn waiting(view: &View<'_>, rates: &Rates, config: &Config, re_homed: &BTreeSet<VmId>) -> NodeMap<u32> {
     let mut movable_waiting: NodeMap<f64> = view.machine.nodes.map(|_, _| 0.0);
     for vcpu in movable(view, re_homed).flat_map(|vm| vm.rates.iter().flat_map(|rates| &rates.vcpus)) {
@@ -232,7 +235,7 @@ fn waiting(view: &View<'_>, rates: &Rates, config: &Config, re_homed: &BTreeSet<
     })
 }
 
-/// Step 0 for vCPUs of guests that follow: those that may run on several nodes are confined to one.
+/// Step 0 for vCPUs of guests that are shown their location: a vCPU that may run on several nodes is confined to one.
 fn take_seats(
     view: &View<'_>,
     re_homed: &BTreeSet<VmId>,
@@ -336,7 +339,7 @@ fn lend(
         })
         .filter(|(vm, vcpu)| {
             let to = target_cpus(view, vm, destination);
-            // A vCPU that may already run there gains nothing.
+            // A vCPU that may already run on the destination gains nothing.
             let moves = !to.is_empty() && vm.sample.vcpu(vcpu.index).is_some_and(|seen| seen.affinity != to);
             let active = vcpu.running + vcpu.waited() >= settings.balance.active_min;
             vcpu.node == Some(source) && active && moves && !moved.contains(&(vm.sample.id, vcpu.index))
@@ -382,7 +385,8 @@ fn lend(
     }
 }
 
-/// Returns where a vCPU may run after moving to a node: all of its home, if the node is part of it, unless its guest follows.
+/// Returns where a vCPU may run after it moves to a node. If the node is part of its home, that is all of the home, unless
+/// its guest is shown its location.
 fn target_cpus(view: &View<'_>, vm: &VmView<'_>, node: NodeId) -> CpuSet {
     match vm.home.filter(|home| vm.layout.is_none() && home.contains(node)) {
         Some(home) => placement::cpus_at_home(view, vm, home),
@@ -476,7 +480,7 @@ fn re_home(
         let full = note(&mut cycles.crowded, of.cycles, leaves.is_some());
         let (why, within) = match leaves {
             _ if vm.sample.settings.home.is_some() => continue,
-            // Its mates would have to follow: placement moves them together.
+            // The other VMs of its affinity group would have to follow. Placement moves them together.
             _ if vm.sample.settings.affinity.is_some() => continue,
             _ if away > of.away_cycles_max => (
                 format!("away in {away} of {} cycles", of.cycles),
@@ -488,7 +492,8 @@ fn re_home(
             ),
             _ => continue,
         };
-        // Whatever the outcome, the next try is that many cycles away: frequent page moves are prohibited.
+        // Whatever the outcome, the next try comes only after this number of cycles again, because frequent page moves are
+        // prohibited.
         *cycles = Cycles::default();
         if let Some(fixed) = vm.memory_fixed() {
             if state.told.insert(id) {
@@ -532,7 +537,7 @@ fn find_home(
     let stays = match placement::place(&supply, &demand, within.as_ref(), config) {
         Ok(found) if Some(&found.nodes) != vm.home => {
             let reason = format!("{why}; {}", found.reasons().join("; "));
-            // VMs that were lent out together are re-homed together: each must see where the others go.
+            // VMs that were away together are re-homed together, so each must see where the others go.
             placement
                 .ledger
                 .reserve(placement::reservation(view, history, vm, &found.nodes));

@@ -1,4 +1,4 @@
-//! Each test states the scene, and derives by hand what must come out.
+//! Each test states a scene, and derives by hand what the policy must decide.
 
 use homenode_host::{Act, Plan};
 use homenode_units::{Bytes, CpuSet, NodeId};
@@ -10,7 +10,7 @@ use crate::testing::{Scene, vm_id};
 
 const GIB: Bytes = Bytes::from_gib(1);
 
-/// Cycles remembered by default.
+/// Number of cycles that are remembered by default.
 const REMEMBERED: u32 = 10;
 
 fn run(scene: &mut Scene, state: &mut State) -> Plan {
@@ -27,7 +27,7 @@ fn run_by(balance: &Config, scene: &mut Scene, state: &mut State) -> Plan {
     })
 }
 
-/// (VM number, vCPU, CPUs) of each pin.
+/// Returns (VM number, vCPU, CPUs) of each pin.
 fn pins(plan: &Plan) -> Vec<(u128, u16, String)> {
     plan.decisions
         .iter()
@@ -66,7 +66,8 @@ fn no_waiting_or_no_idle_core_means_no_move() {
 
 #[test]
 fn moves_the_lesser_of_waiting_and_idle() {
-    // Waiting: 4 x 0.5 = 2. Nodes 1 to 3 have 2 idle cores each; no link counts, so the lowest node: two move to node 1.
+    // Waiting: 4 x 0.5 = 2. Nodes 1 to 3 have 2 idle cores each. Link traffic is not counted, so the lowest node is taken:
+    // two vCPUs move to node 1.
     let plan = run(&mut overloaded(), &mut State::default());
     assert_eq!(pins(&plan), [(1, 0, "2-3".into()), (1, 1, "2-3".into())]);
     assert!(
@@ -75,7 +76,7 @@ fn moves_the_lesser_of_waiting_and_idle() {
         plan.decisions[0].reason
     );
 
-    // One idle core in total: one vCPU moves there.
+    // The host has one idle core: one vCPU moves there.
     let mut scene = overloaded();
     scene.host_busy = vec![0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0];
     assert_eq!(
@@ -95,14 +96,14 @@ fn a_tie_between_pairs_goes_to_the_quietest_link() {
 #[test]
 fn vcpus_that_go_home_come_first_then_least_miss_rate() {
     let mut scene = overloaded();
-    // One waits in total, so one moves at a time: VM 2 misses less than VM 1.
+    // One vCPU waits in total, so one moves at a time. VM 2 misses less than VM 1.
     scene.vm(1).vcpus_waiting(0.25).miss_rate(0.9);
     scene.vm(2).vcpus_waiting(0.25).miss_rate(0.2);
     assert_eq!(
         pins(&run(&mut scene, &mut State::default())),
         [(2, 0, "2-3".into())]
     );
-    // A VM with home node 1 whose affinity also let it run on node 0 goes first, whatever it misses.
+    // A vCPU whose home is node 1, but which may also run on node 0, goes first, whatever its miss rate.
     let both: CpuSet = "0-3".parse().unwrap();
     scene
         .add_vm(3, 1, GIB, 0)
@@ -138,13 +139,14 @@ fn a_vcpu_of_a_guest_that_follows_sits_on_one_home_node_and_moves_between_them()
         [(1, 0, "2-3".into()), (1, 1, "0-1".into())],
         "each where the memory of its virtual node is"
     );
-    // Both wait on node 0, and the other home node has idle cores: not "all of home", which would change nothing.
+    // Both vCPUs wait on node 0, and the other home node has idle cores. They do not get "all of home", which would change
+    // nothing.
     let node0: CpuSet = "0-1".parse().unwrap();
     scene.host_busy = vec![0.5, 0.5, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0];
     scene.vm(1).affinity(&node0).vcpus_waiting(0.5);
     let plan = run(&mut scene, &mut State::default());
     assert_eq!(pins(&plan), [(1, 0, "2-3".into())]);
-    // Away, and both home nodes idle: back to one of them, not to both.
+    // A vCPU is away while both home nodes are idle: it returns to one of them, not to both.
     let node2: CpuSet = "4-5".parse().unwrap();
     scene.host_busy = vec![0.0; 8];
     let vm = scene.vm(1).affinity(&node2).vcpus_waiting(0.0);
@@ -156,7 +158,7 @@ fn a_vcpu_of_a_guest_that_follows_sits_on_one_home_node_and_moves_between_them()
 #[test]
 fn a_vcpu_returns_when_home_has_an_idle_core() {
     let node1: CpuSet = "2-3".parse().unwrap();
-    // VM 1 lives on node 0 and its only vCPU is away on node 1; node 0 idles.
+    // VM 1 lives on node 0, and its only vCPU is away on node 1. Node 0 is idle.
     let mut scene = Scene::four_nodes(2);
     scene
         .add_vm(1, 1, GIB, 1)
@@ -167,10 +169,10 @@ fn a_vcpu_returns_when_home_has_an_idle_core() {
         pins(&run(&mut scene, &mut State::default())),
         [(1, 0, "0-1".into())]
     );
-    // Node 0 is full and not the least loaded: it stays.
+    // Node 0 is full and not the least loaded, so the vCPU stays away.
     scene.host_busy = vec![1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
     assert_eq!(pins(&run(&mut scene, &mut State::default())), []);
-    // No core idles anywhere, but node 0 is the least loaded.
+    // No core is idle anywhere, but node 0 is the least loaded.
     scene.host_busy = vec![0.5, 0.5, 0.0, 0.9, 0.9, 0.9, 0.9, 0.9];
     assert_eq!(
         pins(&run(&mut scene, &mut State::default())),
@@ -178,7 +180,7 @@ fn a_vcpu_returns_when_home_has_an_idle_core() {
     );
 }
 
-/// A VM of node 0 whose vCPU runs on node 1 because others keep node 0 full.
+/// A VM with its home on node 0. Its vCPU runs on node 1, because other programs keep node 0 full.
 fn away() -> Scene {
     let mut scene = Scene::four_nodes(2);
     scene
@@ -208,10 +210,10 @@ fn nine_cycles_of_ten_away_re_home_eight_do_not() {
         "{}",
         plan.decisions[0].reason
     );
-    // The count starts again: not re-homed in the next cycle.
+    // The count starts again, so the VM is not re-homed in the next cycle.
     assert_eq!(run(&mut away(), &mut state).decisions, []);
 
-    // Eight away and two at home, over and over, never re-homes.
+    // A VM that is away for eight cycles and at home for two, again and again, is never re-homed.
     let mut state = State::default();
     for cycle in 0..4 * REMEMBERED {
         let mut scene = away();
@@ -241,7 +243,7 @@ fn a_home_chosen_by_the_operator_never_changes() {
 
 #[test]
 fn a_reserved_cpu_is_no_idle_core() {
-    // The only idle CPUs of node 1 and all others are reserved: no vCPU moves.
+    // The only idle CPUs are those of node 1, and all of them are reserved: no vCPU moves.
     let mut scene = overloaded();
     scene.reserved_cpus = "2-7".parse().unwrap();
     let plan = scene.with_view(|view| {
@@ -303,7 +305,7 @@ fn a_new_home_lies_within_what_the_operator_allows() {
 
 #[test]
 fn a_node_that_cannot_be_helped_is_no_source() {
-    // Node 0 waits most, but only with VMs that the operator pinned by hand; node 1 is the one to help.
+    // Node 0 has most waiting vCPUs, but only of VMs that the operator pinned by hand, so node 1 is the one to help.
     let mut scene = overloaded();
     for n in [1, 2] {
         scene
@@ -324,7 +326,7 @@ fn a_node_that_cannot_be_helped_is_no_source() {
     );
 }
 
-/// Two VMs of one vCPU each on node 0, which read 8 GB/s each: all of its bandwidth.
+/// Two VMs of one vCPU each on node 0. They read 8 GB/s each, which is all of the node's bandwidth.
 fn crowded() -> Scene {
     let mut scene = Scene::four_nodes(2);
     for n in [1, 2] {
@@ -338,7 +340,7 @@ fn crowded() -> Scene {
     scene
 }
 
-/// Returns the homes assigned in ten cycles.
+/// Returns the homes that are assigned in ten cycles.
 fn homes_given(scene: &mut Scene) -> Vec<(u128, String)> {
     homes_given_by(&Config::default(), scene)
 }
@@ -357,9 +359,9 @@ fn homes_given_by(config: &Config, scene: &mut Scene) -> Vec<(u128, String)> {
 
 #[test]
 fn of_two_vms_that_fill_a_node_one_leaves_for_an_empty_one() {
-    // VM 1 has less memory to move. Nodes 1 to 3 are empty and alike: the first.
+    // VM 1 has less memory to move. Nodes 1 to 3 are empty and alike, so it gets the first.
     assert_eq!(homes_given(&mut crowded()), [(1, "1".into())]);
-    // Node 1 carries 5 GB/s: 3 less than VM 1 meets at home, and a quarter would be 4.
+    // Node 1 carries 5 GB/s, 3 less than the traffic of others that VM 1 meets at home; a quarter would be 4.
     let mut scene = crowded();
     scene.traffic.insert(NodeId(1), 5_000_000_000);
     assert_eq!(homes_given(&mut scene), [(1, "2".into())]);
@@ -406,7 +408,7 @@ fn when_a_home_changes_is_the_operators_to_say() {
         homes_given_by(&with(|config| config.full = 0.7), &mut below),
         [(1, "1".into())]
     );
-    // Away in all cycles: the next after this many re-homes.
+    // A VM that is away in all cycles is re-homed in the cycle after `most` of them.
     for (most, re_homed_in) in [(8, 9), (3, 4), (15, 16)] {
         let config = with(|config| config.cycles = 16);
         let config = Config {
@@ -430,7 +432,7 @@ fn who_waits_noticeably_is_the_operators_to_say() {
         ..Config::default()
     };
     let mut scene = overloaded();
-    // Each vCPU runs half the time: four wait for two on average.
+    // Each vCPU runs half of the time, so four vCPUs have two waiting on average.
     assert_ne!(pins(&run_by(&config, &mut scene, &mut State::default())), []);
     for n in [1, 2] {
         scene.vm(n).vcpus_busy(0.4).vcpus_waiting(0.5);

@@ -1,27 +1,28 @@
-//! Carrefour: pages follow their users, or spread, as controllers and links need it ([Policies, section 3.4];
-//! Dashti et al., ASPLOS 2013; constants of its public code, which its README says are the paper's).
+//! Carrefour: if controllers and links are busy, pages move to their users or are spread ([Policies, section 3.4]; Dashti et
+//! al., ASPLOS 2013; the constants are those of its public code, which are the paper's according to its README).
 //!
 //! # Problem
-//! The first touch of a page says little about its later users. Pages that one node uses belong there; pages that all use
-//! belong wherever controllers are idle; and moving any of them is worthwhile only while memory is busy.
+//! The first touch of a page says little about its later users. Pages that one node uses belong on that node; pages that all
+//! nodes use belong wherever controllers are idle. Moving pages pays only while memory is busy.
 //!
 //! # Terms
-//! - *Accesses* of a node: what its controllers moved, in cache lines. A node's *share* is its part of them, among the
-//!   *targets*: the VM's home nodes, or all if it has none.
-//! - *Imbalance*: sample standard deviation over mean of the targets' accesses.
-//! - *Local*: share of the VM's accesses that stay on their node, from counters or else from its samples.
-//! - *Sampled page*: one that memory sampling hit since the last cycle ([`homenode_host::PageUse`]).
+//! - *Accesses* of a node: what its controllers moved, in cache lines. *Share* of a node: its accesses over those of all
+//!   *targets*, which are the VM's home nodes, or all nodes if it has no home.
+//! - *Imbalance*: sample standard deviation over mean of the accesses of the targets.
+//! - *Local*: share of the VM's accesses that stay on their node, from counters or, without counters, from its samples.
+//! - *Sampled page*: a page that memory sampling hit since the last cycle ([`homenode_host::PageUse`]).
 //!
 //! # Algorithm
 //! Each cycle, for each VM whose memory policy includes `+carrefour`:
-//! 1. With fewer accesses of all nodes than [`Config::accesses_per_us_min`] nothing is done.
-//! 2. *Interleaving* is on if the imbalance exceeds [`Config::imbalance_max`] and not all accesses are local; *migration* if
-//!    less than [`Config::local_max`] is local; *replication* if most of memory is free and nearly all samples are reads.
-//! 3. Sampled pages in turn, those with most samples first, while the budget lasts:
-//!    - used by several nodes, and interleaving is on: with the probability of its node's share it moves to another target, drawn
-//!      with weight 1 minus its share;
-//!    - used by one node that is a target and not its own: it moves there if migration is on and it has two samples, or if
-//!      interleaving is on.
+//! 1. If all nodes together have fewer accesses than [`Config::accesses_per_us_min`], nothing is done.
+//! 2. *Interleaving* is on if the imbalance exceeds [`Config::imbalance_max`] and not all accesses are local. *Migration* is
+//!    on if the local share is below [`Config::local_max`]. *Replication* is on if most of the host's memory is free and
+//!    nearly all samples are reads.
+//! 3. Sampled pages are taken in turn, those with most samples first, until the budget is used up:
+//!    - A page that several nodes use moves if interleaving is on, with a probability equal to its node's share. It moves to
+//!      another target, drawn with weight 1 minus that target's share.
+//!    - A page that one other node uses moves to that node, if it is a target and either migration is on and the page has two
+//!      samples, or interleaving is on.
 //!
 //! # Properties (tests of the same name)
 //! - `nothing_happens_below_the_thresholds`
@@ -32,12 +33,12 @@
 //! - `a_seed_repeats`
 //!
 //! # Departures from the source, and why
-//! - Replication is decided and counted ([`Judgement::replicable`]), and the page is then treated as if it were off: the
-//!   paper omitted it, since the hypervisor would have to keep copies in step.
-//! - There are budgets, and no VM uses another's: the source trusts its workloads, but a guest may alternate its access
-//!   pattern to fill its neighbours' links with copies.
-//! - Decisions are made for each VM and its home nodes: the source has one process on the whole machine.
-//! - A full target gets nothing. The source finds out when it tries.
+//! - Replication is decided and counted ([`Judgement::replicable`]), but pages are then treated as if it were off: the paper
+//!   omitted it, since the hypervisor would have to keep copies in step.
+//! - There are budgets, and no VM can use another's. The source trusts its workloads, but here a guest may alternate its
+//!   access pattern to fill its neighbours' links with copies.
+//! - Decisions are made for each VM and its home nodes. The source has one process on the whole machine.
+//! - A full target gets nothing. The source notices only when a move fails.
 //! - The host decides how often to sample.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,33 +52,33 @@ use crate::bounds::{PAGES, SHARE};
 /// Name of this policy in plans.
 pub const POLICY: &str = "carrefour";
 
-/// Bytes of an access to memory.
+/// Bytes that one access to memory transfers.
 const LINE_BYTES: f64 = 64.0;
 
 /// The operator's settings. Shares are in [0, 1]; pages are base pages of 4 KiB.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Nothing is done below this many accesses to memory per microsecond, over all nodes together.
+    /// Nothing is done if all nodes together have fewer accesses to memory than this, per microsecond.
     pub accesses_per_us_min: f64,
-    /// Above this imbalance shared pages are spread (may exceed 1).
+    /// Shared pages are spread if the imbalance is above this (may exceed 1).
     pub imbalance_max: f64,
-    /// Below this share of local accesses pages follow their users.
+    /// Pages move to their users if the share of local accesses is below this.
     pub local_max: f64,
-    /// Replication: at most this share of the host's memory is in use …
+    /// Replication is on only if at most this share of the host's memory is in use.
     pub replication_memory_max: f64,
-    /// … and at least this share of the VM's samples are reads.
+    /// Replication is on only if also at least this share of the VM's samples are reads.
     pub replication_reads_min: f64,
-    /// Pages of one VM per cycle.
+    /// Most pages of one VM that move per cycle.
     #[serde(alias = "vm_pages_per_epoch")]
     pub vm_pages_per_cycle: Pages,
-    /// Pages of the host per cycle, divided evenly over the VMs that have the policy.
+    /// Most pages of the host that move per cycle. They are divided evenly over the VMs under Carrefour.
     #[serde(alias = "host_pages_per_epoch")]
     pub host_pages_per_cycle: Pages,
 }
 
 impl Default for Config {
-    /// Carrefour's thresholds; the budgets of [`crate::repatriate`], since both move pages.
+    /// The thresholds are Carrefour's. The budgets are those of [`crate::repatriate`], since both move pages.
     fn default() -> Self {
         Config {
             accesses_per_us_min: 50.0,
@@ -118,7 +119,7 @@ pub struct State {
 }
 
 impl State {
-    /// Returns a state with draws from this seed.
+    /// Returns a state whose random draws start from this seed.
     pub fn seeded(seed: u64) -> State {
         State {
             chance: SplitMix(seed),
@@ -139,7 +140,7 @@ impl Default for State {
     }
 }
 
-/// Measurements for a VM in a cycle, and the conclusions.
+/// What was measured for a VM in a cycle, and what Carrefour concludes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Judgement {
     /// Accesses to memory per microsecond, of all nodes.
@@ -148,13 +149,13 @@ pub struct Judgement {
     pub imbalance: f64,
     /// Share of the VM's accesses that are local.
     pub local: f64,
-    /// Whether shared pages are spread.
+    /// Whether pages that several nodes use are spread.
     pub interleaving: bool,
-    /// Whether pages follow their users.
+    /// Whether pages move to the only node that uses them.
     pub migration: bool,
-    /// Whether pages that are only read would be copied to every reader, …
+    /// Whether pages that are only read would be copied to every reader.
     pub replication: bool,
-    /// … and the number of these pages.
+    /// Number of the pages that would be copied.
     pub replicable: Pages,
 }
 
@@ -208,7 +209,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     plan
 }
 
-/// Returns why a VM's pages cannot follow their users, if so.
+/// Returns why a VM's pages cannot follow their users; `None` if they can.
 fn obstacle(view: &View<'_>, vm: &VmView<'_>) -> Option<String> {
     if let Some(why) = vm.memory_fixed() {
         return Some(why.to_string());
@@ -224,7 +225,7 @@ fn obstacle(view: &View<'_>, vm: &VmView<'_>) -> Option<String> {
     uncounted.then(|| "the host does not count the traffic of its memory controllers".to_owned())
 }
 
-/// Returns the judgement of a VM from the last cycle's figures, and its targets with their shares of accesses. `None` if
+/// Judges a VM by the last cycle's figures. Returns the judgement, and its targets with their shares of accesses; `None` if
 /// nothing was counted or sampled.
 fn judge(
     view: &View<'_>,
@@ -316,21 +317,21 @@ fn imbalance(accesses: &NodeMap<f64>) -> f64 {
     (squares / (count - 1.0)).sqrt() / mean
 }
 
-/// Returns the number of samples of each of these pages.
+/// Returns the number of samples that each of these pages got.
 fn count(used: &PageUse) -> u32 {
     used.samples
         .values()
         .fold(0, |sum, samples| sum.saturating_add(*samples))
 }
 
-/// Distributes the pages of one VM.
+/// Decides which pages of one VM move where.
 struct Deal<'a> {
     /// Nodes that the VM's pages may move to, with each node's share of accesses.
     targets: &'a NodeMap<f64>,
     judgement: Judgement,
     /// Pages that may still move.
     left: u64,
-    /// Free pages of the host.
+    /// Number of free pages on each node of the host.
     room: &'a mut NodeMap<u64>,
     chance: &'a mut SplitMix,
     moves: Vec<FrameMove>,
@@ -352,7 +353,7 @@ impl Deal<'_> {
         }
     }
 
-    /// Moves pages that several nodes use off theirs, by its share.
+    /// Moves pages that several nodes use off their node, each with a probability equal to the node's share.
     fn spread(&mut self, used: &PageUse) {
         let Some(share) = self
             .targets
@@ -379,7 +380,7 @@ impl Deal<'_> {
         }
     }
 
-    /// Draws a target other than this with room, with weight 1 minus its share.
+    /// Draws a target with room other than `from`, with weight 1 minus its share.
     fn draw(&mut self, from: NodeId) -> Option<NodeId> {
         let open = |(node, share): (NodeId, &f64)| {
             let room = self.room.get(node).copied().unwrap_or(0);
@@ -394,7 +395,7 @@ impl Deal<'_> {
             }
             at -= weight;
         }
-        // Reached by rounding, or if all weights are 0.
+        // Reached because of rounding, or if all weights are 0.
         open.last().map(|(node, _)| *node)
     }
 
@@ -416,7 +417,7 @@ impl Deal<'_> {
         self.note(used, user, pages);
     }
 
-    /// Takes room and budget for pages; returns for how many there was some.
+    /// Deducts pages from the target's room and from the budget; returns for how many of them both sufficed.
     fn take(&mut self, to: NodeId, pages: u64) -> u64 {
         let room = self.room.get(to).copied().unwrap_or(0);
         let pages = pages.min(self.left).min(room);

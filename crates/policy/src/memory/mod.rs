@@ -1,25 +1,25 @@
-//! Memory policies: how a VM's pages are laid out over its home nodes, and which policy decides it.
+//! Decides by which memory policy a VM's pages are laid out over its home nodes, and lays them out.
 //!
 //! # Problem
-//! A VM on one node wants its memory there. One that needs several nodes has a choice [Policies, section 3]: each page near
-//! the CPU that touched it first, or all spread evenly, or either with pages following their users; each is right for some
-//! programs and very wrong for others. Several policies that move the same pages would undo each other's work.
+//! A VM on one node wants its memory there. For a VM that needs several nodes there is a choice [Policies, section 3]: each
+//! page is near the CPU that touched it first, or all pages are spread evenly, and in both cases pages may follow their
+//! users. Each choice is right for some programs and very wrong for others. If several policies moved the same pages, they
+//! would undo each other's work.
 //!
 //! # Terms
-//! *Memory policy*: [`MemoryPolicy`], chosen by the operator for a VM, or else by [`crate::advisor`]; without a choice the
-//! host's own stays in force.
-//! *Strays*: pages outside all home nodes, which [`crate::repatriate`] brings home whatever the memory policy.
+//! *Memory policy*: [`MemoryPolicy`] of a VM, chosen by the operator or else by [`crate::advisor`]; without a choice the host's
+//! own stays in force. *Strays*: pages outside all home nodes. [`crate::repatriate`] brings them home under any memory policy.
 //!
 //! # Algorithm
 //! Each cycle, for each VM:
-//! 1. A chosen policy that is not in force is set, unless there is an [`objection`], which is reported once.
-//! 2. A VM under round-4K that has several home nodes has its pages evened out: from each home node that holds over
-//!    [`Config::spread_excess`] more than an even part, the excess moves to the nodes that hold less. On the twin pages are
-//!    dealt out evenly from the beginning; Linux places them by first touch, and the agent then moves them.
-//! 3. Under [`carrefour`] single pages follow their users. Round-4K's pages are evened out first, once: then Carrefour
-//!    manages them.
+//! 1. If a chosen policy is not in force, it is set, unless there is an [`objection`], which is reported once.
+//! 2. The pages of a VM under round-4K with several home nodes are evened out: if a home node holds more than an even share
+//!    by over [`Config::spread_excess`], the excess moves to home nodes that hold less. The twin deals pages out evenly from
+//!    the beginning. Linux places them by first touch, and the agent moves them afterwards.
+//! 3. Under [`carrefour`] single pages follow their users. If the policy is round-4K, pages are first evened out, once; after
+//!    that only Carrefour moves them.
 //!
-//! Budgets are those that repatriation leaves unused.
+//! Budgets are what repatriation leaves unused of its own.
 //!
 //! # Properties
 //! - `pages_are_evened_out_over_the_home_nodes`
@@ -30,7 +30,7 @@
 //! - `first_touch_without_releases_is_cautioned_against`
 //!
 //! # Departures
-//! - A VM's home nodes are chosen by [`crate::placement`], not by Xen (section 3.1), and may change.
+//! - [`crate::placement`] chooses a VM's home nodes, not Xen (section 3.1), and they may change.
 
 pub mod carrefour;
 
@@ -50,18 +50,18 @@ pub const POLICY: &str = "memory";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// How policies are chosen if the operator chose none.
+    /// How a policy is chosen if the operator chose none.
     pub advisor: advisor::Config,
     /// Thresholds and budgets of Carrefour.
     pub carrefour: carrefour::Config,
-    /// Tolerated excess over an even part on a node under round-4K, as a share of that part, 0 to 1.
+    /// Excess over an even share of pages that is tolerated on a node under round-4K, as a share of the even share, 0 to 1.
     pub spread_excess: f64,
-    /// A node's excess below this many pages is not worth a move.
+    /// An excess of fewer pages than this on a node is not worth a move.
     pub spread_pages_min: Pages,
 }
 
 impl Default for Config {
-    /// A twentieth: a busy guest's touches while pages move stay within it.
+    /// A twentieth: what a busy guest touches while pages move stays within it.
     fn default() -> Self {
         Config {
             advisor: advisor::Config::default(),
@@ -83,13 +83,13 @@ pub struct State {
     pub advisor: advisor::State,
     /// State of Carrefour.
     pub carrefour: carrefour::State,
-    /// Objections already reported.
+    /// Objections that were already reported.
     told: BTreeSet<(VmId, MemoryPolicy)>,
     /// VMs under Carrefour whose pages were evened out.
     spread: BTreeSet<VmId>,
 }
 
-/// Returns the objection to a memory policy for a VM, with a remedy.
+/// Returns what is wrong with a memory policy for a VM, with a remedy; `None` if nothing is.
 pub fn objection(
     sample: &Sample,
     vm: &VmSample,
@@ -116,7 +116,7 @@ pub fn objection(
     }
 }
 
-/// Returns a warning about a memory policy that is possible.
+/// Returns a warning about a memory policy that is possible but has a drawback; `None` if it has none.
 pub fn caution(vm: &VmSample, policy: MemoryPolicy) -> Option<String> {
     let why = vm
         .no_releases
@@ -127,8 +127,8 @@ pub fn caution(vm: &VmSample, policy: MemoryPolicy) -> Option<String> {
     ))
 }
 
-/// Lays out pages of VMs by their memory policies, within what `earlier` plans of this cycle, those of [`repatriate`], leave
-/// of the budgets.
+/// Lays out the pages of VMs according to their memory policies. The budgets are reduced by what `earlier` plans of this
+/// cycle, those of [`repatriate`], use.
 pub fn plan(
     view: &View<'_>,
     config: &Config,
@@ -192,14 +192,15 @@ pub fn plan(
     plan
 }
 
-/// Returns the VM's memory policy in force, after a decision to set the operator's or the advisor's choice if that is
-/// possible.
+/// Returns the memory policy that is in force for the VM. If the operator or the advisor chose another and it is possible,
+/// decides to set it.
 fn in_force(view: &View<'_>, vm: &VmView<'_>, state: &mut State, plan: &mut Plan) -> MemoryPolicy {
     let now = vm.sample.memory_policy;
     let (id, name) = (vm.sample.id, &vm.sample.name);
     let (by, chosen) = match vm.sample.settings.memory_policy {
         Some(chosen) => ("the operator", Some(chosen)),
-        // A guest that follows sees whole virtual nodes: no policy of the agent's own choice scatters them.
+        // A guest that is shown its location sees whole virtual nodes, so the agent chooses no policy that would scatter
+        // their pages.
         None => (
             "the advisor",
             state.advisor.choice(id).filter(|_| vm.layout.is_none()),
@@ -226,7 +227,7 @@ fn in_force(view: &View<'_>, vm: &VmView<'_>, state: &mut State, plan: &mut Plan
     now
 }
 
-/// Evens out a VM's pages over its home nodes; returns how many may move.
+/// Evens out a VM's pages over its home nodes; returns the number of pages that may move.
 fn spread(vm: &VmView<'_>, home: &NodeSet, config: &Config, budget: Pages, plan: &mut Plan) -> Pages {
     let Some(pages) = &vm.sample.pages else {
         return Pages::ZERO;

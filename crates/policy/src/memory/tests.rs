@@ -6,7 +6,7 @@ use crate::testing::{Scene, vm_id};
 
 const ROUND: MemoryPolicy = Placing::Round4k.alone();
 
-/// One VM on nodes 0 to 2, with this many pages on each node.
+/// One VM with its home on nodes 0 to 2, and this many pages on each node.
 fn scene(pages: [u64; 4], policy: MemoryPolicy) -> Scene {
     let mut scene = Scene::four_nodes(4);
     let vm = scene.add_vm(1, 6, Bytes::from_gib(8), 0);
@@ -29,7 +29,7 @@ fn decide_by(config: &Config, scene: &mut Scene, state: &mut State) -> Plan {
     })
 }
 
-/// (from, to, pages) of each move.
+/// Returns (from, to, pages) of each move.
 fn moves(plan: &Plan) -> Vec<(String, String, u64)> {
     let moves = plan.decisions.iter().filter_map(|d| match &d.action.act {
         Act::MovePages {
@@ -48,7 +48,7 @@ fn pages_are_evened_out_over_the_home_nodes() {
     );
     let expected = [("0", "1", 10_000), ("2", "1", 4_000)].map(|(a, b, n)| (a.to_owned(), b.to_owned(), n));
     assert_eq!(moves(&plan), expected);
-    // Within the tolerance nothing moves, and nothing does for a VM with one home node.
+    // Within the tolerance nothing moves, nor does anything for a VM with one home node.
     let mut even = scene([20_500, 19_700, 19_800, 0], ROUND);
     assert!(decide(&mut even, &mut State::default()).decisions.is_empty());
     let strict = Config {
@@ -94,7 +94,7 @@ fn what_repatriation_leaves_of_the_budgets_is_used() {
         ..repatriate::Config::default()
     };
     let mut scene = scene([30_000, 6_000, 24_000, 0], ROUND);
-    // Its strays take 5000 of the host's 8000.
+    // VM 2's strays take 5000 pages of the host's 8000.
     scene.add_vm(2, 1, Bytes::from_gib(4), 0).home(0).pages(3, 9_000);
     let plan = scene.with_view(|view| {
         let strays = repatriate::plan(view, &budgets, &mut repatriate::State::default());

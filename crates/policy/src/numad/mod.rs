@@ -1,32 +1,35 @@
-//! Models `numad` 0.5 (version 20150602) for comparison. Not a policy to run a host by.
+//! Models `numad` 0.5 (version 20150602) for comparison. It is not meant for running a host.
 //!
 //! # Problem
 //! A process whose threads and memory are on different nodes is slow. numad binds each large process to as few nodes as its
-//! memory and its CPU time need, and moves all of its memory there.
+//! memory and CPU time need, and moves all of its memory there.
 //!
 //! # Terms
-//! - *Process*: a VM, which is one process to the host. *CPU used* is the most of its last eight looks, *memory used* what it
-//!   touched. Both are whole numbers: hundredths of a CPU, MiB.
-//! - *Free* on a node: its memory that is free or droppable cache; its CPUs' idle time since the last look. A second
-//!   hyperthread is worth a fifth of a CPU.
-//! - *Request*: CPU and memory used, each over a target utilisation of .85; no more CPUs than the process has vCPUs.
+//! - *Process*: a VM, which is one process to the host. Its *CPU used* is the most seen in the last eight looks at the host,
+//!   its *memory used* what it touched. Both are whole numbers, in hundredths of a CPU and in MiB.
+//! - *Free* on a node: its memory that is free or droppable cache, and its CPUs' idle time since the last look. A core's
+//!   second hyperthread counts as a fifth of a CPU.
+//! - *Request* of a process: its CPU and memory used, each divided by a target utilisation of .85, but no more CPUs than it
+//!   has vCPUs.
 //! - *Magnitude* of a node for a request: (10 × memory needed + 4 × memory left over) × (6 × CPU needed + CPU left over).
-//! - *Bound*: assigned to nodes by numad before.
+//! - *Bound* process: numad assigned it to nodes before.
 //!
 //! # Algorithm
-//! Every 15 s, or 5 s after something moved:
-//! 1. Candidates are processes of more than 300 MiB and half a CPU. Those never bound come first, by CPU × memory, largest
-//!    first; then the others, the larger first, but between two within a fifth of each other the one that was bound longer
-//!    ago.
-//! 2. In this order, a candidate bound in the last 300 s is skipped, unless it fits one node, is on the node with least free,
-//!    and both CPU and memory would be more even if it left that for the freest.
-//! 3. [`nodes`] chooses nodes for its request. Nothing changes if it is bound to these already and at most a tenth of its
-//!    memory is elsewhere.
-//! 4. Otherwise its vCPUs are bound to these nodes, and all of its memory moves: repeatedly everything on the fullest other
-//!    node goes to the chosen node that has least of it. No other process is considered until the next look.
+//! Every 15 s, or 5 s after something has moved:
+//! 1. Candidates are processes that use more than 300 MiB and half a CPU. Those never bound come first, in descending order
+//!    of CPU × memory. Then come the others, the larger first; but of two that are within a fifth of each other, the one that
+//!    was bound longer ago comes first.
+//! 2. Candidates are taken in this order. A candidate that was bound in the last 300 s is skipped, unless it fits one node,
+//!    is on the node with the least free CPU or memory, and both CPU and memory would be more even if it moved from the node
+//!    with least free to the one with most.
+//! 3. [`nodes`] chooses nodes for the candidate's request. If it is already bound to these, and at most a tenth of its memory
+//!    is elsewhere, nothing changes.
+//! 4. Otherwise its vCPUs are bound to these nodes, and all of its memory moves there: again and again, all its memory on the
+//!    other node that holds most of it goes to the chosen node that holds least of it. No other process is considered until
+//!    the next look.
 //!
 //! # Properties (tests of the same names)
-//! - `advice_is_that_of_the_real_numad`: 300 random hosts and requests, answered by Debian's numad on made-up `/sys` trees
+//! - `advice_is_that_of_the_real_numad`: 300 random hosts and requests, which Debian's numad answered on made-up `/sys` trees
 //! - `an_impossible_request_gets_all_nodes`
 //! - `advice_is_forgotten`
 //! - `small_or_idle_vms_are_not_looked_at`
@@ -39,20 +42,21 @@
 //! - `an_answer_is_some_of_the_nodes` (generated)
 //!
 //! # Sources
-//! The manual page numad(8); the behaviour of Debian's numad 0.5+20150602-8+b1, and its published source, read for what it
+//! The manual page numad(8); the behaviour of Debian's numad 0.5+20150602-8+b1; its published source, read only for what it
 //! computes.
 //!
 //! # Departures from the source, and why
-//! - Its 300 s run from the host's boot for processes never bound, so it does nothing on a fresh host. A twin's clock begins
-//!   at 0, and its host is not meant to be fresh: VMs never bound are considered at once.
-//! - It limits the request of a process named `qemu-kvm` to its vCPUs, and counts every thread of Debian's `qemu-system-x86`
-//!   as a CPU. Here the former holds for all.
-//! - It overrides operators' pins, if the kernel allows it. Here VMs with an operator's home, CPUs or pins are on its list of
-//!   exclusions (`-x`).
-//! - It sets the CPUs of all threads of a VM and does not change the memory policy; [`Act::SetHome`] also sets the CPUs of
-//!   the emulator's threads, but spreads memory touched later over the nodes instead of letting it follow the vCPU.
-//! - Its process table has no order; here VMs come by id before they are sorted. Nodes without memory are left out.
-//! - Its unthrottled `migrate_pages` is a [`Act::MovePages`] for all pages of a node at once.
+//! - numad's 300 s run from the host's boot for processes never bound, so it does nothing on a fresh host. A twin's clock
+//!   begins at 0, but its host is not meant to be fresh, so VMs never bound are considered at once.
+//! - numad limits the request of a process named `qemu-kvm` to its vCPUs, but counts every thread of Debian's
+//!   `qemu-system-x86` as a CPU. Here the limit applies to all VMs.
+//! - numad overrides operators' pins if the kernel allows it. Here VMs with an operator's home, CPUs or pins are on numad's
+//!   list of exclusions (`-x`).
+//! - numad sets the CPUs of all threads of a VM and does not change the memory policy. [`Act::SetHome`] also sets the CPUs of
+//!   the emulator's threads, but spreads memory that is touched later over the nodes instead of letting it follow the vCPU.
+//! - numad's process table has no order; here VMs are in order of their ids before they are sorted. Nodes without memory are
+//!   left out.
+//! - numad's unthrottled `migrate_pages` is modelled as an [`Act::MovePages`] for all pages of a node at once.
 
 pub mod nodes;
 #[cfg(test)]
@@ -69,14 +73,14 @@ use nodes::{Node, Request, Running, whole};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "numad";
-// Constants of the program, not settings: with others it would not be numad.
+// The following are constants of numad, not settings: with other values it would not be numad.
 /// Time between looks while something moves.
 pub const INTERVAL_MIN: Ns = Ns::from_secs(5);
 /// Time between looks while nothing moves.
 pub const INTERVAL_MAX: Ns = Ns::from_secs(15);
 /// Time before the first look that can act.
 const INTERVAL_FIRST: Ns = Ns::from_secs(2);
-/// How long a bound process is usually left alone.
+/// Time for which a bound process is usually left alone.
 pub const BOUND_MIN: Ns = Ns::from_secs(300);
 /// A candidate uses more CPU than this, in hundredths of a CPU.
 pub const CPU_MIN: i64 = 50;
@@ -84,14 +88,14 @@ pub const CPU_MIN: i64 = 50;
 pub const MEMORY_MIN_MIB: i64 = 300;
 /// Target utilisation of assigned resources, in percent.
 const UTILISATION_PERCENT: i64 = 85;
-/// Share of its memory that may be elsewhere, in percent.
+/// Highest share of a bound process's memory that may be elsewhere, in percent.
 const ELSEWHERE_MAX_PERCENT: i64 = 10;
-/// Worth of a core's second hyperthread, in percent of a CPU.
+/// What a core's second hyperthread is worth, in percent of a CPU.
 const THREAD_PERCENT: i64 = 20;
-/// Number of recent looks over which the highest CPU use counts.
+/// Number of recent looks of which the highest CPU use counts.
 const LOOKS: usize = 8;
 
-/// numad's memory: none of its advice, and VMs only while they run.
+/// What numad remembers: none of its advice, and VMs only while they run.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     /// Time of the last look, and each CPU's busy time then.
@@ -105,10 +109,10 @@ pub struct State {
 /// When numad looks again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Next {
-    /// It was just started.
+    /// numad was just started.
     #[default]
     Started,
-    /// Something is moving; the interval begins when that is over.
+    /// Something is moving, and the interval begins when the move is over.
     AfterMove,
     /// At this time.
     At(Ns),
@@ -117,12 +121,12 @@ enum Next {
 /// numad's record of a VM.
 #[derive(Clone, Debug, Default)]
 struct Process {
-    /// When it was last seen with enough memory, and its CPU time then.
+    /// When the VM was last seen with enough memory, and its CPU time then.
     seen: Option<(Ns, Ns)>,
     looks: [i64; LOOKS],
     looked: usize,
     cpus_used: i64,
-    /// The nodes that it was bound to, and when.
+    /// The nodes that the VM was bound to, and when.
     bound: Option<(NodeSet, Ns)>,
 }
 
@@ -134,7 +138,7 @@ struct Candidate<'a> {
     bound_at: Option<Ns>,
 }
 
-/// Looks at the host when it is time, and binds at most one VM.
+/// Looks at the host if it is time to, and binds at most one VM.
 pub fn plan(view: &View<'_>, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     state.vms.retain(|id, _| view.sample.vm(*id).is_some());
@@ -179,7 +183,7 @@ pub fn plan(view: &View<'_>, state: &mut State) -> Plan {
     plan
 }
 
-/// Reads the free resources of each node with memory, and records the time.
+/// Returns the free resources of each node with memory, and records the time and CPU times of this look.
 fn look(view: &View<'_>, state: &mut State) -> Vec<Node> {
     let busy: BTreeMap<CpuId, Ns> = view.sample.cpus.iter().map(|cpu| (cpu.id, cpu.busy_ns)).collect();
     let before = state.look.replace((view.at, busy));
@@ -230,7 +234,7 @@ fn mib(bytes: Bytes) -> i64 {
     whole(bytes.0 >> 20)
 }
 
-/// Returns the threads of the first core, as numad does.
+/// Returns the number of hyperthreads of the first core, as numad does.
 fn threads_per_core(machine: &Machine) -> i64 {
     let Some(first) = machine.cpus.first() else {
         return 1;
@@ -239,7 +243,7 @@ fn threads_per_core(machine: &Machine) -> i64 {
     whole(siblings.count())
 }
 
-/// Step 1: records each VM's use, and sorts those that use enough.
+/// Step 1: records what each VM uses, and returns those that use enough, sorted.
 fn candidates<'v>(view: &'v View<'v>, state: &mut State, nodes: &[Node]) -> Vec<Candidate<'v>> {
     let all: NodeSet = nodes.iter().map(|node| node.id).collect();
     let mut large = Vec::new();
@@ -248,7 +252,7 @@ fn candidates<'v>(view: &'v View<'v>, state: &mut State, nodes: &[Node]) -> Vec<
         let touched = vm.sample.pages_touched().map_or(0, |pages| mib(pages.to_bytes()));
         let settings = &vm.sample.settings;
         let is_excluded = !vm.managed() || vm.hands_off.is_some() || settings.home.is_some();
-        // numad would move it away from its bound nodes.
+        // numad would move this VM away from the nodes that the operator bound it to.
         let is_bound = vm.sample.bound_to.is_some() || settings.cpus_allowed.is_some();
         if touched <= MEMORY_MIN_MIB || is_excluded || is_bound {
             process.seen = None;
@@ -299,7 +303,8 @@ impl Process {
     }
 }
 
-/// Returns a VM's request. If it fills most of a node and may grow beyond it, all memory that it may have counts.
+/// Returns a VM's request. If the VM fills most of a node and may grow beyond it, its request is for the most memory that it
+/// may have.
 fn request(vm: &VmView<'_>, touched: i64, cpus_used: i64, nodes: &[Node]) -> Request {
     let size = vm
         .sample
@@ -322,13 +327,13 @@ impl Candidate<'_> {
         self.running.cpus_used * self.running.used_mib
     }
 
-    /// Whether it is considered before another bound candidate.
+    /// Whether this bound candidate is considered before the other.
     fn is_before(&self, other: &Self) -> bool {
         let (own, its) = (self.magnitude(), other.magnitude());
         own > its || (own >= 5 * (its - own) && self.bound_at <= other.bound_at)
     }
 
-    /// Returns the share of its memory on none of these nodes, in percent.
+    /// Returns the share of the VM's memory that is on none of the target nodes, in percent.
     fn elsewhere_percent(&self, nodes: &[Node], target: &NodeSet) -> i64 {
         let lies = nodes.iter().zip(&self.running.memory_mib);
         let elsewhere: i64 = lies
@@ -344,7 +349,7 @@ fn sorted(candidates: Vec<Candidate<'_>>) -> Vec<Candidate<'_>> {
         .into_iter()
         .partition(|candidate| candidate.bound_at.is_none());
     unbound.sort_by_key(|candidate| -candidate.magnitude());
-    // "Within a fifth" is not an order: the first depends on the search.
+    // "Within a fifth" is not an order relation, so which candidate comes first depends on the search.
     for at in 0..bound.len() {
         let first = (at + 1..bound.len()).fold(at, |first, other| {
             if bound[other].is_before(&bound[first]) {
@@ -359,7 +364,7 @@ fn sorted(candidates: Vec<Candidate<'_>>) -> Vec<Candidate<'_>> {
     unbound
 }
 
-/// Step 2: whether a small VM on the fullest node would even nodes out by leaving it for the emptiest.
+/// Step 2: whether a VM that fits one node would even the nodes out by leaving the fullest for the emptiest.
 fn gains_by_leaving(nodes: &[Node], candidate: &Candidate<'_>) -> bool {
     let Running {
         nodes: on,
@@ -385,7 +390,7 @@ fn gains_by_leaving(nodes: &[Node], candidate: &Candidate<'_>) -> bool {
         && evens_out(memory_free, *used_mib, 0)
 }
 
-/// Step 4.
+/// Step 4: binds a VM to its nodes, and moves its memory there.
 fn bind(
     view: &View<'_>,
     nodes: &[Node],
@@ -434,7 +439,7 @@ fn bind(
     }
 }
 
-/// Returns moves that bring all pages onto the target: from the other node with most of them to the target node with least.
+/// Returns moves that bring all pages onto the target, each from the other node with most pages to the target node with least.
 fn steps(nodes: &[Node], target: &NodeSet, mut pages: NodeMap<Pages>) -> Vec<(NodeId, NodeId, Pages)> {
     for node in nodes {
         if pages.get(node.id).is_none() {
@@ -446,7 +451,7 @@ fn steps(nodes: &[Node], target: &NodeSet, mut pages: NodeMap<Pages>) -> Vec<(No
         let outside = pages.iter().filter(|(node, _)| !target.contains(*node));
         let most = outside.rev().max_by_key(|(_, pages)| **pages);
         let inside = pages.iter().filter(|(node, _)| target.contains(*node));
-        // Among equals the last.
+        // Of equal nodes the last is taken.
         let least = inside.rev().min_by_key(|(_, pages)| **pages);
         let Some(((from, &moved), (to, _))) = most.zip(least).filter(|((_, most), _)| most.0 > 0) else {
             return steps;

@@ -1,25 +1,26 @@
 //! Chooses nodes for a request as numad does: step 3 of [`super`].
 //!
 //! # Algorithm
-//! 1. The process's own use counts as free where it is: if it is not bound yet, 17/16 of its memory on each node, and CPU in
-//!    proportion to that; if it is, 5/4 of its memory, and on each of its nodes the mean of the CPU that is free there and
-//!    that it uses.
-//! 2. The number of nodes is the request over the first node's whole memory, or over its CPUs, whichever is more. A running
-//!    process may lack a little CPU: 7.5 percent of the first node's.
-//! 3. From each node the others are sorted by distance, then by magnitude. The start is the node from which the needed ones
-//!    have the largest sum of magnitude over squared distance.
-//! 4. In the order from the start, nodes are taken until there are enough and the request is met, each less 100 MiB; CPU does
-//!    not count if all processes together use less than the host has. A request that is never met gets all nodes.
+//! 1. What the process itself uses counts as free where it is. If the process is not bound yet, 17/16 of its memory on each
+//!    node are added, and its CPU use in proportion to that memory. If it is bound, 5/4 of its memory on each node are added,
+//!    and each of its nodes offers the mean of its nodes' free CPU and its own CPU use together.
+//! 2. The number of nodes is the requested memory over the first node's total, or the requested CPU over the first node's
+//!    CPUs, whichever is more. A running process may lack a little CPU: 7.5 percent of the first node's.
+//! 3. Starting from each node, the nodes are sorted by distance, then by magnitude. For as many of these nodes as are needed,
+//!    magnitude over squared distance is summed. The start is the node with the largest sum.
+//! 4. In the order from the start, nodes are taken until there are enough and the request is met; each supplies its free
+//!    memory less 100 MiB. CPU does not count if all processes together use less than the host has. A request that is never
+//!    met gets all nodes.
 
 use homenode_units::{NodeId, NodeSet};
 
 /// Memory of each node that is never assigned, in MiB.
 const MARGIN_MIB: i64 = 100;
-/// Share of the first node's CPUs that a running process may lack, in thousandths: half of what the target utilisation
-/// leaves.
+/// Share of the first node's CPUs that a running process may lack, in thousandths: half of the gap between the target
+/// utilisation and 1.
 const FLEX_THOUSANDTHS: i64 = 75;
 
-/// Returns a count as numad's signed type: differences may be negative. A count that is too large becomes the maximum.
+/// Returns a count as numad's signed type, because differences may be negative. A count that is too large becomes the maximum.
 pub(super) fn whole(count: impl TryInto<i64>) -> i64 {
     count.try_into().unwrap_or(i64::MAX)
 }
@@ -37,36 +38,36 @@ pub struct Node {
     pub cpus: i64,
     /// CPUs that were idle, in hundredths of a CPU; at most [`Node::cpus`].
     pub cpus_free: i64,
-    /// Distance to each node, in their order; 10 to itself.
+    /// Distance to each node, in the nodes' order; 10 to itself.
     pub distances: Vec<i64>,
 }
 
 /// Resources for which nodes are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// In hundredths of a CPU.
+    /// CPU, in hundredths of a CPU.
     pub cpus: i64,
-    /// In MiB.
+    /// Memory, in MiB.
     pub memory_mib: i64,
 }
 
 /// A process that already runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Running {
-    /// Nodes that it is bound to; before that, all of them.
+    /// Nodes that the process is bound to, or all nodes if it was never bound.
     pub nodes: NodeSet,
-    /// Its memory on each node, in MiB and in their order.
+    /// The process's memory on each node, in MiB and in the nodes' order.
     pub memory_mib: Vec<i64>,
-    /// Its total memory, in MiB; above 0.
+    /// The process's total memory, in MiB; above 0.
     pub used_mib: i64,
-    /// CPU that it uses, in hundredths of a CPU.
+    /// CPU that the process uses, in hundredths of a CPU.
     pub cpus_used: i64,
     /// Whether all processes together use no more CPU than the host has.
     pub has_enough_cpus: bool,
 }
 
-/// Returns the answer of `numad -w`: nodes for a process that does not run yet. It has no memory, so the next one gets the
-/// same.
+/// Returns the answer of `numad -w`: nodes for a process that does not run yet. numad does not remember it, so the next
+/// process gets the same nodes.
 pub fn advise(nodes: &[Node], request: Request) -> NodeSet {
     let chosen = pick(nodes, request, None);
     match nodes.first().filter(|_| chosen.is_empty()) {
@@ -75,7 +76,7 @@ pub fn advise(nodes: &[Node], request: Request) -> NodeSet {
     }
 }
 
-/// Returns nodes for a request, for a running process with a bias to its nodes. Empty only for an empty request.
+/// Returns nodes for a request. A running process is biased towards its own nodes. The set is empty only for an empty request.
 pub fn pick(nodes: &[Node], mut request: Request, running: Option<&Running>) -> NodeSet {
     let mut chosen = NodeSet::new();
     let Some(first) = nodes.first() else { return chosen };
@@ -106,7 +107,7 @@ pub fn pick(nodes: &[Node], mut request: Request, running: Option<&Running>) -> 
     chosen
 }
 
-/// Returns how many of the first node the request takes; all nodes if that has nothing.
+/// Returns how many nodes like the first one the request takes; all nodes if the first has nothing.
 fn of_first(asked: i64, has: i64, nodes: &[Node]) -> usize {
     match has {
         ..=0 => nodes.len(),
@@ -114,7 +115,7 @@ fn of_first(asked: i64, has: i64, nodes: &[Node]) -> usize {
     }
 }
 
-/// A node's offer to a request.
+/// What a node offers to a request.
 #[derive(Clone, Copy, Debug)]
 struct Offer {
     free_mib: i64,
@@ -129,7 +130,7 @@ impl Offer {
         (10 * memory + 4 * memory_left) * (6 * cpus + cpus_left)
     }
 
-    /// Returns the rest of the request after the node's share.
+    /// Returns what is left of the request after the node's share.
     fn take(self, request: Request) -> Request {
         let memory_mib = match self.free_mib >= request.memory_mib + MARGIN_MIB {
             true => 0,
@@ -142,7 +143,7 @@ impl Offer {
     }
 }
 
-/// Step 1, and the total CPUs offered.
+/// Step 1: returns the nodes' offers, and the sum of the CPUs offered.
 fn offers(nodes: &[Node], running: Option<&Running>) -> (Vec<Offer>, i64) {
     let plain = |node: &Node| Offer {
         free_mib: node.free_mib,
@@ -174,7 +175,8 @@ fn offers(nodes: &[Node], running: Option<&Running>) -> (Vec<Offer>, i64) {
     (offers.collect(), cpus_offered)
 }
 
-/// Sorts nodes by distance, then by magnitude. A selection sort, since that decides between equals.
+/// Returns the nodes sorted by distance, then by magnitude. It is a selection sort, as in numad, because that decides the
+/// order of equal nodes.
 fn by_distance(nodes: &[Node], magnitudes: &[i64], from: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..nodes.len()).collect();
     let key = |at: usize| (nodes[at].distances[from], -magnitudes[at]);

@@ -5,10 +5,10 @@ use super::nodes::advise;
 use super::*;
 use crate::testing::{Scene, vm_id};
 
-/// Pages of one MiB.
+/// Number of pages in a MiB.
 const MIB: u64 = 256;
 
-/// Parses a host as numad saw it, its request and its answer.
+/// Parses a host as the real numad saw it, its request and its answer.
 fn recorded(line: &str) -> (Vec<Node>, Request, NodeSet) {
     let (asked, host) = line.split_once(" : ").expect("a host");
     let (request, answer) = asked.split_once(" = ").expect("an answer");
@@ -73,7 +73,7 @@ fn an_impossible_request_gets_all_nodes() {
     for (cpus, memory_mib) in too_large {
         assert_eq!(advise(&nodes, Request { cpus, memory_mib }), all);
     }
-    // An empty request gets the first node.
+    // A request for nothing gets the first node.
     assert_eq!(
         advise(
             &nodes,
@@ -97,7 +97,7 @@ fn advice_is_forgotten() {
     assert_eq!(answers, vec![NodeSet::one(NodeId(0)); 6]);
 }
 
-/// A scene inspected every second; records when numad acted.
+/// A scene that is looked at every second. It records when numad acted.
 struct Watched {
     scene: Scene,
     state: State,
@@ -113,7 +113,7 @@ impl Watched {
         }
     }
 
-    /// Returns the decisions of the next seconds, by second.
+    /// Returns the decisions of the next `count` seconds, each with its second.
     fn seconds(&mut self, count: u64) -> Vec<(u64, Plan)> {
         let mut plans = Vec::new();
         for _ in 0..count {
@@ -128,7 +128,7 @@ impl Watched {
         plans
     }
 
-    /// Returns which VMs were bound, when and to which nodes.
+    /// Returns which VMs were bound, when, and to which nodes.
     fn bound(&mut self, count: u64) -> Vec<(u64, VmId, String)> {
         let of = |(at, plan): (u64, Plan)| {
             let homes = plan
@@ -144,7 +144,7 @@ impl Watched {
     }
 }
 
-/// A VM with this much memory on each of its nodes, all vCPUs on node 0's CPUs equally busy.
+/// Adds a VM with this much memory on each of its nodes. All of its vCPUs run on node 0's CPUs and are equally busy.
 fn add(scene: &mut Scene, n: u128, vcpus: u32, busy: f64, node: u16, mib: &[(u16, u64)]) {
     let vm = scene.add_vm(n, vcpus, Bytes::from_gib(4), node);
     vm.vcpus_busy(busy);
@@ -172,8 +172,8 @@ fn the_largest_cpu_times_memory_moves_first_and_one_at_a_time() {
         .into_iter()
         .map(|(at, vm, _)| (at, vm))
         .collect();
-    // Started in second 1; the first look that acts is 2 s later. It looks again when the move is over, here at once,
-    // and 5 s after that.
+    // numad starts in second 1, and its first look that acts is 2 s later. It looks again when the move is over, here at
+    // once, and then 5 s later.
     assert_eq!(order, [(3, vm_id(2)), (9, vm_id(1)), (15, vm_id(3))]);
 }
 
@@ -181,8 +181,8 @@ fn the_largest_cpu_times_memory_moves_first_and_one_at_a_time() {
 fn memory_moves_whole_and_at_once() {
     let mut scene = Scene::four_nodes(4);
     add(&mut scene, 1, 2, 1.0, 0, &[(0, 1500), (1, 200), (2, 900)]);
-    // 1.15 of its 2 CPUs are counted back to node 0, which then has 3.15 of 4 free; of the others, which have all free,
-    // node 1 is first: its memory there counts as free once more.
+    // 1.15 of the VM's 2 CPUs are added back to node 0, which then has 3.15 of 4 free. Of the other nodes, all of whose CPUs
+    // are free, node 1 comes first, because the VM's memory there counts as free once more.
     let (_, plan) = Watched::new(scene).seconds(5).remove(0);
     let moves: Vec<(NodeSet, NodeSet, u64)> = plan
         .decisions
@@ -211,7 +211,7 @@ fn a_bound_vm_is_looked_at_again_after_300_s() {
     add(&mut scene, 1, 2, 1.0, 0, &[(0, 1000), (1, 900)]);
     let mut watched = Watched::new(scene);
     assert_eq!(watched.bound(10), [(3, vm_id(1), "0".to_owned())]);
-    // Nothing moved, as if the kernel had refused: numad waits for the full time before it tries again.
+    // Nothing moved, as if the kernel had refused. numad waits for the full time before it tries again.
     let again = watched.bound(400);
     assert_eq!(again.len(), 1, "{again:?}");
     assert!((303..=318).contains(&again[0].0), "{again:?}");
@@ -221,14 +221,15 @@ fn a_bound_vm_is_looked_at_again_after_300_s() {
 fn on_the_busiest_node_it_does_not_wait() {
     let mut scene = all_busy_but_the_first();
     add(&mut scene, 1, 2, 1.0, 0, &[(0, 2000)]);
-    // Idle, but its memory makes node 0 the fullest.
+    // VM 2 is idle, but because of its memory node 0 is the fullest.
     add(&mut scene, 2, 1, 0.0, 0, &[(0, 3000)]);
     let mut watched = Watched::new(scene);
     assert_eq!(watched.bound(60), [(3, vm_id(1), "0".to_owned())]);
-    // Now node 0 has all 4 CPUs busy, 2 of them with the VM, and the others none: half of that elsewhere is more even.
+    // Now all 4 CPUs of node 0 are busy, 2 of them with the VM, and the other nodes are idle. Moving half of the load would
+    // be more even.
     watched.scene.host_busy.fill(0.0);
     watched.scene.host_busy[..4].fill(1.0);
-    // CPU times continue in this scene: only the difference of two looks counts.
+    // In this scene CPU times keep counting up; numad uses only the difference between two looks.
     let bound = watched.bound(60);
     assert!(bound.len() == 1 && bound[0].2 != "0", "{bound:?}");
 }
@@ -249,7 +250,8 @@ fn between_looks_nothing_happens() {
     add(&mut scene, 1, 2, 1.0, 0, &[(0, 200)]);
     let mut watched = Watched::new(scene);
     assert_eq!(watched.bound(4), []);
-    // It grows right after the look of second 3; the next is in second 18, and one more before its CPU time is known.
+    // The VM grows right after the look of second 3. The next look is in second 18, and its CPU time is known only after one
+    // more.
     watched.scene.vm(1).pages(1, 2000 * MIB);
     let bound = watched.bound(40);
     assert_eq!(bound.iter().map(|(at, ..)| *at).collect::<Vec<_>>(), [33]);

@@ -1,4 +1,4 @@
-//! Settings for taking and returning memory.
+//! Settings for taking memory from VMs and returning it.
 
 use homenode_units::{Any, Bytes, Ns, PAGE_BYTES};
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use crate::bounds::{MEMORY, PAUSE, SHARE, SOME_SHARE, SPAN};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum When {
-    /// While a node with the VM's memory lacks some; returned once the node has plenty.
+    /// While a node with the VM's memory lacks memory; it is returned once the node has plenty.
     #[default]
     Scarce,
     /// Always.
@@ -22,52 +22,52 @@ pub enum When {
 pub struct Config {
     /// When memory is taken.
     pub when: When,
-    /// Share of each node's memory that should stay free, in [0, 1).
+    /// Share of each node's memory that should stay free (the headroom), in [0, 1).
     pub headroom: f64,
-    /// What a VM keeps beyond its working set, as a share of that; twice as much if the estimate has no guarantee.
+    /// What a VM keeps beyond its working set, as a share of the working set; twice as much if the estimate has no guarantee.
     pub reserve: f64,
     /// The least reserve.
     #[serde(with = "homenode_units::text")]
     pub reserve_min: Bytes,
-    /// Share of the given memory that one step takes, in (0, 1).
+    /// Share of its given memory that one step takes from a VM, in (0, 1).
     pub step: f64,
     /// Time between two steps.
     #[serde(with = "homenode_units::text")]
     pub step_wait: Ns,
-    /// Time without a step after the first spell of pressure.
+    /// Time for which a VM is not shrunk after its first spell of pressure.
     #[serde(with = "homenode_units::text")]
     pub backoff: Ns,
-    /// The longest such time, after many spells of pressure; at least [`Config::backoff`].
+    /// Longest such time, after many spells of pressure; at least [`Config::backoff`].
     #[serde(with = "homenode_units::text")]
     pub backoff_max: Ns,
-    /// A guest that reads this much from swap between two reports is short of memory.
+    /// A guest that read this much from swap between two reports is short of memory.
     #[serde(with = "homenode_units::text")]
     pub swap_min: Bytes,
-    /// Faults per second from disk at which a guest is short of memory, from 1.
+    /// A guest with this many faults from disk per second is short of memory; at least 1.
     pub faults_per_s_min: f64,
-    /// Share of its memory that a guest should have usable, 0 to 1.
+    /// A guest with less than this share of its memory usable is short of memory, 0 to 1.
     pub usable_min: f64,
-    /// Share of a node's free memory that growth does not use, 0 to 1.
+    /// Share of a node's free memory that is kept from VMs that grow, 0 to 1.
     pub kept_free: f64,
     /// Differences below this share of the given memory are ignored, 0 to 1.
     pub band: f64,
-    /// Growth under pressure, as a share of the given memory, 0.01 to 10.
+    /// Growth of a VM under pressure, as a share of its given memory, 0.01 to 10.
     pub growth: f64,
-    /// Memory returned at a time while it is plentiful, as such a share, 0.001 to 1.
+    /// Memory returned at a time while it is plentiful, as a share of the given memory, 0.001 to 1.
     pub give_back: f64,
-    /// Least size of a step, of a guest's usable memory and of differences that count.
+    /// Least size of a step, of a guest's usable memory, and of a difference that counts.
     #[serde(with = "homenode_units::text")]
     pub step_min: Bytes,
-    /// Older reports of a guest are ignored.
+    /// Reports of a guest that are older than this are ignored.
     #[serde(with = "homenode_units::text")]
     pub report_age_max: Ns,
-    /// Longest wait for a guest's first report.
+    /// Longest time to wait for a guest's first report.
     #[serde(with = "homenode_units::text")]
     pub first_report_max: Ns,
-    /// A balloon that has not moved a quarter of its way within this time is stuck.
+    /// A balloon is stuck if it has not moved a quarter of its way within this time.
     #[serde(with = "homenode_units::text")]
     pub follow_max: Ns,
-    /// Time for which a VM with a useless balloon is left alone.
+    /// Time for which a VM is left alone if its balloon is of no use.
     #[serde(with = "homenode_units::text")]
     pub left_alone: Ns,
     /// Time for which a limit lasts unless it is renewed.
@@ -76,8 +76,9 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// A tenth of each node free; a tenth and at least 64 MiB in reserve; a twentieth every 10 s; a minute. A guest is polled
-    /// every two seconds, and the first report found counts only once another follows: 10 s are enough for that.
+    /// A tenth of each node stays free. A VM keeps a tenth, and at least 64 MiB, in reserve. A step takes a twentieth, every
+    /// 10 s. Backoff begins at a minute. A guest is polled every two seconds, and a report counts only once another follows,
+    /// so 10 s are enough for the first.
     fn default() -> Self {
         Config {
             when: When::Scarce,
@@ -122,7 +123,7 @@ homenode_units::settings! {
         band: SHARE,
         growth: 0.01..=10.0,
         give_back: SOME_SHARE,
-        // A page: less is no step.
+        // At least a page: less is no step.
         step_min: Bytes(PAGE_BYTES)..=*MEMORY.end(),
         report_age_max: PAUSE,
         first_report_max: PAUSE,

@@ -1,37 +1,39 @@
-//! Memory overcommitment: balloons keep VMs at what they use plus a reserve, and return memory fast.
+//! Memory overcommitment: balloons keep VMs at what they use plus a reserve, and return memory fast when it is needed.
 //!
 //! # Problem
 //! Owners of VMs book more memory than they use [PRL, section 1], so a host that is fully booked is half empty. Taking memory
-//! with a balloon is easy, but users of balloons complain about the effects: guests that are shrunk while they already swap,
-//! memory that returns too late, and no explanation (the paper cites Badis, which adapts each VM's memory to its working set
-//! from time to time).
+//! with a balloon is easy, but users complain about the effects: guests that are shrunk although they already swap, memory
+//! that returns too late, and no explanation. (The paper cites Badis, which adapts each VM's memory to its working set from
+//! time to time.)
 //!
 //! # Terms
-//! - *Given*: the limit in force, or without one the *maximum*, which is the operator's setting.
-//! - *Floor*: the least memory that the operator allows for the VM. A VM without one is never touched.
-//! - *Need*: the upper end of its working set ([`Estimate::most`]) and a reserve, at least the floor, at most the maximum.
-//! - *Pressure*: its guest reads from swap ([`Config::swap_min`]), faults from disk ([`Config::faults_per_s_min`]), or
-//!   has less than [`Config::usable_min`] of its memory usable.
-//! - *Lack* of a node: its headroom less its free memory. *Room*: its free memory without [`Config::kept_free`] of it, less
-//!   what VMs under a limit there were given and have not touched.
+//! - *Given* memory of a VM: the limit in force or, without a limit, the *maximum*, which the operator sets.
+//! - *Floor*: the least memory that the operator allows for the VM. A VM without a floor is never touched.
+//! - *Need*: the upper end of the VM's working set ([`Estimate::most`]) plus a reserve, at least the floor, at most the maximum.
+//! - *Pressure*: the guest reads from swap ([`Config::swap_min`]), faults from disk ([`Config::faults_per_s_min`]), or has
+//!   less than [`Config::usable_min`] of its memory usable.
+//! - *Lack* of a node: its headroom less its free memory. *Room* of a node: its free memory less the share
+//!   [`Config::kept_free`], and less what VMs under a limit were given there and have not touched.
 //!
 //! # Algorithm
 //! For each VM with a floor, each period:
-//! 1. A VM under pressure, or whose need exceeds its given memory, gets half as much again ([`Config::growth`]), and at least
-//!    its need, at once. Then it is not shrunk for [`Config::backoff`], which doubles with each new spell, up to
-//!    [`Config::backoff_max`], and is reset after calm.
-//! 2. Otherwise, if [`Config::when`] is [`When::Scarce`] and all of its home nodes have twice the headroom free, a tenth is
-//!    returned to it at a time ([`Config::give_back`]).
-//! 3. Otherwise it may be shrunk, if its balloon has followed the last step, [`Config::step_wait`] has passed, there is a
-//!    settled estimate, and the given memory exceeds the need by more than [`Config::band`]: by [`Config::step`] of the given
-//!    memory, not below the need, not more than the guest reports as usable; under [`When::Scarce`] only while a node with
-//!    its pages lacks memory, and by no more than relieves that, the VM with most to spare first.
-//! 4. Growth uses the room of the VM's home nodes, VMs in need first. Memory taken is credited to the nodes that hold the
-//!    VM's pages, so that two VMs are not shrunk for one lack.
-//! 5. A limit is renewed in every period, and lifted when it reaches the maximum.
+//! 1. A VM under pressure gets half as much memory again ([`Config::growth`]), and at least its need, at once. Then it is not
+//!    shrunk for [`Config::backoff`]. This time doubles with each new spell of pressure, up to [`Config::backoff_max`], and
+//!    is reset after calm. A VM whose need exceeds its given memory gets its need and a little more ([`Config::band`]), and
+//!    is not shrunk for [`Config::backoff`] either.
+//! 2. Otherwise, if [`Config::when`] is [`When::Scarce`] and all of the VM's home nodes have more than twice the headroom
+//!    free, a tenth is returned to it at a time ([`Config::give_back`]).
+//! 3. Otherwise the VM may be shrunk, if its balloon has followed the last step, [`Config::step_wait`] has passed, there is a
+//!    settled estimate, and its given memory exceeds its need by more than [`Config::band`]. A step takes [`Config::step`] of
+//!    the given memory, but does not go below the need, and takes no more than the guest's usable memory allows. Under
+//!    [`When::Scarce`] it is taken only while a node with the VM's pages lacks memory, and is no larger than that lack
+//!    requires. VMs with most to spare come first.
+//! 4. Growth uses the room of the VM's home nodes; VMs in need come first. Memory that is taken is credited to the nodes that
+//!    hold the VM's pages, so that two VMs are not shrunk for the same lack.
+//! 5. A limit is renewed in every period. It is lifted when it reaches the maximum.
 //!
-//! If a balloon does not follow, a driver does not answer, or something else or the guest undid a limit, this is reported,
-//! the limit lifted, and the VM left alone for [`Config::left_alone`].
+//! If a balloon does not follow, if its driver does not answer, or if the guest or another program undid a limit, this is
+//! reported, the limit is lifted, and the VM is left alone for [`Config::left_alone`].
 //!
 //! # Properties (tests of the same name)
 //! - `never_below_the_floor_nor_below_working_set_and_reserve`
@@ -47,11 +49,12 @@
 //! - `memory_is_taken_only_where_a_node_lacks_it`
 //!
 //! # Departures from the source, and why
-//! - `most` and never `size`: an estimate that is too low costs its guest a disk access per page, one that is too high costs
-//!   only memory.
-//! - The guest's reports are used, although the paper's systems do without: only the guest knows that it swaps, and no
-//!   tracker sees a need above what the VM has. They count for that guest only, and only in its favour.
-//! - Per node: memory is short on a node before it is on a host, and memory taken elsewhere does not help there.
+//! - The estimate's `most` is used, never its `size`: an estimate that is too low costs the guest a disk access per page, one
+//!   that is too high costs only memory.
+//! - The guest's reports are used, although the paper's systems do without them: only the guest knows that it swaps, and no
+//!   tracker sees a need beyond what the VM has. Reports count for that guest only, and only in its favour.
+//! - Decisions are made by node: a node runs short of memory before the host does, and memory taken on another node does not
+//!   help it.
 
 mod config;
 mod nodes;
@@ -72,12 +75,12 @@ pub const POLICY: &str = "overcommit";
 const UNDONE: &str =
     "is not in force any more: another program changed it, or its guest took the memory back";
 
-/// A VM's situation, for people.
+/// A VM's situation, for people to read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
-    /// What it needs, if known.
+    /// Memory that the VM needs, if known.
     pub need_bytes: Option<Bytes>,
-    /// Why it has its present memory.
+    /// Why the VM has its present memory.
     pub why: String,
 }
 
@@ -88,12 +91,12 @@ pub struct State {
 }
 
 impl State {
-    /// Returns the situation of a VM with a floor.
+    /// Returns the situation of a VM that has a floor.
     pub fn standing(&self, vm: VmId) -> Option<&Standing> {
         self.vms.get(&vm)?.standing.as_ref()
     }
 
-    /// Notes that the agent itself lifted the limit of a VM, so that it does not count as undone by others.
+    /// Notes that the agent itself lifted the limit of a VM, so that the limit does not count as undone by others.
     pub fn was_lifted(&mut self, vm: VmId) {
         if let Some(known) = self.vms.get_mut(&vm) {
             known.lifting = true;
@@ -103,21 +106,21 @@ impl State {
 
 #[derive(Clone, Debug, Default)]
 struct Known {
-    /// The limit in the last sample, and whether its removal was requested.
+    /// The limit in the last sample, and whether the agent asked for it to be lifted.
     limit: Option<Bytes>,
     lifting: bool,
-    /// Start of the way to the limit: time and size.
+    /// When the balloon set out for the limit, and the guest's memory then.
     since: Ns,
     from: Bytes,
-    /// The guest's last report, and when it was seen.
+    /// The guest's last report, and when the agent saw it.
     report: Option<(GuestMemory, Ns)>,
-    /// Time until which a first report is awaited.
+    /// Time until which the agent waits for a first report.
     first_until: Option<Ns>,
-    /// Not shrunk before this time, and the length of that wait.
+    /// The VM is not shrunk before this time; and the length of the last wait after pressure.
     wait_until: Ns,
     backoff: Ns,
     pressed: bool,
-    /// Not touched before this time.
+    /// The VM is not touched before this time.
     alone_until: Ns,
     said: Option<String>,
     standing: Option<Standing>,
@@ -130,13 +133,13 @@ enum Wish {
     All(String),
     /// Its present memory.
     Same(String),
-    /// This much, as far as there is room; `urgent` goes before all others.
+    /// As much as `to`, if there is room; an `urgent` wish goes before all others.
     More { to: Bytes, urgent: bool, why: String },
-    /// Less, not below `least`.
+    /// Less, by at most `step`, and not below `least`.
     Less { least: Bytes, step: Bytes, why: String },
 }
 
-/// A VM and what was found out about it.
+/// A VM and what the agent found out about it.
 struct Case<'a, 'v> {
     vm: &'a VmView<'v>,
     given: Bytes,
@@ -144,7 +147,8 @@ struct Case<'a, 'v> {
     wish: Wish,
 }
 
-/// Requests the working sets of VMs from which memory may be taken. Runs before the working sets' own plan.
+/// Requests estimates of the working sets of VMs from which memory may be taken. To be called before the working sets are
+/// planned.
 pub fn want_working_sets(view: &View<'_>, config: &Config, working_sets: &mut working_set::State) {
     let may_be_shrunk = |vm: &&VmView<'_>| {
         vm.managed() && vm.sample.settings.memory_floor.is_some() && vm.sample.balloon.is_some()
@@ -197,7 +201,7 @@ pub fn plan<'e>(
             wish,
         });
     }
-    // Growth in need first, then growth, then VMs with most to spare.
+    // Urgent growth comes first, then other growth, then VMs with most to spare.
     cases.sort_by_key(|case| match case.wish {
         Wish::More { urgent: true, .. } => (0, 0),
         Wish::More { .. } => (1, 0),
@@ -236,7 +240,7 @@ pub fn plan<'e>(
     plan
 }
 
-/// Returns what a VM needs; `None` without a reliable estimate.
+/// Returns how much memory a VM needs; `None` without a reliable estimate.
 fn need(vm: &VmView<'_>, config: &Config, estimate: Option<&Estimate>) -> Option<Bytes> {
     let estimate = estimate.filter(|estimate| estimate.settled == Settled::Yes)?;
     let floor = vm.sample.settings.memory_floor?;
@@ -248,7 +252,7 @@ fn need(vm: &VmView<'_>, config: &Config, estimate: Option<&Estimate>) -> Option
     Some(Bytes(estimate.most.0.saturating_add(reserve.0)).max(floor))
 }
 
-/// Says what a VM needs by an estimate.
+/// Says in words what a VM needs according to an estimate.
 fn needed(estimate: &Estimate, floor: Bytes, need: Option<Bytes>) -> String {
     format!(
         "its working set is at most {} ({} over {}), with its reserve and its floor of {floor} it needs {}",
@@ -259,7 +263,7 @@ fn needed(estimate: &Estimate, floor: Bytes, need: Option<Bytes>) -> String {
     )
 }
 
-/// Whether an estimate is still current. A VM whose figure has settled is watched again after a rest of ten windows.
+/// Whether an estimate is still current. Once a VM's figure has settled, it is watched again only after a rest of ten windows.
 fn is_fresh(estimate: &Estimate, at: Ns, config: &Config) -> bool {
     let windows = Ns(estimate.window.0.saturating_mul(20));
     at.saturating_sub(estimate.at) <= windows.max(config.report_age_max)
@@ -274,7 +278,7 @@ fn whole_pages(bytes: Bytes) -> Bytes {
 }
 
 impl Known {
-    /// Returns the memory that a VM should have, and any problem with its balloon.
+    /// Returns the memory that a VM should have, and the problem with its balloon, if any.
     fn wish(
         &mut self,
         view: &View<'_>,
@@ -354,7 +358,7 @@ impl Known {
         (self.less(&now, estimate.map(sentence)), None)
     }
 
-    /// Returns what the guest reported lately, and whether to wait for its first report.
+    /// Returns the guest's report if it is recent, and whether to wait for its first report.
     fn report(&mut self, at: Ns, balloon: Balloon, config: &Config) -> (Option<GuestMemory>, bool) {
         let report = balloon.guest.map(|guest| guest.bounded(balloon.current));
         let is_first = report.is_none_or(|guest| guest.age.is_none());
@@ -366,7 +370,7 @@ impl Known {
         (report.filter(is_new), is_first && at < first_until)
     }
 
-    /// Returns why memory cannot be taken from a VM at present, if so.
+    /// Returns why memory cannot be taken from a VM at present; `None` if it can.
     fn trouble(
         &self,
         view: &View<'_>,
@@ -393,7 +397,7 @@ impl Known {
         ))
     }
 
-    /// Returns the wish to shrink, or the reason not to if known.
+    /// Returns the wish to shrink the VM, or to leave it as it is and why. `why` explains its need, if known.
     fn less(&self, now: &Now<'_>, why: Option<String>) -> Wish {
         let same = |why: &str| Wish::Same(why.to_owned());
         let Now {
@@ -429,7 +433,7 @@ impl Known {
         Wish::Less { least, step, why }
     }
 
-    /// Follows the balloon on its way to the limit.
+    /// Returns how far the balloon is on its way to the limit.
     fn track(&mut self, at: Ns, balloon: Balloon, long: Ns) -> Moved {
         if self.limit != balloon.limit {
             (self.limit, self.since, self.from) = (balloon.limit, at, balloon.current);
@@ -453,7 +457,8 @@ impl Known {
         Moved::OnTheWay
     }
 
-    /// Returns why its guest is short of memory, if so. Only while the agent holds memory back can it do something about it.
+    /// Returns why the guest is short of memory; `None` if it is not. Without a limit it counts as not short, because the
+    /// agent holds back no memory that it could return.
     fn pressure(
         &mut self,
         at: Ns,
@@ -486,7 +491,7 @@ impl Known {
         })
     }
 
-    /// Postpones shrinking: longer with each spell of pressure, unless the last was long ago.
+    /// Postpones shrinking; the wait doubles with each spell of pressure, unless the last spell was long ago.
     fn back_off(&mut self, at: Ns, config: &Config) {
         if !self.pressed {
             let is_calm = at.saturating_sub(self.wait_until) > self.backoff;
@@ -501,7 +506,7 @@ impl Known {
     }
 }
 
-/// The state of a VM without problems.
+/// The state of a VM whose balloon has no problem.
 #[derive(Clone, Copy, Debug)]
 struct Now<'a> {
     at: Ns,
@@ -524,7 +529,7 @@ fn usable_min(given: Bytes, config: &Config) -> Bytes {
     part(given, config.usable_min).max(config.step_min)
 }
 
-/// Whether a balloon in such a VM frees nothing on the host.
+/// Whether shrinking a VM that is immovable for this reason would free no memory on the host.
 fn gives_nothing(why: &Immovable) -> bool {
     match why {
         Immovable::Vfio
@@ -555,7 +560,7 @@ impl Case<'_, '_> {
             Wish::More { to, urgent, why } => {
                 let wanted = to.min(&self.maximum).saturating_sub(self.given);
                 let granted = whole_pages(nodes.take(self.vm, wanted, *urgent));
-                // The last page of an odd maximum.
+                // If the maximum is not a multiple of a page, the last part of a page is granted too.
                 let to = if granted + Bytes(PAGE_BYTES) > wanted && wanted + self.given == self.maximum {
                     self.maximum
                 } else {

@@ -1,4 +1,4 @@
-//! Free and lacking memory of nodes: the account that keeps assigned memory within what exists.
+//! Keeps account of each node's free memory and lack, so that no more memory is assigned than exists.
 
 use homenode_host::{View, VmView};
 use homenode_units::{Bytes, NodeId, NodeMap, NodeSet, Pages, divide_proportionally};
@@ -8,11 +8,11 @@ use super::{Config, part};
 /// One node's account, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Account {
-    /// Assignable memory.
+    /// Memory that may still be assigned.
     room: u64,
-    /// Shortfall of free memory below the headroom.
+    /// Memory that the node needs free to reach its headroom.
     lack: u64,
-    /// Free memory above twice the headroom, if any.
+    /// Free memory beyond twice the headroom.
     plenty: u64,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    /// Reads the sample, less what VMs under a limit were given and have not touched.
+    /// Takes the accounts from the sample, and deducts what VMs under a limit were given and have not touched.
     pub fn new(view: &View<'_>, config: &Config) -> Nodes {
         let accounts = view.sample.nodes.map(|_, node| {
             let (free, kept) = (
@@ -47,13 +47,13 @@ impl Nodes {
                 continue;
             };
             let touched = vm.sample.pages_touched().map_or(limit, Pages::to_bytes);
-            // More may have been reserved than exists: the host was full when it began.
+            // More than exists may have been promised, if the host was full to begin with.
             nodes.take(vm, limit.saturating_sub(touched), true);
         }
         nodes
     }
 
-    /// Returns the nodes that supply a VM's memory: its home, else those with its pages, else all.
+    /// Returns the nodes that supply a VM's memory: its home; without a home, the nodes with its pages; without pages, all nodes.
     fn homes(&self, vm: &VmView<'_>) -> NodeSet {
         if let Some(home) = vm.home {
             return home.intersection(&self.memory_nodes);
@@ -70,8 +70,8 @@ impl Nodes {
         }
     }
 
-    /// Takes memory for a VM from the room of its home nodes, only from plenty unless it is urgent; returns what was
-    /// available.
+    /// Takes memory for a VM from its home nodes, and returns how much was available. If the wish is not urgent, only memory
+    /// beyond twice the headroom is available.
     pub fn take(&mut self, vm: &VmView<'_>, wanted: Bytes, urgent: bool) -> Bytes {
         let homes: Vec<NodeId> = self.homes(vm).iter().collect();
         let has = |node: &NodeId| {
@@ -99,7 +99,7 @@ impl Nodes {
             .all(|node| self.accounts.get(node).is_some_and(|account| account.plenty > 0))
     }
 
-    /// Returns a VM's pages by node, with each node's lack.
+    /// Returns, for each node, the VM's pages there and the node's lack.
     fn lacks(&self, vm: &VmView<'_>) -> Vec<(NodeId, u64, u64)> {
         let pages = vm.sample.pages.iter().flat_map(NodeMap::iter);
         pages
@@ -107,8 +107,8 @@ impl Nodes {
             .collect()
     }
 
-    /// Returns the least that must be taken from a VM, evenly from all of its pages, so that no node with some of them lacks
-    /// memory.
+    /// Returns the least amount to take from a VM so that no node with its pages lacks memory; it is taken evenly from all of
+    /// its pages.
     pub fn useful(&self, vm: &VmView<'_>) -> Bytes {
         let lacks = self.lacks(vm);
         let all: u128 = lacks.iter().map(|(_, pages, _)| u128::from(*pages)).sum();
@@ -121,8 +121,7 @@ impl Nodes {
         )
     }
 
-    /// Credits nodes with memory taken from a VM, by the location of its pages. Returns the nodes that lacked memory, in
-    /// words.
+    /// Credits nodes with memory taken from a VM, in proportion to its pages there. Returns in words which nodes lacked memory.
     pub fn credit(&mut self, view: &View<'_>, vm: &VmView<'_>, cut: Bytes) -> String {
         let lacks = self.lacks(vm);
         let pages: Vec<u64> = lacks.iter().map(|(_, pages, _)| *pages).collect();

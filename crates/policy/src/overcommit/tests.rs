@@ -1,4 +1,4 @@
-//! A host of two nodes whose guests do what balloons and drivers may do, cycle by cycle.
+//! A host of two nodes. Its guests do what balloons and drivers may do, cycle by cycle.
 
 use super::*;
 use crate::testing::{Scene, vm_id};
@@ -13,12 +13,12 @@ fn mib(count: u64) -> Bytes {
     Bytes(count * MIB)
 }
 
-/// Behaviour of a guest.
+/// How a guest behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
     /// Its balloon reaches its target in the next cycle.
     Honest,
-    /// It keeps its memory.
+    /// It keeps its memory, whatever is asked.
     Stubborn,
     /// Its driver never reports.
     Silent,
@@ -34,11 +34,11 @@ struct Guest {
     maximum: Bytes,
     floor: Option<Bytes>,
     manner: Manner,
-    /// Its use, which is also the estimate; `None` without an estimate.
+    /// Memory that the guest uses, which is also the estimate; `None` without an estimate.
     uses: Option<Bytes>,
     current: Bytes,
     limit: Option<Bytes>,
-    /// Pages that it has touched.
+    /// Memory that the guest has touched.
     touched: Bytes,
     swapped_in: Bytes,
 }
@@ -145,7 +145,7 @@ impl World {
             .min(guest.maximum)
     }
 
-    /// One cycle: a plan is made and carried out, and guests follow it.
+    /// Runs one cycle: a plan is made and carried out, and the guests react.
     fn step(&mut self) {
         let mut scene = Scene::nodes(2, 2);
         scene.at = self.at;
@@ -229,7 +229,7 @@ fn when() -> impl Strategy<Value = When> {
     prop_oneof![Just(When::Scarce), Just(When::Always)]
 }
 
-/// Changes of guests' use now and then: the guest and its new use.
+/// Changes of use: each is a guest and the memory that it uses from then on.
 fn changes() -> impl Strategy<Value = Vec<(usize, u64)>> {
     prop::collection::vec((0_usize..6, 32_u64..6000), 0..12)
 }
@@ -254,7 +254,7 @@ proptest! {
             for (at, guest) in world.guests.iter().enumerate().filter(|(_, guest)| guest.given() < guest.maximum) {
                 let floor = guest.floor.expect("without one there is no limit");
                 prop_assert!(guest.given() >= floor.min(guest.maximum), "{guest:?}");
-                // Memory taken in this cycle leaves the need; the earlier amount may be below a need that grew.
+                // The need limits what is taken in this cycle. Memory from before may be below a need that has grown since.
                 let need = world.need(at).min(world.before[at]);
                 prop_assert!(guest.given() >= need, "{guest:?} needs {need}");
             }
@@ -270,7 +270,7 @@ proptest! {
             world.step();
             for node in 0..2_u16 {
                 let grown = world.guests.iter().zip(&world.before).filter(|(guest, _)| guest.home == node);
-                // Lifting a limit because of a useless balloon returns memory that was never saved.
+                // If a limit is lifted because its balloon is of no use, the memory that returns was never saved.
                 let grown = grown.filter(|(guest, _)| {
                     matches!(guest.manner, Manner::Honest | Manner::Wails) && guest.limit.is_some()
                 });
@@ -285,14 +285,14 @@ proptest! {
         let mut world = World::new(vec![Guest::new(0, 4096, Some(128), Some(uses))], When::Always);
         world.steps(300);
         prop_assert!(world.guests[0].given() < mib(2048), "{:?}", world.guests);
-        // The guest swaps before any estimate shows it.
+        // The guest swaps before an estimate shows its need.
         let before = world.guests[0].given();
         world.guests[0].swapped_in += mib(more);
         world.step();
         let after = world.guests[0].given();
         prop_assert!(after >= part(before, 1.4), "{before} became {after}: {:?}", world.plan);
         prop_assert!(world.plan.decisions[0].reason.contains("back from swap"), "{:?}", world.plan);
-        // And it is not shrunk for a while.
+        // The guest is not shrunk for a while.
         world.steps(5);
         prop_assert!(world.guests[0].given() >= after);
     }
@@ -301,7 +301,7 @@ proptest! {
     fn a_quiet_system_comes_to_rest(guests in guests(), when in when()) {
         let guests: Vec<Guest> = guests.into_iter().map(|guest| Guest { manner: Manner::Honest, ..guest }).collect();
         let mut world = World::new(guests, when);
-        // A twentieth every 10 s: 5 GiB of spare memory take some 60 steps; backoff up to half an hour.
+        // A twentieth every 10 s: 5 GiB of spare memory take some 60 steps. Backoff lasts up to half an hour.
         world.steps(800);
         for _ in 0..40 {
             world.step();
@@ -334,7 +334,7 @@ proptest! {
         when in when(),
         liar in prop_oneof![Just(Manner::Wails), Just(Manner::Boasts)],
     ) {
-        // A guest's claims do not change what others keep: they stay above their need.
+        // What one guest claims does not change what others keep: they stay above their need.
         let mut world = World::new(guests, when);
         world.guests.push(Guest { manner: liar, ..Guest::new(0, 8192, Some(64), Some(512)) });
         for _ in 0..60 {
@@ -372,7 +372,7 @@ fn a_headroom_beyond_all_memory_leaves_nothing_to_give_back() {
 
 #[test]
 fn memory_is_taken_only_where_a_node_lacks_it() {
-    // Node 0 has 16 GiB, and 15 of them are touched: 1 GiB free where 1.6 should be. Node 1 has plenty.
+    // Node 0 has 16 GiB, of which 15 are touched: 1 GiB is free where 1.6 should be. Node 1 has plenty.
     let guests = vec![
         Guest::new(0, 10 << 10, Some(128), Some(1024)),
         Guest::new(0, 5 << 10, Some(128), Some(5 << 10)),
@@ -382,7 +382,7 @@ fn memory_is_taken_only_where_a_node_lacks_it() {
     world.steps(10);
     let given: Vec<Bytes> = world.guests.iter().map(Guest::given).collect();
     assert_eq!(given[1..], [mib(5 << 10), mib(4096)]);
-    // 16 GiB less a headroom of 1.6 and the other's 5.
+    // 16 GiB less a headroom of 1.6 and the other guest's 5.
     let expected = 16.0 * 1024.0 - 1638.4 - 5.0 * 1024.0;
     let left = given[0].as_f64() / MIB as f64;
     assert!((left - expected).abs() < 2.0, "{left} MiB left, not {expected}");
@@ -407,7 +407,7 @@ fn a_balloon_that_does_not_follow_is_said_and_let_go() {
     }
     assert_eq!(said.matches("does not follow").count(), 1, "{said}");
     assert_eq!(world.guests[0].limit, None);
-    // Ten minutes later the balloon is tried again.
+    // After ten minutes the balloon is tried again.
     world.guests[0].manner = Manner::Honest;
     world.steps(130);
     assert!(world.guests[0].given() < mib(4096));
@@ -484,7 +484,7 @@ fn memory_plugged_in_while_it_is_held_is_its_own() {
     let mut world = shrunk(Manner::Honest);
     let guest = &mut world.guests[0];
     let before = guest.given();
-    // The host raises limit and maximum by the plugged amount.
+    // The host raises the limit and the maximum by the amount of memory that was plugged in.
     (guest.maximum, guest.current) = (mib(5120), guest.current + mib(1024));
     guest.limit = guest.limit.map(|limit| limit + mib(1024));
     world.step();
@@ -506,7 +506,7 @@ fn pages_are_taken_from_whom_most_can_be_spared() {
         .iter()
         .map(|decision| decision.action.vm)
         .collect();
-    // The second can spare 0.4 GiB and the lack is 0.6: the first supplies the rest.
+    // The second VM can spare 0.4 GiB and the lack is 0.6, so the first supplies the rest.
     assert_eq!(of, [vm_id(1), vm_id(0)]);
     assert!(
         world.plan.decisions[0].reason.contains("as node 0 has"),
@@ -515,7 +515,7 @@ fn pages_are_taken_from_whom_most_can_be_spared() {
     );
 }
 
-/// A guest with 4 GiB, of which it uses 600 MiB, after this many cycles under these settings.
+/// A guest with 4 GiB that uses 600 MiB of them, after this many cycles under these settings.
 fn used_by_halves(set: impl Fn(&mut Config), cycles: usize) -> World {
     let mut world = World::new(vec![Guest::new(0, 4096, Some(128), Some(600))], When::Always);
     set(&mut world.config);
@@ -527,7 +527,7 @@ fn used_by_halves(set: impl Fn(&mut Config), cycles: usize) -> World {
 fn how_fast_memory_goes_and_comes_is_the_operators_to_say() {
     let settled = used_by_halves(|_| {}, 300).guests[0].given();
     assert!(settled < mib(800), "{settled}");
-    // Less than half to spare is too little to take any.
+    // With this band, memory that the guest could spare is too little to take any.
     let kept = used_by_halves(|config| config.band = 0.9, 300).guests[0].given();
     assert_eq!(kept, mib(4096));
     let mut world = used_by_halves(|config| config.step_min = mib(512), 0);
@@ -547,7 +547,7 @@ fn how_fast_memory_goes_and_comes_is_the_operators_to_say() {
             "{before} {after}"
         );
     }
-    // A guest that reads less than that does not count as short.
+    // A guest that reads less than `swap_min` from swap does not count as short of memory.
     let mut world = used_by_halves(|config| config.swap_min = mib(200), 300);
     let before = world.guests[0].given();
     world.guests[0].swapped_in += mib(100);
@@ -568,7 +568,7 @@ fn how_long_a_balloon_is_waited_for_and_left_alone_is_the_operators_to_say() {
         }
         count
     };
-    // Ten minutes: a minute of waiting, and ten of being left alone.
+    // By default: a minute of waiting, then ten minutes in which the VM is left alone.
     let once = findings(|_| {});
     let often = findings(|config| (config.follow_max, config.left_alone) = (CYCLE, CYCLE));
     let never = findings(|config| config.follow_max = Ns::from_secs(3600));

@@ -1,13 +1,13 @@
-//! Attributes misses to VMs by isolation sampling [Kyoto, section 3.2.3].
+//! Attributes LLC misses to VMs by isolation sampling [Kyoto, section 3.2.3].
 //!
 //! # Problem
-//! A VM's counters include misses that it would not have alone: its neighbours evicted the lines. No VM should pay for the
-//! pollution of others, so now and then a VM has its last-level cache to itself for a while, and its misses during that time
-//! are its own.
+//! A VM's counters include misses that it would not have alone, because its neighbours evicted the lines. No VM should pay
+//! for the pollution of others. So now and then a VM has its last-level cache to itself for a while, and its misses during
+//! that time are its own.
 //!
 //! # Terms
 //! - *Socket*: the CPUs that share a last-level cache. One [`Sampler`] watches one socket.
-//! - *Window*: the time for which one VM has the socket, in unhalted cycles of that VM.
+//! - *Window*: the time for which one VM has the socket to itself, measured in unhalted cycles of that VM.
 //!
 //! # Algorithm
 //!
@@ -18,12 +18,12 @@
 //!        └──────── it vanished, or too much time went by: the others return ─┘
 //! ```
 //!
-//! 1. A VM is due when it has retired [`Config::instructions_between`] instructions since it was last attributed; among
-//!    several the one that waits longest, in instructions.
-//! 2. It is *not* isolated, and its counters count as its own, if it misses less than [`Config::few_per_ms`] (it is neither a
-//!    disturber nor sensitive), if all its neighbours do (they disturb no VM), or if it has none.
-//! 3. Otherwise the others leave the socket. Once they have, [`Config::window_cycles`] of the VM are counted by equation 3.1,
-//!    and they return.
+//! 1. A VM is due when it has retired [`Config::instructions_between`] instructions since it was last attributed. If several
+//!    are due, the one with most instructions since then comes first.
+//! 2. A VM is *not* isolated, and its counters count as its own, if it misses less than [`Config::few_per_ms`] (it is neither
+//!    a disturber nor sensitive), if all its neighbours miss less than that (they disturb no VM), or if it has no neighbours.
+//! 3. Otherwise the other VMs leave the socket. Once they have left, [`Config::window_cycles`] of the VM are counted
+//!    according to equation 3.1. Then the others return.
 //!
 //! # Properties (tests of the same name)
 //! - `isolation_gives_a_vms_own_pollution`
@@ -34,10 +34,10 @@
 //! - `everybody_returns_whatever_happens`
 //!
 //! # Departures from the source, and why
-//! - The paper samples every 100 million instructions for about a billion cycles, so that windows overlap: here one VM of a
+//! - The paper samples every 100 million instructions for about a billion cycles, so its windows overlap. Here one VM of a
 //!   socket is isolated at a time, and the others wait for their turn.
-//! - A VM's misses next to others are at least its misses alone, so that rule 2 errs on the safe side: a VM whose neighbours
-//!   make it miss is isolated, though alone it would miss little (`kyoto.isolation-skippable` shows one).
+//! - Rule 2 errs on the safe side, because a VM misses at least as much next to others as alone: a VM that misses much only
+//!   because of its neighbours is isolated too (`kyoto.isolation-skippable` shows one).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,19 +50,19 @@ use super::meter::Counted;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Instructions of a VM between two attributions.
+    /// Number of instructions that a VM retires between two attributions.
     pub instructions_between: u64,
-    /// Unhalted cycles for which it is alone.
+    /// Number of unhalted cycles for which the VM is alone on its socket.
     pub window_cycles: u64,
-    /// Fewer misses per unhalted millisecond than this count as few.
+    /// Misses count as few if there are fewer than this per unhalted millisecond.
     pub few_per_ms: f64,
-    /// A window that is not full after this time is abandoned: the VM hardly runs.
+    /// A window that is not full after this time is abandoned, because the VM hardly runs.
     pub window_most: Ns,
 }
 
 impl Default for Config {
-    /// The paper's 100 million instructions and billion cycles. It does not define few: here 1000 misses per unhalted
-    /// millisecond, 64 MB/s.
+    /// The paper's 100 million instructions and billion cycles. The paper does not define "few"; here it is 1000 misses per
+    /// unhalted millisecond, that is 64 MB/s.
     fn default() -> Self {
         Config {
             instructions_between: 100_000_000,
@@ -73,7 +73,7 @@ impl Default for Config {
     }
 }
 
-/// A VM of the socket, as one step sees it.
+/// A VM of the socket, with its counters at one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// The VM.
@@ -84,7 +84,7 @@ pub struct Seen {
     pub cycles: u64,
     /// LLC misses, cumulative.
     pub llc_misses: u64,
-    /// Whether it runs on the socket now; a VM that was sent away and still belongs there does not.
+    /// Whether the VM runs on the socket now. A VM that was sent away does not, but still belongs to it.
     pub here: bool,
 }
 
@@ -93,7 +93,7 @@ pub struct Seen {
 pub enum Order {
     /// Runs this VM on another socket until it is ordered to return.
     Leave(VmId),
-    /// Runs it on its own socket again.
+    /// Runs this VM on its own socket again.
     Return(VmId),
 }
 
@@ -101,11 +101,11 @@ pub enum Order {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Basis {
-    /// It had the socket to itself for a window.
+    /// The VM had the socket to itself for a window.
     Isolated,
-    /// It misses little.
+    /// The VM misses little.
     FewMisses,
-    /// Its neighbours miss little, or it has none.
+    /// The VM's neighbours miss little, or it has none.
     QuietNeighbours,
 }
 
@@ -114,16 +114,16 @@ pub enum Basis {
 pub struct Attributed {
     /// Equation 3.1: LLC misses per unhalted millisecond.
     pub per_ms: f64,
-    /// Why it counts as its own.
+    /// Why the figure counts as the VM's own.
     pub basis: Basis,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// Its counters when it was last attributed, or first seen.
+    /// The VM's counters when it was last attributed, or when it was first seen.
     since: Seen,
     own: Option<Attributed>,
-    /// It has never been attributed: it is due at once.
+    /// Whether the VM has never been attributed; then it is due at once.
     fresh: bool,
 }
 
@@ -135,12 +135,12 @@ enum State {
         vm: VmId,
         left: BTreeSet<VmId>,
         asked: Ns,
-        /// Its counters when the others were gone.
+        /// The VM's counters when the others had left.
         begun: Option<Seen>,
     },
 }
 
-/// Watches one socket.
+/// Watches one socket and isolates its VMs in turn.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     config: Config,
@@ -160,7 +160,7 @@ impl Sampler {
         }
     }
 
-    /// Returns a VM's own pollution as last attributed.
+    /// Returns a VM's own pollution according to its last attribution.
     pub fn own(&self, vm: VmId) -> Option<Attributed> {
         self.known.get(&vm)?.own
     }
@@ -176,7 +176,7 @@ impl Sampler {
                 fresh: true,
             };
             let known = self.known.entry(seen.vm).or_insert(first);
-            // After counters ran backwards, count from here.
+            // If counters ran backwards, counting starts from here.
             if seen.instructions < known.since.instructions || seen.cycles < known.since.cycles {
                 known.since = *seen;
             }
@@ -192,7 +192,7 @@ impl Sampler {
         }
     }
 
-    /// Step 1 and 2.
+    /// Steps 1 and 2: chooses the next VM to isolate.
     fn choose(&mut self, now: Ns, socket: &[Seen]) -> Vec<Order> {
         let waits = |sampler: &Sampler, seen: &Seen| {
             let known = &sampler.known[&seen.vm];
@@ -233,7 +233,7 @@ impl Sampler {
         Vec::new()
     }
 
-    /// Step 3.
+    /// Step 3: continues the isolation of a VM, or ends it.
     fn isolate(
         &mut self,
         now: Ns,
@@ -273,7 +273,7 @@ impl Sampler {
             vm,
             left,
             asked,
-            // A VM that returns, or arrives, spoils the window: it starts again.
+            // If a VM returns or arrives, the window is spoiled and starts again.
             begun: alone.then(|| begun.unwrap_or(*seen)),
         };
         orders
@@ -310,7 +310,8 @@ mod tests {
     const KHZ: u64 = 1_000_000;
     const STEP: Ns = Ns::from_millis(100);
 
-    /// VMs that run at 1 GHz and one instruction per cycle, each with its misses per millisecond alone and next to others.
+    /// VMs that run at 1 GHz and one instruction per cycle. Each has its misses per millisecond, first alone, then next to
+    /// others.
     struct Socket {
         vms: Vec<(Seen, f64, f64)>,
         now: Ns,
@@ -338,7 +339,7 @@ mod tests {
             self.vms.iter().map(|(seen, ..)| *seen).collect()
         }
 
-        /// A step of 100 ms; its orders are obeyed at once.
+        /// Runs a step of 100 ms; the sampler's orders are obeyed at once.
         fn step(&mut self, sampler: &mut Sampler) -> Vec<Order> {
             self.now += STEP;
             let here = self.vms.iter().filter(|(seen, ..)| seen.here).count();
@@ -368,12 +369,12 @@ mod tests {
 
     #[test]
     fn isolation_gives_a_vms_own_pollution() {
-        // Alone 2000 per ms; next to the other, which misses 50000, it misses 9000.
+        // VM 0 misses 2000 per ms alone, and 9000 next to VM 1, which misses 50000.
         let (mut socket, mut sampler) = (
             Socket::new(&[(2_000.0, 9_000.0), (50_000.0, 50_000.0)]),
             sampler(),
         );
-        // One step each to be known, to be chosen and to be alone, and ten for a billion cycles.
+        // A VM needs one step to be known, one to be chosen, one to be alone, and ten for a billion cycles.
         socket.run(&mut sampler, 60);
         let own = sampler.own(VmId(0)).unwrap();
         assert_eq!(own.basis, Basis::Isolated);
@@ -396,7 +397,7 @@ mod tests {
         assert_eq!(socket.run(&mut sampler, 20), []);
         let own = sampler.own(VmId(0)).unwrap();
         assert_eq!((own.basis, own.per_ms), (Basis::QuietNeighbours, 40_400.0));
-        // Nor is a VM that has the socket anyway.
+        // A VM that has the socket to itself anyway is not isolated either.
         let (mut socket, mut sampler) = (Socket::new(&[(40_000.0, 0.0)]), self::sampler());
         assert_eq!(socket.run(&mut sampler, 20), []);
         assert_eq!(sampler.own(VmId(0)).unwrap().basis, Basis::QuietNeighbours);
@@ -424,7 +425,7 @@ mod tests {
             sampler(),
         );
         while socket.step(&mut sampler).is_empty() {}
-        // From now on no VM runs: after five seconds the other returns.
+        // From now on no VM runs. After five seconds the other VM returns.
         let seen = socket.seen();
         let mut orders = Vec::new();
         for _ in 0..60 {
@@ -435,7 +436,7 @@ mod tests {
     }
 
     proptest! {
-        /// VMs come and go at random: every VM that was sent away and still exists is told to return in the end.
+        /// VMs come and go at random. In the end, every VM that was sent away and still exists is told to return.
         #[test]
         fn everybody_returns_whatever_happens(gone in prop::collection::vec((0usize..200, 0u128..4), 0..6)) {
             let rates = [(2_000.0, 9_000.0), (50_000.0, 50_000.0), (3_000.0, 8_000.0), (100.0, 5_000.0)];
@@ -448,7 +449,7 @@ mod tests {
                 // At least one has the socket.
                 prop_assert!(socket.vms.is_empty() || away <= socket.vms.len());
             }
-            // All VMs stop: any open window is abandoned.
+            // All VMs stop, so an open window is abandoned.
             let idle = socket.seen();
             let mut orders = Vec::new();
             for _ in 0..60 {

@@ -1,28 +1,28 @@
-//! The ledger: each VM's earnings by its permit, less its measured use.
+//! The ledger: for each VM, what it earns from its permit, less its measured use.
 //!
-//! Units are those of the permit: LLC misses or bytes. [`Account`] belongs to one VM and has no clock: a scheduler with a
-//! tick holds one per domain. [`Ledger`] holds all accounts of a host and settles them together, period by period, on the
-//! host's clock.
+//! Units are those of the permit: LLC misses or bytes. [`Account`] belongs to one VM and has no clock of its own, so a
+//! scheduler can keep one account per domain and update it on its tick. [`Ledger`] holds all accounts of a host and settles
+//! them together, period by period, on the host's clock.
 
 use homenode_units::{Ns, Permit, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A longer interval was not observed throughout: the clock jumped, or the agent was stopped.
+/// A longer interval is not judged, as it was not observed throughout: the clock jumped, or the agent was stopped.
 pub const PERIOD_MAX: Ns = Ns::from_secs(60);
 
 /// Bounds of an account, in slices of the VM's permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Terms {
-    /// Most that a VM can save up, and so pollute at once after being idle.
+    /// Most slices that a VM can save up, and so pollute at once after being idle.
     pub burst_slices: u32,
-    /// Most that a VM can owe. A debt beyond it is forgiven, so that no error of measurement stops a VM for long.
+    /// Most slices that a VM can owe. A debt beyond this is forgiven, so that no error of measurement stops a VM for long.
     pub debt_slices_max: u32,
 }
 
 impl Default for Terms {
-    /// One slice is saved up, as in Xen's credits, and at most 1000 (30 s) are owed.
+    /// A VM can save up one slice, as with Xen's credits, and owe at most 1000 (30 s).
     fn default() -> Self {
         Terms {
             burst_slices: 1,
@@ -39,7 +39,7 @@ homenode_units::settings! { Terms { burst_slices: 1..=1_000_000, debt_slices_max
 pub enum Standing {
     /// Its balance is zero or above.
     Under,
-    /// Its balance is below zero: it polluted more than it booked, and loses processor time.
+    /// Its balance is below zero: it polluted more than it booked, and gets less processor time.
     Over,
 }
 
@@ -50,14 +50,14 @@ pub struct Account {
     balance: i64,
     used_units: u64,
     earned_units: u64,
-    /// Earned fraction of a unit: units times nanoseconds, less than a slice's nanoseconds.
+    /// The earned fraction of a unit, as units times nanoseconds; less than a slice's nanoseconds.
     #[serde(skip)]
     residual: u32,
     punished_count: u32,
 }
 
 impl Account {
-    /// Opens an account that holds one slice.
+    /// Opens an account whose balance is one slice.
     pub fn open(permit: Permit) -> Account {
         let units_per_slice = permit.units_per_slice();
         Account {
@@ -70,7 +70,7 @@ impl Account {
         }
     }
 
-    /// Changes the permit. The balance stays, within the new bounds.
+    /// Changes the permit. The balance stays, but is limited to the new bounds.
     pub fn change(&mut self, permit: Permit, terms: &Terms) {
         self.units_per_slice = permit.units_per_slice();
         self.bound(terms);
@@ -87,7 +87,7 @@ impl Account {
         }
     }
 
-    /// Adds the permit's earnings for this time. Within a period the debit comes first.
+    /// Adds what the permit earns in this time. Within a period, debit first and then earn.
     pub fn earn(&mut self, time: Ns, terms: &Terms) {
         let (units, residual) = self.earned(time);
         self.residual = residual;
@@ -96,14 +96,14 @@ impl Account {
         self.bound(terms);
     }
 
-    /// Returns the units earned in this time, and the remainder.
+    /// Returns the whole units earned in this time, and the remainder.
     fn earned(&self, time: Ns) -> (u64, u32) {
         let slice = Permit::SLICE.0;
         let exact = self.units_per_slice.checked_mul(time.0);
         if let Some(exact) = exact.and_then(|exact| exact.checked_add(self.residual.into())) {
             return (exact / slice, (exact % slice) as u32);
         }
-        // Long periods of large permits: the same formula, ten times as slow.
+        // For a long period and a large permit 64 bits do not suffice. This is the same formula with 128, ten times slower.
         let exact = u128::from(self.units_per_slice) * u128::from(time.0) + u128::from(self.residual);
         let units = exact / u128::from(slice);
         let residual = exact % u128::from(slice);
@@ -116,7 +116,7 @@ impl Account {
         self.balance = self.balance.clamp(-slices(terms.debt_slices_max.max(1)), burst);
     }
 
-    /// Returns OVER below zero, UNDER at or above.
+    /// Returns OVER if the balance is below zero, else UNDER.
     pub fn standing(&self) -> Standing {
         if self.balance < 0 {
             Standing::Over
@@ -140,12 +140,12 @@ impl Account {
         self.used_units
     }
 
-    /// Returns all units earned since the account was opened, whether or not they could be saved: the booked amount.
+    /// Returns all units earned since the account was opened, even those that could not be saved: the booked amount.
     pub fn earned_units(&self) -> u64 {
         self.earned_units
     }
 
-    /// Returns how often the VM went from UNDER to OVER.
+    /// Returns how many times the VM went from UNDER to OVER.
     pub fn punished_count(&self) -> u32 {
         self.punished_count
     }
@@ -166,7 +166,7 @@ fn signed(units: u64) -> i64 {
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     terms: Terms,
-    /// Ascending by VM.
+    /// In ascending order of VMs.
     accounts: Vec<(VmId, Account)>,
     settled_at: Option<Ns>,
 }
@@ -188,7 +188,7 @@ impl Ledger {
         }
     }
 
-    /// Closes all accounts except those of these VMs: the others left, or have no permit any more.
+    /// Closes all accounts except those of VMs to `keep`. The other VMs left, or have no permit any more.
     pub fn retain(&mut self, mut keep: impl FnMut(VmId) -> bool) {
         self.accounts.retain(|(vm, _)| keep(*vm));
     }
@@ -198,17 +198,17 @@ impl Ledger {
         self.position(vm).ok().map(|at| &self.accounts[at].1)
     }
 
-    /// Returns all accounts, ascending by VM.
+    /// Returns all accounts, in ascending order of VMs.
     pub fn accounts(&self) -> impl Iterator<Item = (VmId, &Account)> {
         self.accounts.iter().map(|(vm, account)| (*vm, account))
     }
 
-    /// Settles the period that ends now: every account is debited by `used` (called in ascending order of VMs) and then
-    /// earns. Without a measurement (`None`) it only earns: unmeasured pollution is not punished, and a debt passes with
-    /// time.
+    /// Settles the period that ends now: every account is debited by what `used` returns (called in ascending order of VMs),
+    /// and then earns. If `used` returns `None`, the account only earns: unmeasured pollution is not punished, and a debt
+    /// passes with time.
     ///
-    /// Returns the length of the period; `None` if there was none to judge: at the first call, or if the clock went back or
-    /// further ahead than [`PERIOD_MAX`]. Then nothing is debited or earned.
+    /// Returns the length of the period. Returns `None`, and neither debits nor earns, if there is no period to judge: at the
+    /// first call, or if the clock went back, or ahead by more than [`PERIOD_MAX`].
     pub fn settle(&mut self, now: Ns, mut used: impl FnMut(VmId) -> Option<u64>) -> Option<Ns> {
         let before = self.settled_at.replace(now)?;
         let period = now.0.checked_sub(before.0).map(Ns)?;
@@ -258,7 +258,7 @@ mod tests {
             (account.balance_units(), account.standing()),
             (-1, Standing::Over)
         );
-        // A unit takes 30 us at 1000 per slice.
+        // At 1000 units per slice, a unit takes 30 us.
         assert_eq!(account.over_ns(), Ns(30_000));
         account.earn(Ns(30_000), &TERMS);
         assert_eq!(account.standing(), Standing::Under);
@@ -320,7 +320,7 @@ mod tests {
         ledger.settle(Permit::SLICE, |_| Some(9_000));
         ledger.retain(|id| id == vm(1));
         assert_eq!(ledger.accounts().count(), 1);
-        // A VM that returns under the same id starts again.
+        // A VM that returns under the same id starts with a new account.
         ledger.book(vm(2), permit(1_000));
         assert_eq!(ledger.account(vm(2)).unwrap().standing(), Standing::Under);
     }
@@ -331,7 +331,7 @@ mod tests {
         let mut ledger = Ledger::new(TERMS);
         ledger.book(vm(1), bandwidth);
         ledger.settle(Ns::ZERO, |_| None);
-        // 400 MB/s for a second is within 500 MB/s, and the surplus cannot all be saved; 600 MB/s is 100 MB over.
+        // 400 MB/s for a second is within 500 MB/s, and not all of the surplus can be saved. 600 MB/s is 100 MB over.
         ledger.settle(Ns::from_secs(1), |_| Some(400_000_000));
         assert_eq!(ledger.account(vm(1)).unwrap().balance_units(), 15_000_000);
         ledger.settle(Ns::from_secs(2), |_| Some(600_000_000));
@@ -348,8 +348,8 @@ mod tests {
     }
 
     proptest! {
-        /// An enforcer stops a VM that is OVER within a tick: it never causes more than its earnings, its initial balance,
-        /// and the one debit that took it below zero.
+        /// An enforcer stops a VM within a tick once it is OVER. So the VM never causes more than its earnings, its initial
+        /// balance, and the one debit that took it below zero.
         #[test]
         fn a_vm_that_stops_when_over_stays_within_its_permit(
             misses in 1_000u64..1_000_000,
@@ -367,7 +367,7 @@ mod tests {
             }
         }
 
-        /// However a time is split, it earns the same.
+        /// However a time is split into periods, it earns the same.
         #[test]
         fn earnings_do_not_depend_on_the_period(
             misses in 1_000u64..10_000_000,

@@ -1,4 +1,4 @@
-//! The meter: a VM's pollution between two readings of its counters.
+//! The meter: measures a VM's pollution between two readings of its counters.
 
 use homenode_host::{Counters, VcpuSample, VmSample};
 use homenode_units::Ns;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Indicator {
-    /// Equation 3.1 times the time run.
+    /// Equation 3.1 multiplied by the time run.
     #[default]
     #[serde(rename = "equation-3.1")]
     Equation31,
@@ -16,14 +16,14 @@ pub enum Indicator {
     RawMisses,
 }
 
-/// The vCPUs that are metered.
+/// Which vCPUs are metered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Watched {
-    /// The one that ran longest, for all (the paper's rule: vCPUs of a VM behave alike).
+    /// The one that ran longest stands for all (the paper's rule: vCPUs of a VM behave alike).
     #[default]
     Representative,
-    /// All.
+    /// All vCPUs.
     All,
 }
 
@@ -32,16 +32,17 @@ pub enum Watched {
 pub struct Meter {
     /// The measure.
     pub indicator: Indicator,
-    /// The vCPUs.
+    /// Which vCPUs are metered.
     pub watched: Watched,
     /// Frequency at which unhalted cycles count, in kHz.
     pub clock_khz: u64,
 }
 
-/// Least share of a vCPU's running time that its counters must have counted: below, the kernel's scaled-up value is a guess.
-/// No setting: a host's sample was counted all the time, and only the twin's readings may be less.
+/// Least share of a vCPU's running time for which its counters must have counted. Below this, the kernel's scaled-up value is a
+/// guess. It is not a setting: on a host samples are counted all the time, and only the twin's readings may have a lower share.
 pub const COUNTED_SHARE_MIN: f64 = 0.5;
-/// If a vCPU ran for less, the sample is too short to call its counters wrong: a limit of the counters, no setting.
+/// If a vCPU ran for less than this, the sample is too short to call its counters wrong. This is a limit of the counters, not
+/// a setting.
 const JUDGED_RUN_MIN: Ns = Ns::from_millis(1);
 /// Widths at which counters of hardware and of drivers wrap.
 const COUNTER_BITS: [u32; 3] = [32, 40, 48];
@@ -51,10 +52,10 @@ const COUNTER_BITS: [u32; 3] = [32, 40, 48];
 pub struct Reading {
     /// The counters, if there are any.
     pub counters: Option<Counters>,
-    /// Time it ran.
+    /// Time for which the vCPU ran.
     pub running_ns: Ns,
-    /// Time that its counters were on the hardware, the rest being scaled up: all of the time it ran, unless more events than
-    /// counters share the hardware.
+    /// Time for which its counters were on the hardware; values are scaled up for the rest. This is all of the time that it
+    /// ran, unless more events than counters share the hardware.
     pub counted_ns: Ns,
 }
 
@@ -77,7 +78,7 @@ pub struct Counted {
     pub cycles: u64,
     /// Instructions retired.
     pub instructions: u64,
-    /// Time it ran.
+    /// Time for which the vCPU ran.
     pub running_ns: Ns,
 }
 
@@ -87,25 +88,25 @@ pub struct Counted {
 pub enum Unmetered {
     /// The host has no counters for it.
     Missing,
-    /// Counters ran backwards: the vCPU's thread was replaced, or they were reset.
+    /// Counters ran backwards: the vCPU's thread was replaced, or its counters were reset.
     Backwards,
     /// Counters wrapped around at this width.
     Wrapped {
         /// Width in bits.
         bits: u32,
     },
-    /// There are more events than hardware counters: they counted too small a share of the time.
+    /// There are more events than hardware counters, so each counted for too small a share of the time.
     Multiplexed {
-        /// Share of the time run.
+        /// Share of the running time for which the events were counted.
         counted_share: f64,
     },
-    /// It ran and nothing was counted: a PMU in name only, as in many virtual machines.
+    /// The vCPU ran, but nothing was counted: the PMU exists in name only, as in many virtual machines.
     AllZero,
-    /// More misses than any core can cause in the time that it ran.
+    /// There are more misses than any core can cause in the time that the vCPU ran.
     Implausible {
         /// Misses.
         llc_misses: u64,
-        /// Time run.
+        /// Time for which the vCPU ran.
         running_ns: Ns,
     },
 }
@@ -173,7 +174,7 @@ impl Counted {
         if (counted.llc_misses, counted.cycles, counted.instructions) == (0, 0, 0) {
             return Err(Unmetered::AllZero);
         }
-        // One miss per nanosecond is 64 GB/s by one core.
+        // One miss per nanosecond is 64 GB/s from one core.
         if counted.llc_misses > ran.0 {
             return Err(Unmetered::Implausible {
                 llc_misses: counted.llc_misses,
@@ -183,8 +184,8 @@ impl Counted {
         Ok(counted)
     }
 
-    /// Equation 3.1: LLC misses × frequency in kHz / unhalted cycles, that is misses per unhalted millisecond. `None` without
-    /// unhalted cycles.
+    /// Returns equation 3.1: LLC misses × frequency in kHz / unhalted cycles, that is misses per unhalted millisecond.
+    /// Returns `None` without unhalted cycles.
     pub fn equation_3_1(&self, clock_khz: u64) -> Option<f64> {
         (self.cycles > 0).then(|| self.llc_misses as f64 * clock_khz as f64 / self.cycles as f64)
     }
@@ -203,14 +204,14 @@ fn grown(before: u64, now: u64) -> Result<u64, Unmetered> {
 /// A VM's pollution in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pollution {
-    /// LLC misses charged to it.
+    /// LLC misses that are charged to the VM.
     pub units: u64,
     /// Misses per millisecond of time run (equation 3.1, or counted misses over time run).
     pub per_running_ms: f64,
 }
 
 impl Meter {
-    /// Meters equation 3.1 of one representative vCPU, as in the paper.
+    /// Returns a meter of equation 3.1 on one representative vCPU, as in the paper.
     pub fn new(clock_khz: u64) -> Meter {
         Meter {
             indicator: Indicator::default(),
@@ -219,7 +220,7 @@ impl Meter {
         }
     }
 
-    /// Returns the pollution of a VM between two samples. A vCPU that is only in one of them is ignored.
+    /// Returns the pollution of a VM between two samples. A vCPU that is in only one of them is ignored.
     pub fn vm(&self, prev: &VmSample, cur: &VmSample) -> Result<Pollution, Unmetered> {
         let pairs = cur
             .vcpus
@@ -229,7 +230,7 @@ impl Meter {
         self.pollution(readings)
     }
 
-    /// Returns the pollution of a VM from two readings of each of its vCPUs. A VM that did not run polluted nothing, whatever
+    /// Returns the pollution of a VM from two readings of each of its vCPUs. A VM that did not run did not pollute, whatever
     /// its counters report.
     pub fn pollution(
         &self,
@@ -302,14 +303,14 @@ mod tests {
 
     #[test]
     fn pollution_is_misses_per_unhalted_millisecond_times_time_run() {
-        // 60000 misses in 56 M cycles, that is in 20 ms at 2.8 GHz: 3000 per unhalted ms.
+        // 60000 misses in 56 M cycles, which take 20 ms at 2.8 GHz: 3000 per unhalted ms.
         let start = reading(0, 0, 0);
         let cur = reading(60_000, 56_000_000, 20);
         let vcpu = counted(&start, &cur).unwrap();
         assert_eq!(vcpu.equation_3_1(GHZ_2_8), Some(3_000.0));
         let metered = Meter::new(GHZ_2_8).pollution([(start, cur)]).unwrap();
         assert_eq!((metered.units, metered.per_running_ms), (60_000, 3_000.0));
-        // Half the CPU time halves a slice's units and leaves the equation unchanged.
+        // Half the CPU time halves the units of a slice, and leaves equation 3.1 unchanged.
         let half = Meter::new(GHZ_2_8).pollution([(start, reading(30_000, 28_000_000, 10))]);
         assert_eq!(
             half.unwrap(),
@@ -328,7 +329,7 @@ mod tests {
             (start, reading(90_000, 56_000_000, 20)),
         ];
         let mut meter = Meter::new(GHZ_2_8);
-        // The second ran longest: 90000 in 20 ms, hence 135000 in the 30 ms of both.
+        // The second vCPU ran longest: 90000 misses in 20 ms, hence 135000 in the 30 ms of both.
         assert_eq!(meter.pollution(vcpus).unwrap().units, 135_000);
         meter.watched = Watched::All;
         assert_eq!(meter.pollution(vcpus).unwrap().units, 100_000);
@@ -336,7 +337,7 @@ mod tests {
 
     #[test]
     fn the_indicators_differ_where_a_core_runs_slower_than_its_clock() {
-        // At half the clock, 10 ms are 14 M cycles: per unhalted millisecond at full clock it misses twice as often.
+        // At half the clock, 10 ms are 14 M cycles, so per unhalted millisecond at full clock the VM misses twice as often.
         let pair = [(reading(0, 0, 0), reading(10_000, 14_000_000, 10))];
         let mut meter = Meter::new(GHZ_2_8);
         assert_eq!(meter.pollution(pair).unwrap().units, 20_000);
@@ -393,7 +394,7 @@ mod tests {
             counted(&start, &glitch),
             Err(Unmetered::Implausible { .. })
         ));
-        // No misses while cycles pass is a valid figure: it polluted nothing.
+        // No misses while cycles pass is a valid figure: the VM did not pollute.
         assert_eq!(
             counted(&start, &reading(1_000, 2_000_000, 20))
                 .unwrap()

@@ -1,26 +1,27 @@
 //! LLC pollution permits: polluters pay ([Kyoto, chapter 3], "Kyoto").
 //!
 //! # Problem
-//! VMs that share a last-level cache evict each other's lines, and nothing accounts for it. A VM books how much it may
-//! pollute, as it books processors and memory; one that pollutes more loses processor time until it is back within its
+//! VMs that share a last-level cache evict each other's lines, and no host accounts for it. Here a VM books how much it may
+//! pollute, as it books processors and memory. A VM that pollutes more loses processor time until it is back within its
 //! permit. This needs no cache-partitioning hardware.
 //!
 //! # Units
-//! - *Pollution* (equation 3.1): LLC misses × frequency in kHz / unhalted cycles, that is misses per unhalted millisecond.
-//!   Less processor time hardly changes it.
+//! - *Pollution* (equation 3.1): LLC misses × frequency in kHz / unhalted cycles, that is misses per unhalted millisecond. It
+//!   hardly changes if the VM gets less processor time.
 //! - *Permit*: booked pollution in misses per wall-clock slice of 30 ms; `250k` is 250,000 ([`Permit`]).
-//! - *Debit*: equation 3.1 × time run. It is compared with the permit's earnings in the same wall-clock time: less processor
-//!   time does change this.
+//! - *Debit*: equation 3.1 × time run. It is compared with what the permit earns in the same wall-clock time, and does fall
+//!   if the VM gets less processor time.
 //!
 //! # Terms
-//! - *Account* ([`Account`]): a VM's earnings by its permit less its debits; the paper's `pollution_quota`.
-//! - *OVER*: an account below zero; *UNDER*: one at zero or above ([`Standing`]).
-//! - *Burst*: the most that an account can hold; *debt*: the most that it can owe ([`Terms`]).
+//! - *Account* ([`Account`]): what a VM earns from its permit, less its debits; the paper's `pollution_quota`.
+//! - *OVER*: the account is below zero. *UNDER*: it is at zero or above ([`Standing`]).
+//! - *Burst*: the most that an account can hold. *Debt*: the most that it can owe ([`Terms`]).
 //!
 //! # Algorithm
-//! 1. Meter ([`meter`]): for each VM one representative vCPU, or all; LLC misses and unhalted cycles since the last reading.
-//! 2. Debit the account by that. Below zero the VM is OVER, and its enforcer takes processor time from it.
-//! 3. Each slice, or other period of the enforcer, the account earns the permit's share of that time, up to the burst. At
+//! 1. Meter ([`meter`]): read the LLC misses and unhalted cycles since the last reading, of one representative vCPU of each
+//!    VM, or of all its vCPUs.
+//! 2. Debit the account accordingly. Below zero the VM is OVER, and its enforcer takes processor time from it.
+//! 3. In each slice, or other period of the enforcer, the account earns the permit's share for that time, up to the burst. At
 //!    zero or above the VM is UNDER and runs again.
 //!
 //! Steps 2 and 3 are [`Account::debit`] and [`Account::earn`]; [`Ledger::settle`] does both for all VMs of a host.
@@ -37,14 +38,14 @@
 //! - `the_state_of_a_vm_is_less_than_the_sources_72_bytes`
 //! - `bad_counters_give_a_reason_and_no_figure`
 //!
-//! A period costs time linear in VMs: one merge of two lists that are both in order.
+//! Settling a period takes time linear in the number of VMs: it merges two lists that are both sorted.
 //!
 //! # Departures from the source, and why
-//! - The paper compares equation 3.1, a rate, with a permit per slice. Here it is multiplied by the time run: otherwise a VM
-//!   would be debited the same whether it ran for a whole slice or a tenth of one.
-//! - The representative vCPU is the one that ran longest: one that slept says nothing about the others.
-//! - A debt is bounded, and unmeasured pollution is not debited: the paper trusts its counters.
-//! - The same account can hold bytes: a permit for memory bandwidth (asked for in the paper's section 5.2).
+//! - The paper compares equation 3.1, a rate, with a permit per slice. Here the rate is multiplied by the time run. Otherwise
+//!   a VM would be debited the same whether it ran for a whole slice or for a tenth of one.
+//! - The representative vCPU is the one that ran longest, because one that slept says nothing about the others.
+//! - A debt is bounded, and unmeasured pollution is not debited, while the paper trusts its counters.
+//! - The same account can hold bytes, for a permit for memory bandwidth (which the paper's section 5.2 asks for).
 
 pub mod attribution;
 pub mod ledger;

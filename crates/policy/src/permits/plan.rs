@@ -1,30 +1,30 @@
-//! Holds live VMs to their permits: each period the ledger is settled, and a CPU quota set, changed or lifted.
+//! Holds live VMs to their permits: in each period it settles the ledger, and sets, changes or lifts CPU quotas.
 //!
 //! # Problem
-//! The paper's scheduler looks every tick and stops a VM that is OVER. An agent looks once a second, 33 slices later:
-//! stopping and starting VMs at that pace would stall guests for seconds. So it limits a VM to the share of its CPUs with
-//! which it keeps its permit.
+//! The paper's scheduler looks in every tick and stops a VM that is OVER. An agent looks once a second, which is 33 slices:
+//! stopping and starting VMs at that pace would stall guests for seconds. So the agent limits a VM to the share of its CPUs
+//! with which it keeps its permit.
 //!
 //! # Terms
-//! - *Intensity*: pollution per time run. A quota hardly changes it (equation 3.1), so pollution follows time run.
-//! - *Demand* of a vCPU: share of the period that it ran, waited, or was throttled by a quota.
-//! - *Budget*: CPU time that the permit pays for, in CPUs: its earnings per time, plus the account's balance or less its debt
-//!   spread over [`Config::repay`], divided by the intensity.
+//! - *Intensity*: pollution per time run. A quota hardly changes it (equation 3.1), so pollution is proportional to the time run.
+//! - *Demand* of a vCPU: the share of the period in which it ran, waited, or was throttled by a quota.
+//! - *Budget*: CPU time that the permit pays for, in CPUs. It is what the permit earns per unit of time, plus the account's
+//!   balance (a debt is negative) spread over [`Config::repay`], divided by the intensity.
 //!
 //! # Algorithm
-//! For each VM with a permit, each period:
-//! 1. Meter it, and settle its account ([`super::ledger`]).
-//! 2. Divide the budget among its vCPUs, none above its demand: the level to which the highest demands are cut is the share
-//!    of a CPU that each may use. A budget above all demands needs no limit.
-//! 3. A VM that is OVER is limited to that share, by a quota over one slice, but never below [`Config::share_min`].
-//! 4. A limited VM stays so while it would break its permit otherwise. Once it is UNDER and its budget is a tenth
-//!    ([`Config::spare`]) above its demands for [`Config::calm_cycles`] periods, the limit is lifted. A share that changes by
-//!    less than a twentieth ([`Config::change_min`]) is not adjusted.
-//! 5. Every quota carries a lease and is renewed each period.
+//! For each VM with a permit, in each period:
+//! 1. Meter the VM, and settle its account ([`super::ledger`]).
+//! 2. Divide the budget among its vCPUs, none of which gets more than its demand. The level to which the highest demands are
+//!    cut is the share of a CPU that each vCPU may use. If the budget covers all demands, no limit is needed.
+//! 3. Limit a VM that is OVER to that share, with a quota over one slice, but never below [`Config::share_min`].
+//! 4. Keep the limit while the VM would otherwise break its permit. Lift it once the VM is UNDER, and its budget has been a
+//!    tenth ([`Config::spare`]) above its demands for [`Config::calm_cycles`] periods. Leave the share as it is if it would
+//!    change by less than a twentieth ([`Config::change_min`]).
+//! 5. Give every quota a lease, and renew it in each period.
 //!
-//! If the hardware supports it ([`Enforcer`]), a VM that is OVER is instead confined to a part of the cache's ways or of
-//! memory bandwidth until it is UNDER. Fewer ways do not reduce its misses: it stays confined while it breaks its permit, and
-//! meanwhile harms no other VM. Less bandwidth does reduce them.
+//! If the operator chose so and the hardware supports it ([`Enforcer`]), a VM that is OVER is instead confined to a part of
+//! the cache's ways or of memory bandwidth until it is UNDER. Fewer ways do not reduce its misses, so it stays confined while
+//! it breaks its permit, but meanwhile it harms no other VM. Less bandwidth does reduce its misses.
 //!
 //! # Properties (tests of the same name)
 //! - `a_polluter_is_held_to_its_permit_on_average`
@@ -40,8 +40,10 @@
 //! - `the_level_cuts_the_highest_demands_to_the_budget`
 //!
 //! # Departures from the source, and why
-//! - A VM that is OVER is slowed, not stopped: a guest without any processor time for seconds loses its timers and its peers.
-//! - It may exceed its permit for a while before it is OVER for the first time: the agent sees nothing faster than a period.
+//! - A VM that is OVER is slowed down, not stopped: a guest without any processor time for seconds loses its timers and its
+//!   peers.
+//! - A VM may exceed its permit for a while before it is OVER for the first time, because the agent sees nothing faster than
+//!   a period.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -57,14 +59,14 @@ use super::ledger::{Account, Ledger, Standing, Terms};
 use super::meter::{Indicator, Meter, Pollution, Reading, Unmetered, Watched};
 use super::{POLICY, suggest};
 
-/// Bytes that an LLC miss moves if the machine does not say: a line of all processors here, no setting.
+/// Bytes that an LLC miss moves if the machine does not say. All processors here have lines of this size, so it is not a setting.
 const LINE_BYTES: u32 = 64;
 
-/// The limit for a VM that is OVER.
+/// How a VM that is OVER is limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Enforcer {
-    /// A quota of CPU time: works everywhere.
+    /// A quota of CPU time, which works everywhere.
     #[default]
     CpuQuota,
     /// [`Config::confined_percent`] of last-level cache ways (resctrl, CAT).
@@ -77,13 +79,13 @@ pub enum Enforcer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The limit for a VM that is OVER.
+    /// How a VM that is OVER is limited.
     pub enforcer: Enforcer,
-    /// Part of the ways or bandwidth that it may use, in percent from 1 to 100.
+    /// Part of the ways or bandwidth that a VM may use while it is OVER, in percent from 1 to 100.
     pub confined_percent: Percent,
     /// Measure of pollution.
     pub indicator: Indicator,
-    /// The vCPUs that are metered.
+    /// Which vCPUs are metered.
     pub watched: Watched,
     /// Bounds of accounts.
     pub terms: Terms,
@@ -92,17 +94,17 @@ pub struct Config {
     pub repay: Ns,
     /// Least share of a CPU that a vCPU keeps, in (0, 1].
     pub share_min: f64,
-    /// Time for which a quota outlasts the last period in which it was wanted.
+    /// Time for which a quota stays in force after the last period that wanted it.
     #[serde(with = "homenode_units::text")]
     pub lease: Ns,
-    /// Periods for which a limited VM must be well within its permit before the limit is lifted, up to 65,536.
+    /// Number of periods for which a limited VM must be well within its permit before the limit is lifted, up to 65,536.
     #[serde(alias = "calm_epochs")]
     pub calm_cycles: u32,
-    /// Spare budget required for that, as a share of what its permit pays for, 0 to 1.
+    /// Spare budget that is required to lift a limit, as a share of what the permit pays for, 0 to 1.
     pub spare: f64,
-    /// Least change of the share of CPUs that is applied, relative to the one in force, 0 to 1.
+    /// Least change of the share of CPUs that is applied, relative to the share in force, 0 to 1.
     pub change_min: f64,
-    /// Periods without a reading after which limits are lifted, up to 65,536.
+    /// Number of periods without a reading after which limits are lifted, up to 65,536.
     #[serde(alias = "blind_epochs_max")]
     pub blind_cycles_max: u32,
     /// Settings of suggested permits.
@@ -147,14 +149,14 @@ homenode_units::settings! {
     }
 }
 
-/// A VM's use of its permit over a time.
+/// How a VM used its permit over a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Usage {
-    /// Units measured: LLC misses, or bytes.
+    /// Measured units: LLC misses, or bytes.
     pub used_units: u64,
     /// Units that the permit allowed.
     pub booked_units: u64,
-    /// Time it had the permit.
+    /// Time for which the VM had the permit.
     pub time_ns: Ns,
     /// Part of that time without a reading.
     pub unmetered_ns: Ns,
@@ -178,15 +180,15 @@ pub struct State {
     told: BTreeSet<(VmId, &'static str)>,
 }
 
-/// Behaviour of one VM.
+/// How one VM behaved lately.
 #[derive(Clone, Debug, Default)]
 pub struct Conduct {
     readings: Vec<(u16, Reading)>,
-    /// Units caused per slice in the last period.
+    /// Units that the VM caused per slice in the last period.
     pub units_per_slice: Option<u64>,
-    /// Why the last period could not be metered, if so.
+    /// Why the last period could not be metered; `None` if it could.
     pub unmetered: Option<Unmetered>,
-    /// Units per millisecond run, when it last ran.
+    /// Units per millisecond run, from when the VM last ran.
     intensity: Option<f64>,
     blind_cycles: u32,
     calm_cycles: u32,
@@ -212,19 +214,20 @@ impl State {
         self.vms.get(&vm)
     }
 
-    /// Returns what was used and booked since the last call.
+    /// Returns what each VM used and booked since the last call.
     pub fn take_usage(&mut self) -> BTreeMap<VmId, Usage> {
         std::mem::take(&mut self.usage)
     }
 }
 
 impl Conduct {
-    /// Returns the mean pollution per slice in each of the last periods, as it would have been without a quota; oldest first.
+    /// Returns the pollution per slice that the VM would have had without a quota, as a mean for each of the last periods,
+    /// oldest first.
     pub fn recent(&self) -> impl Iterator<Item = u64> + '_ {
         self.recent.iter().copied()
     }
 
-    /// Meters the time since the last readings, and stores the new ones. `None` if there were none.
+    /// Meters the time since the last readings, and stores the new ones. Returns `None` if there were no readings.
     fn meter(&mut self, meter: &Meter, vcpus: &[VcpuSample]) -> Option<Result<Pollution, Unmetered>> {
         let now = vcpus.iter().map(|vcpu| (vcpu.index, Reading::from(vcpu)));
         let before = std::mem::replace(&mut self.readings, now.collect());
@@ -237,7 +240,7 @@ impl Conduct {
     }
 }
 
-/// Settles all accounts and decides which quotas to set, change, renew and lift.
+/// Settles all accounts, and decides which quotas to set, change, renew and lift.
 pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     let runs = |vm: VmId| view.sample.vm(vm).is_some();
@@ -284,8 +287,8 @@ fn hold(vm: VmId, limit: Limit, lease_ns: Ns) -> Action {
     Act::Limit { limit, lease_ns }.on(vm)
 }
 
-/// Returns the meter for a permit. A bandwidth permit counts the misses themselves, whatever the indicator. If the clock is
-/// unknown, equation 3.1 with the cycles of the time run amounts to the same.
+/// Returns the meter for a permit. A bandwidth permit counts the misses themselves, whatever the indicator. They are also
+/// counted if the clock is unknown: equation 3.1, with the cycles of the time run, amounts to the same.
 fn meter_for(permit: Option<Permit>, config: &Config, machine: &Machine) -> Meter {
     let clock_hz = machine.hardware.as_ref().map(|hardware| hardware.clock_hz);
     let counts_bytes = permit.is_some_and(|permit| permit.resource() == Resource::Bandwidth);
@@ -315,7 +318,7 @@ fn slices(time: Ns) -> f64 {
     time.as_f64() / Permit::SLICE.as_f64()
 }
 
-/// Returns the demand of each vCPU; none without rates.
+/// Returns the demand of each vCPU; empty without rates.
 fn demands(vm: &VmView<'_>) -> Vec<f64> {
     let vcpus = vm.rates.iter().flat_map(|rates| &rates.vcpus);
     vcpus
@@ -323,13 +326,13 @@ fn demands(vm: &VmView<'_>) -> Vec<f64> {
         .collect()
 }
 
-/// Returns the time that a VM ran, as a share of the period; 1.5 is one and a half CPUs.
+/// Returns the CPU time that a VM used, as a share of the period; 1.5 is one and a half CPUs.
 fn ran(vm: &VmView<'_>) -> f64 {
     vm.rates.map_or(0.0, |rates| rates.cpus_used)
 }
 
 impl State {
-    /// Records a VM's behaviour in a period.
+    /// Records how a VM behaved in a period.
     fn note(
         &mut self,
         vm: &VmView<'_>,
@@ -350,7 +353,7 @@ impl State {
                 conduct.intensity = Some(units as f64 / ran_ms);
             }
             let wanted_ms = demands(vm).iter().sum::<f64>() * slice_ms();
-            // The limit may be lower than before.
+            // The setting may be lower than before, so several may be too many.
             let excess = (conduct.recent.len() + 1).saturating_sub(config.suggest.slices_max as usize);
             conduct.recent.drain(..excess);
             let without_quota = conduct.intensity.unwrap_or(0.0) * wanted_ms;
@@ -368,7 +371,7 @@ impl State {
         }
     }
 
-    /// Reports something about a VM once, until it no longer holds.
+    /// Reports something about a VM, but not again until it has ceased to hold.
     fn tell(
         &mut self,
         vm: &VmView<'_>,
@@ -405,7 +408,7 @@ impl Verdict {
     }
 }
 
-/// Steps 2 to 5 for one VM. `period` is `None` if there was none to judge.
+/// Runs steps 2 to 5 for one VM. `period` is `None` if there is no period to judge.
 fn verdict(
     vm: &VmView<'_>,
     period: Option<Ns>,
@@ -474,7 +477,7 @@ fn verdict(
     }
 }
 
-/// Returns the verdict for limits on caches or memory bandwidth: they last while the VM is OVER.
+/// Returns the verdict if limits are on caches or memory bandwidth; they last while the VM is OVER.
 fn confine(
     permit: Permit,
     account: &Account,
@@ -487,7 +490,7 @@ fn confine(
         Enforcer::MemoryBandwidth => Limit::MemoryBandwidth(config.confined_percent),
         Enforcer::CacheWays | Enforcer::CpuQuota => Limit::CacheWays(config.confined_percent),
     };
-    // Left by an agent with another configuration.
+    // This quota was left by an agent with another configuration.
     if let Some(Limit::CpuQuota(_)) = held {
         return Verdict::lift(held, || format!("it is held by {limit} now"));
     }
@@ -501,7 +504,7 @@ fn confine(
 }
 
 impl State {
-    /// Whether a VM's pollution cannot be counted, or has not been for too long; reports it once.
+    /// Whether a VM's pollution cannot be counted, or has not been counted for too long. Reports the reason once.
     fn is_blind(&mut self, vm: &VmView<'_>, permit: Permit, config: &Config, plan: &mut Plan) -> bool {
         let Some(conduct) = self.vms.get(&vm.sample.id) else {
             return false;
@@ -528,7 +531,8 @@ impl State {
         }
     }
 
-    /// Reports once that even the least share of CPUs is too much, or resets that report.
+    /// Reports once that a VM breaks its permit even at the least share of CPUs. If it does not, the report may be made again
+    /// later.
     fn tell_of_floor(&mut self, vm: &VmView<'_>, is_so: bool, permit: Permit, least: f64, plan: &mut Plan) {
         if !is_so {
             self.told.remove(&(vm.sample.id, FLOOR));
@@ -557,14 +561,14 @@ fn per_slice(permit: Permit, units: u64) -> String {
     }
 }
 
-/// Returns our quota in force, as opposed to the operator's.
+/// Returns the quota in force if the agent set it, and not the operator.
 fn in_force(vm: &VmView<'_>) -> Option<CpuQuota> {
     let quota = vm.sample.vcpus.first().and_then(|vcpu| vcpu.quota);
     quota.filter(|_| quota != vm.sample.settings.quota)
 }
 
-/// Returns the share of a CPU for each vCPU with which a VM keeps its permit; `None` if it needs no limit, with a margin if
-/// it is limited now.
+/// Returns the share of a CPU for each vCPU with which a VM keeps its permit; `None` if it needs no limit. For a VM that is
+/// limited now, no limit is needed only with a margin.
 fn wanted_share(
     account: &Account,
     intensity: f64,
@@ -582,8 +586,8 @@ fn wanted_share(
     level(demands, budget, (1.0 - spare) * budget)
 }
 
-/// Returns the level to which the highest demands are cut so that all together use the budget; `None` if they use no more
-/// than `enough`.
+/// Returns the level to which the highest demands must be cut so that all together use the budget; `None` if together they
+/// use at most `enough`.
 fn level(demands: &[f64], budget: f64, enough: f64) -> Option<f64> {
     if demands.iter().sum::<f64>() <= enough {
         return None;
@@ -598,7 +602,7 @@ fn level(demands: &[f64], budget: f64, enough: f64) -> Option<f64> {
         }
         left -= demand;
     }
-    // All fit, but without the margin: none is cut yet.
+    // All demands fit into the budget, but not with the margin: none is cut yet.
     sorted.last().copied()
 }
 

@@ -1,4 +1,4 @@
-//! Suggests permits, from a VM's behaviour or its size.
+//! Suggests permits from a VM's behaviour or its size.
 
 use homenode_machine::Machine;
 use homenode_units::{BadSetting, Bytes, Permit, PermitError};
@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounds::SOME_SHARE;
 
-/// The operator's settings. An agent sees a mean slice in each of its periods.
+/// The operator's settings. An agent records one mean slice for each of its periods.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Share of a VM's slices that should stay within the suggested permit, in (0, 1].
     pub percentile: f64,
-    /// Least number of slices for a suggestion, 1 to 86,400.
+    /// Least number of slices for a suggestion to be made, 1 to 86,400.
     pub slices_min: u32,
-    /// Slices remembered per VM, at least `slices_min` and up to 86,400.
+    /// Most slices that are remembered per VM, at least `slices_min` and up to 86,400.
     pub slices_max: u32,
 }
 
@@ -37,40 +37,40 @@ fn ordered(config: &Config) -> Result<(), BadSetting> {
     BadSetting::unless_ordered(least, ("slices_max", config.slices_max))
 }
 
-/// A permit that a VM would have kept in most slices, and its derivation.
+/// A permit that a VM would have kept in most slices, and how it was derived.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Suggestion {
     /// The permit to book.
     pub permit: Permit,
-    /// Share of slices required to stay within it, in (0, 1].
+    /// Share of slices that must stay within the permit, in (0, 1].
     pub percentile: f64,
     /// Number of slices examined.
     pub slices_count: usize,
-    /// Slices that exceeded it nevertheless.
+    /// Number of slices that exceeded the permit nevertheless.
     pub beyond_count: usize,
 }
 
 /// Why there is no suggestion.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NoSuggestion {
-    /// Too little was recorded.
+    /// Too few slices were recorded.
     #[error("{slices_count} slices of 30 ms were recorded, {slices_min} are the least; ask again later")]
     TooShort {
         /// Number of slices examined.
         slices_count: usize,
-        /// The least number.
+        /// The least number of slices required.
         slices_min: u32,
     },
-    /// The figure is not a permit.
+    /// The figure cannot be a permit.
     #[error(transparent)]
     Permit(#[from] PermitError),
 }
 
-/// Returns the permit that a VM with this pollution per slice would have kept in a share of its slices (nearest rank),
-/// rounded up to two figures, and at least `1k`.
+/// Returns the permit that a VM with this pollution per slice would have kept in the given share of its slices (nearest
+/// rank), rounded up to two figures, and at least `1k`.
 ///
 /// # Errors
-/// Too few slices.
+/// Fails if there are too few slices.
 pub fn from_behaviour(misses_per_slice: &[u64], config: &Config) -> Result<Suggestion, NoSuggestion> {
     let slices_count = misses_per_slice.len();
     let Config {
@@ -96,8 +96,8 @@ pub fn from_behaviour(misses_per_slice: &[u64], config: &Config) -> Result<Sugge
     })
 }
 
-/// Returns the permit of an instance type: the host's pollution divided by memory ([Kyoto, section 3.4]: proportional to the
-/// amount of memory assigned to the instance). `None` if the host's LLCs or memory are unknown, or if the share is no permit.
+/// Returns the permit of an instance type: the host's pollution, in proportion to the memory assigned to the instance
+/// ([Kyoto, section 3.4]). Returns `None` if the host's LLCs or memory are unknown, or if the result cannot be a permit.
 pub fn from_memory(memory: Bytes, machine: &Machine) -> Option<Permit> {
     let host: u64 = machine.nodes.values().map(|node| node.memory_bytes.0).sum();
     if host == 0 {
@@ -107,8 +107,8 @@ pub fn from_memory(memory: Bytes, machine: &Machine) -> Option<Permit> {
     Permit::pollution(two_figures_up(u64::try_from(share).ok()?)).ok()
 }
 
-/// Returns what a host may sell: as many misses per slice as its LLCs have lines, so that all VMs together replace each line
-/// once per slice.
+/// Returns the pollution per slice that a host may sell: as many misses as its LLCs have lines, so that all VMs together
+/// replace each line once per slice.
 pub fn host_pollution_per_slice(machine: &Machine) -> u64 {
     let lines = machine
         .llcs
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_suggestion_is_kept_in_the_stated_share_of_slices() {
-        // 1000, 2000 … 200000 misses: the 190th of 200 is 190000.
+        // Of 1000, 2000 … 200000 misses, the 190th of 200 is 190000.
         let slices: Vec<u64> = (1..=200).map(|n| n * 1_000).collect();
         let found = from_behaviour(&slices, &Config::default()).unwrap();
         assert_eq!(found.permit.to_string(), "190k");
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn instances_share_the_hosts_pollution_by_memory() {
-        // 10 MiB of LLC are 163840 lines; 8096 MiB of memory: a quarter of it books a quarter of them.
+        // 10 MiB of LLC have 163840 lines. A VM with a quarter of the host's 8096 MiB of memory books a quarter of them.
         let machine = homenode_machine_files::preset("e5_1603v3").unwrap();
         assert_eq!(host_pollution_per_slice(&machine), 163_840);
         let permit = from_memory(Bytes::from_mib(2_024), &machine).unwrap();

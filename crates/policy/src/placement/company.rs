@@ -1,22 +1,21 @@
-//! Decides which nodes a VM may have as a home: by its operator's CPU mask, anti-affinity and affinity.
+//! Decides which nodes a VM may have as its home, given its operator's CPU mask, anti-affinity and affinity.
 //!
 //! # Terms
-//! - *Mates*: VMs for which the operator used the same word, for anti-affinity or for affinity.
-//! - Of two mates with homes the one with the lower id goes first: the other has to make way, or to follow.
+//! - *Mates*: VMs to which the operator gave the same group name, for anti-affinity or for affinity.
+//! - *Going first*: of two mates with homes, the one with the lower id goes first, and the other has to make way or to follow.
 //!
 //! # Algorithm
-//! A VM that seeks a home may have the nodes that can be one ([`View::homes`]) and on which its operator allows it a CPU,
-//! without those of all mates that it is kept apart from. If mates that it is kept together with go first, it must take all
-//! of their home, even if part of it has room. The first of the VMs kept together seeks a home with room for all that
-//! have none, or follow it.
-//! When these limits change (a node is drained, its CPUs go offline, the operator changes them), a VM whose home is no longer
-//! allowed seeks another. Mates that it goes before do not count then: they make way. It stays if its memory cannot move: its
-//! vCPUs would only be slower elsewhere. If a node is drained, or its CPUs are gone, only memory has to find room: VMs share
-//! CPUs then.
+//! A VM that seeks a home may have the nodes that can be a home ([`View::homes`]) and on which its operator allows it a CPU,
+//! except those of mates that it must be kept apart from. If mates that it must be kept together with go first, it must take
+//! the whole of their home, even if a part of it has room. The first VM of such a group seeks a home with room for all its
+//! mates that have none or that follow it. These limits may change: a node is drained, its CPUs go offline, or the operator
+//! changes the settings. A VM whose home is then no longer allowed seeks another. Mates that it goes before do not count
+//! then, because they make way. A VM whose memory cannot move stays, because its vCPUs would only be slower elsewhere. If a
+//! node is drained, or its CPUs are gone, only memory has to find room; VMs then share CPUs.
 //!
-//! A VM whose operator bound its memory to nodes has exactly these nodes as its home, less those without any CPUs (CXL): a
-//! home on some of them would leave the memory on the others remote. It leaves every other home. So two cells that are bound
-//! to nodes 0 and 1 mean home 0-1; if one of the two is drained, or may not be a home for another reason, the VM stays
+//! A VM whose operator bound its memory to nodes has exactly these nodes as its home, except those without CPUs (CXL): with a
+//! home on some of them, its memory on the others would be remote. It leaves any other home. So if its two cells are bound to
+//! nodes 0 and 1, its home is 0-1; if one of the two is drained, or cannot be a home for another reason, the VM stays
 //! unplaced. A home that the operator names has priority over the binding.
 //!
 //! # Properties
@@ -33,26 +32,26 @@ use homenode_units::{NodeId, NodeSet, VmId};
 use super::demand_of as demand_of_one;
 use crate::demand::{Demand, History};
 
-/// Whether the VM's operator set anti-affinity or affinity for it.
+/// Whether the operator set anti-affinity or affinity for the VM.
 pub fn has_company(settings: &VmSettings) -> bool {
     settings.anti_affinity.is_some() || settings.affinity.is_some()
 }
 
-/// The question about a VM's home.
+/// Which question about a VM's home is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// Which home it could take.
+    /// Which home could it take?
     New,
-    /// Which home it can keep.
+    /// Which home can it keep?
     Kept,
 }
 
-/// Returns the nodes that a VM may take as a home; `None` for all.
+/// Returns the nodes that a VM may take as a home; `None` if it may take any.
 pub fn allowed_nodes(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
     allowed(view, vm, Asked::New, |_| None)
 }
 
-/// Returns these nodes if homes are reserved for some VMs that the view does not show yet.
+/// Returns the same nodes, but takes into account homes that are `reserved` for VMs and that the view does not show yet.
 pub(super) fn allowed<'a>(
     view: &'a View<'_>,
     vm: &VmView<'_>,
@@ -87,17 +86,17 @@ pub(super) fn allowed<'a>(
     (allowed != view.machine.home_nodes()).then_some(allowed)
 }
 
-/// Returns the home of the first VM that is kept together with this one and goes before it.
+/// Returns the home of the first VM that must be kept together with this one and goes before it.
 pub(super) fn led_to<'a>(
     view: &'a View<'_>,
     vm: &VmView<'_>,
     reserved: impl Fn(VmId) -> Option<&'a NodeSet>,
 ) -> Option<&'a NodeSet> {
     let affinity = &vm.sample.settings.affinity;
-    // Most VMs have no mates, and this runs for each VM in every period.
+    // Return early: this runs for each VM in every period, and most VMs have no mates.
     affinity.as_ref()?;
     let homes = view.homes();
-    // A mate that cannot move to another node must not hold the others.
+    // A mate that cannot move to another node must not tie the others to its home.
     let leads = |mate: &&VmView<'_>| {
         mate.sample.id != vm.sample.id
             && !goes_before(vm, mate)
@@ -111,12 +110,12 @@ pub(super) fn led_to<'a>(
         .find(|home| home.is_subset(&homes))
 }
 
-/// Whether a VM keeps its home, so that a mate makes way or follows.
+/// Whether the VM keeps its home, so that this mate has to make way or to follow.
 fn goes_before(vm: &VmView<'_>, mate: &VmView<'_>) -> bool {
     vm.home.is_some() && vm.sample.id < mate.sample.id
 }
 
-/// Returns the home of a VM whose memory is bound to nodes: those that have CPUs. `None` if its memory may follow a home.
+/// Returns the nodes with CPUs to which a VM's memory is bound: its only possible home. `None` if its memory is not bound.
 pub(super) fn bound_home(view: &View<'_>, vm: &VmView<'_>) -> Option<NodeSet> {
     let bound = vm.sample.bound_to.as_ref()?;
     let has_cpus = |node: &NodeId| {
@@ -137,7 +136,7 @@ fn is_same(own: &Option<String>, other: &Option<String>) -> bool {
     own.is_some() && own == other
 }
 
-/// Whether a VM is no longer allowed its home, and can leave it.
+/// Whether a VM may no longer have its home, and can leave it.
 pub(super) fn must_leave(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> bool {
     if let Some(bound) = bound_home(view, vm) {
         return vm.sample.settings.home.is_none() && bound != *home;
@@ -147,7 +146,7 @@ pub(super) fn must_leave(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> bo
         && allowed(view, vm, Asked::Kept, |_| None).is_some_and(|allowed| !home.is_subset(&allowed))
 }
 
-/// Whether a VM has to leave even if CPUs are short elsewhere: a node is drained, or its CPUs are gone.
+/// Whether a VM must leave even if CPUs are short elsewhere, because a node is drained or its CPUs are gone.
 pub(super) fn is_put_out(view: &View<'_>, vm: &VmView<'_>) -> bool {
     match vm.home {
         Some(home) => !home.is_subset(&view.homes()),
@@ -155,7 +154,7 @@ pub(super) fn is_put_out(view: &View<'_>, vm: &VmView<'_>) -> bool {
     }
 }
 
-/// Returns what a VM needs, with all that are kept together with it and have no home yet.
+/// Returns what a VM needs, including its mates that must be kept together with it and have no home yet or follow it.
 pub(super) fn demand_of<'a>(
     view: &View<'_>,
     vm: &VmView<'_>,

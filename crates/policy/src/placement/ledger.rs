@@ -1,5 +1,5 @@
-//! Reservations for VMs that have not appeared yet. Without them, VMs that start together would all be sent to one node, as
-//! untouched memory looks free.
+//! Reservations for VMs that have not appeared yet. Without them, VMs that start together would all be sent to one node,
+//! because memory that they have not touched yet looks free.
 
 use homenode_host::{HugeMemory, View, VmSample};
 use homenode_units::{Bytes, BytesPerSec, NodeSet, Ns, VmId};
@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::demand::Demand;
 
-/// A reservation whose VM does not appear within this time is dropped: its start failed. This is not a setting: agent, numad and
-/// libvirt's hook share a ledger, and must agree even if no agent runs.
+/// Time after which a reservation is dropped if its VM has not appeared, because its start must have failed. It is not a
+/// setting: agent, numad and libvirt's hook share a ledger, and must agree even if no agent runs.
 pub const RESERVATION_LIFE: Ns = Ns::from_secs(120);
 
-/// What libvirt tells numad about a VM: the only match between a reservation and a VM that was not named.
+/// What libvirt tells numad about a VM. If a reservation does not name its VM, nothing else can match the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Shape {
-    /// Online vCPUs at start.
+    /// Number of online vCPUs at start.
     pub vcpus: u32,
     /// Memory in MiB, rounded up.
     pub memory_mib: u64,
@@ -34,7 +34,7 @@ impl Shape {
 /// A request to `numad -w`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Asked {
-    /// Online vCPUs at start.
+    /// Number of online vCPUs at start.
     pub vcpus: u32,
     /// Memory in MiB, rounded up.
     pub memory_mib: u64,
@@ -44,7 +44,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Returns the shape by which reservations and VMs are matched.
+    /// Returns the shape that matches reservations and VMs.
     pub fn shape(self) -> Shape {
         Shape {
             vcpus: self.vcpus,
@@ -63,7 +63,7 @@ impl From<Shape> for Asked {
     }
 }
 
-/// A VM that is about to start, by name: the libvirt hook announces it before libvirt asks for nodes.
+/// A named VM that is about to start. The libvirt hook announces it before libvirt asks for nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Announcement {
     /// The VM.
@@ -76,10 +76,10 @@ pub struct Announcement {
     pub bandwidth: Option<BytesPerSec>,
     /// Home that the operator chose.
     pub home: Option<NodeSet>,
-    /// Nodes of its assigned devices; announcements before 0.2 have none.
+    /// Nodes of the devices assigned to it; empty in announcements from before 0.2.
     #[serde(default, skip_serializing_if = "NodeSet::is_empty")]
     pub device_nodes: NodeSet,
-    /// Its memory in huge pages, by their size; the rest is in ordinary pages.
+    /// Its memory in huge pages, with their sizes; the rest is in ordinary pages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub huge_pages: Vec<HugeMemory>,
 }
@@ -87,7 +87,7 @@ pub struct Announcement {
 /// Nodes reserved for a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reservation {
-    /// Its number in the ledger, from 1, assigned by [`Ledger::reserve`]; 0 before, and in ledgers before 0.2.
+    /// Its number in the ledger, from 1. [`Ledger::reserve`] assigns it; it is 0 until then, and in ledgers from before 0.2.
     #[serde(default)]
     pub id: u64,
     /// The VM, if known.
@@ -95,18 +95,18 @@ pub struct Reservation {
     /// Its name, if known.
     #[serde(default)]
     pub name: Option<String>,
-    /// The request.
+    /// Shape of the request.
     pub shape: Shape,
     /// The reserved resources.
     pub demand: Demand,
     /// The reserved nodes.
     pub nodes: NodeSet,
-    /// When it was made, on the host's clock.
+    /// When the reservation was made, on the host's clock.
     pub made_at: Ns,
 }
 
 impl Reservation {
-    /// Returns when it is dropped, on the host's clock.
+    /// Returns when the reservation expires, on the host's clock.
     pub fn expires_at(&self) -> Ns {
         self.made_at + RESERVATION_LIFE
     }
@@ -116,15 +116,15 @@ impl Reservation {
     }
 }
 
-/// Whether a record of this time is still valid. A time in the future was recorded before a reboot, which reset the host's
-/// clock: its age is unknown.
+/// Whether a record from this time is still valid. A time in the future is from before a reboot, which reset the host's
+/// clock, so the record's age is unknown and it is invalid.
 fn is_young(made_at: Ns, now: Ns) -> bool {
     now.0
         .checked_sub(made_at.0)
         .is_some_and(|age| age <= RESERVATION_LIFE.0)
 }
 
-/// All reservations.
+/// All announcements and reservations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ledger {
     announced: Vec<(Announcement, Ns)>,
@@ -135,19 +135,19 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Records a VM that is about to start: libvirt's hook has ended before libvirt asks for nodes.
+    /// Records a VM that is about to start. This has to be kept, because libvirt's hook has ended before libvirt asks for nodes.
     pub fn announce(&mut self, announcement: Announcement, now: Ns) {
         self.expire(now);
         self.announced.retain(|(known, _)| known.vm != announcement.vm);
         self.announced.push((announcement, now));
     }
 
-    /// Drops the reservation of a VM that could not be kept.
+    /// Drops a VM's reservation, after the VM could not be given the home.
     pub fn withdraw(&mut self, vm: VmId) {
         self.reservations.retain(|r| r.vm != Some(vm));
     }
 
-    /// Removes and returns the VM that a request of this shape must come from: the one announced longest ago.
+    /// Removes and returns the announced VM from which a request of this shape must come: the one that was announced first.
     pub fn announced(&mut self, shape: Shape, now: Ns) -> Option<Announcement> {
         self.expire(now);
         let at = self
@@ -168,8 +168,8 @@ impl Ledger {
         self.reservations.push(reservation);
     }
 
-    /// Removes and returns the nodes reserved for a VM that now runs, matched by its id, else by its shape (oldest first).
-    /// From now on the VM itself is counted.
+    /// Removes the reservation of a VM that now runs, and returns its nodes. The reservation is found by the VM's id or else,
+    /// oldest first, by its shape. From now on the VM itself is counted.
     pub fn redeem(&mut self, vm: &VmSample, now: Ns) -> Option<NodeSet> {
         self.expire(now);
         let at = self.position_of(vm, now)?;
@@ -190,7 +190,7 @@ impl Ledger {
         find(&|r| r.vm == Some(vm.id)).or_else(|| find(&|r| r.vm.is_none() && r.shape == shape))
     }
 
-    /// Drops reservations of VMs that the view shows with a home: from now on the VM itself is counted.
+    /// Drops reservations of VMs that the view shows with a home, because from now on the VM itself is counted.
     pub fn forget_homed(&mut self, view: &View<'_>) {
         self.reservations.retain(|r| {
             !view
@@ -221,7 +221,7 @@ impl Ledger {
         self.reservations.len() < count
     }
 
-    /// Returns reservations that are still open, of VMs that the view does not show yet.
+    /// Returns the reservations that are still open and whose VM the view does not show yet.
     pub fn pending<'a>(&'a self, view: &'a View<'_>) -> impl Iterator<Item = &'a Reservation> {
         self.reservations.iter().filter(|r| {
             let runs = r.vm.is_some_and(|id| view.sample.vm(id).is_some());

@@ -1,33 +1,33 @@
-//! Initial placement: traffic-aware hybrid bin packing, TAH [TAVO, section V.C].
+//! Initial placement with traffic-aware hybrid bin packing, TAH [TAVO, section V.C].
 //!
 //! # Problem
-//! A new VM needs a home: the node(s) on which its vCPUs run and which hold its memory. One node keeps all accesses local,
-//! but nodes have three resources, CPU, memory and memory bandwidth, and a node whose memory is used up while its bandwidth
-//! idles is wasted.
+//! A new VM needs a home: the node(s) on which its vCPUs run and which hold its memory. A single node keeps all accesses
+//! local. But nodes have three resources, CPU, memory and memory bandwidth, and a node whose memory is used up while its
+//! bandwidth is idle is wasted.
 //!
 //! # Terms
-//! - *Bin*: one node, or a *hybrid bin* of several. A hybrid bin is a set of nodes connected by links that are used below a
-//!   threshold ([`Config::link_busy_max`]); a VM placed there has its memory interleaved over them.
+//! - *Bin*: one node, or a *hybrid bin* of several nodes. The nodes of a hybrid bin are connected by links whose use is below
+//!   a threshold ([`Config::link_busy_max`]); a VM placed there has its memory interleaved over them.
 //! - *Capacity* C and *requirement* R: vectors (CPU, memory, bandwidth), each value a share of the host's total, in [0, 1].
-//!   Capacity is what is *left* after measured use and after reservations that are not used yet ([`Ledger`], [`crate::demand`]).
-//!   Memory is ordinary memory or, for a VM in huge pages, what is free in the pools of their size (`pools`): each node of a
-//!   bin must have an even share, in whole pages. CPU is counted in free physical cores (`crate::near`) or, if no bin has
-//!   enough cores, in free hyperthreads.
-//! - *Relative order* of a vector: which of its three values is largest, second, smallest.
+//!   Capacity is what is *left* after measured use and after reservations that are not used yet ([`Ledger`],
+//!   [`crate::demand`]). Memory is ordinary memory or, for a VM in huge pages, what is free in the pools of their size
+//!   (`pools`): each node of a bin must have room for an even share, in whole pages. CPU is counted in free physical cores
+//!   (`crate::near`) or, if no bin has enough cores, in free hyperthreads.
+//! - *Relative order* of a vector: which of its three values is largest, which second, which smallest.
 //! - *Span* of a bin: the longest distance between two of its nodes; 0 for one node.
 //!
 //! # Algorithm
-//! Search the bins of the least span first, which are single nodes; if none of them has room, also those of the next span,
-//! and so on: a bin across sockets is taken only if none within a socket has room. For each span:
-//! 1. Sort the bins: fewer nodes first, then smaller sum of distances, then larger sum of capacities; ties by lower node
-//!    numbers.
-//! 2. Take the first bin that (a) has room in every resource and (b) has the same relative order as the VM: a bin that has
-//!    most left of what the VM wants most stays balanced.
-//! 3. If there is none, (b) becomes: the VM's largest requirement is the bin's largest capacity.
-//! 4. If there is none, only (a) is required.
+//! Search the bins of the smallest span first; these are single nodes. If none of them has room, search also those of the
+//! next span, and so on, so a bin across sockets is taken only if none within a socket has room. For each span:
+//! 1. Sort the bins: fewer nodes first, then smaller sum of distances, then larger sum of capacities, then lower node numbers.
+//! 2. Take the first bin that (a) has room in every resource, and (b) has the same relative order as the VM: if a bin has
+//!    most left of what the VM needs most, it stays balanced.
+//! 3. If there is no such bin, relax (b) to: the VM's largest requirement is the bin's largest capacity.
+//! 4. If there is still none, require only (a).
 //!
-//! 5. If no span has one, repeat with CPU counted in hyperthreads: each vCPU then has a hyperthread, and some share a core.
-//! 6. If there is none, the VM is refused, and the refusal says which resource is short on which node.
+//! 5. If no span has a bin, repeat with CPU counted in hyperthreads: each vCPU then has a hyperthread, and some vCPUs share a
+//!    core.
+//! 6. If there is still none, the VM is refused, and the refusal says which resource is short on which node.
 //!
 //! # Properties (tests of the same name)
 //! - `single_node_bins_come_before_hybrid_bins`
@@ -41,31 +41,31 @@
 //! - `what_is_reserved_is_not_given_twice`
 //! - `a_vm_of_unknown_bandwidth_is_not_drawn_to_busy_controllers`
 //! - `a_placement_always_fits` and `the_answer_does_not_depend_on_vm_order` (generated)
-//! - `gap_to_the_optimum`: an exact solver that sees all VMs beforehand, and may leave out large ones, packs more than TAH
-//!   does one by one: on 60 random instances of 2 nodes and 8 VMs, TAH places 11.0 percent fewer VMs on single nodes. The
-//!   test prints the figure and fails above 20.
+//! - `gap_to_the_optimum`: an exact solver that knows all VMs beforehand, and may leave out large ones, packs more than TAH,
+//!   which places VMs one by one. On 60 random instances of 2 nodes and 8 VMs, TAH places 11.0 percent fewer VMs on single
+//!   nodes. The test prints the figure and fails if it is above 20.
 //!
 //! # Departures from the source, and why
-//! - Nearness comes before the relative order, and a single node with room before any hybrid bin: the paper's order may take
-//!   a hybrid bin when a single node has room, and ignores distances. On the paper's hosts all nodes are equally far apart;
-//!   on others the distance slows every access, and the order only keeps resources in balance.
-//! - A hyperthread is no core: the paper does not say which it counts. A VM of 12 vCPUs that compute took 43.9 s on one
-//!   socket of 6 cores and 12 hyperthreads, and 27.3 s on two (on the twin). The predictor's figures agree
+//! - Nearness comes before the relative order, and a single node with room before any hybrid bin. The paper's order may take
+//!   a hybrid bin although a single node has room, and ignores distances. On the paper's hosts all nodes are equally far
+//!   apart. On other hosts the distance slows every access, while the order only keeps resources in balance.
+//! - A hyperthread is not a core; the paper does not say which of them it counts. On the twin, a VM of 12 vCPUs that compute
+//!   took 43.9 s on one socket of 6 cores and 12 hyperthreads, and 27.3 s on two. The predictor's figures agree
 //!   ([`crate::predict::Config`]: a core's second hyperthread adds a quarter of a core, a newcomer waits for memory for a
 //!   third of its time): one vCPU in four without a core costs more (19 percent) than half of all accesses to a node at
 //!   distance 21 (10 percent). The baselines count hyperthreads, as their sources do.
-//! - Equal values have no relative order: a tie in either vector agrees with any order. The paper does not say.
-//! - An interleaved VM fills its nodes evenly, so (a) also asks that an even share fits on each node. The paper adds up
-//!   memory and would reserve pages that interleaving cannot place.
-//! - If the bandwidth of the nodes (no preset, no HMAT) or of the VM is unknown, packing is in two dimensions. Counted as
-//!   zero, a VM's bandwidth would draw it to the node with the busiest controllers: the one that has least left of it.
-//! - A VM with an assigned device gets the device's node if that node has room, whatever the order: its memory is pinned once
-//!   it runs, so a home that is far from the device stays far. If devices are on several nodes, bins of these nodes come
-//!   first among those of one span. Among equal bins those with the device's nodes come first.
-//! - Load other than that of homed VMs is rounded to whole CPUs: a daemon's two percent must not push a VM off an idle node.
-//! - The paper compares with measured use only; VMs started together would all get the same node. See [`Ledger`].
+//! - Equal values have no relative order: a tie in either vector agrees with any order. The paper does not cover ties.
+//! - An interleaved VM fills its nodes evenly, so (a) also requires room for an even share on each node. The paper adds up
+//!   memory, and so would reserve pages that interleaving cannot place.
+//! - If the bandwidth of the nodes (no preset, no HMAT) or of the VM is unknown, packing is in two dimensions. If a VM's unknown
+//!   bandwidth counted as zero, it would be drawn to the node with the busiest controllers, which has least bandwidth left.
+//! - A VM with an assigned device gets the device's node if that node has room, whatever the relative order: the VM's memory
+//!   is pinned once it runs, so a home far from the device would stay far from it. If devices are on several nodes, bins of
+//!   these nodes come first within a span. Among otherwise equal bins, those that include the devices' nodes come first.
+//! - Load other than that of VMs with homes is rounded to whole CPUs: a daemon's two percent must not push a VM off an idle node.
+//! - The paper compares only with measured use, so VMs started together would all get the same node. See [`Ledger`].
 //!
-//! Baselines for comparison: [`Algorithm::FirstFit`] with pinning one vCPU to one CPU, as the paper's FF-Pin, and
+//! Baselines for comparison: [`Algorithm::FirstFit`], which pins each vCPU to one CPU like the paper's FF-Pin, and
 //! [`Algorithm::BestFit`].
 
 mod company;
@@ -109,7 +109,7 @@ pub enum Algorithm {
     Tah,
     /// The first node with room for CPU and memory; each vCPU pinned to one CPU.
     FirstFit,
-    /// Of the nodes with room for CPU and memory, the one that is left with least.
+    /// The node that is left with least, among those with room for CPU and memory.
     BestFit,
 }
 
@@ -126,9 +126,9 @@ pub struct Config {
     /// Memory of every node that no VM may use.
     #[serde(with = "homenode_units::text")]
     pub reserved_memory: Bytes,
-    /// A VM that arrives with this share of its memory on one node stays there, if there is room, 0 to 1,
+    /// A VM that arrives with at least this share of its touched memory on one node gets that home, if there is room, 0 to 1.
     pub memory_there_min: f64,
-    /// and if it has touched this share of the memory that it may use, 0 to 1.
+    /// This requires that it has touched at least this share of the memory that it may use, 0 to 1.
     pub touched_min: f64,
 }
 
@@ -160,7 +160,7 @@ impl Config {
     /// Checks the settings against this machine.
     ///
     /// # Errors
-    /// Reserved CPUs that the machine does not have.
+    /// Fails if the machine does not have the reserved CPUs.
     pub fn check_on(&self, machine: &Machine) -> Result<(), BadSetting> {
         let there = machine.cpu_set();
         let missing = self.reserved_cpus.difference(&there);
@@ -185,15 +185,15 @@ pub struct Placement {
     pub nodes: NodeSet,
     /// How the bin was found.
     pub matched: Match,
-    /// The VM's needs, as shares of the host (CPU, memory, bandwidth).
+    /// What the VM needs, as shares of the host (CPU, memory, bandwidth).
     pub requirement: [f64; 3],
     /// The bin's free resources, as shares of the host.
     pub capacity: [f64; 3],
-    /// Share of the bin's free hyperthreads that stay free with the VM there, 0 to 1.
+    /// Share of the bin's free hyperthreads that remain free once the VM is there, 0 to 1.
     pub cpus_stay: f64,
     /// Source of the VM's bandwidth.
     pub bandwidth_from: BandwidthFrom,
-    /// Whether vCPUs share cores there: no bin has a free core for each, so hyperthreads were counted.
+    /// Whether vCPUs share cores: no bin has a free core for each vCPU, so hyperthreads were counted.
     pub shares_cores: bool,
 }
 
@@ -201,11 +201,11 @@ pub struct Placement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Match {
-    /// Room, and the same relative order (step 2).
+    /// The bin has room and the same relative order (step 2).
     Order,
-    /// Room, and the largest requirement is the largest capacity (step 3).
+    /// The bin has room, and the largest requirement is its largest capacity (step 3).
     Largest,
-    /// Room (step 4, and the baselines).
+    /// The bin has room (step 4, and the baselines).
     Room,
 }
 
@@ -247,7 +247,7 @@ impl Placement {
 /// Finds the home of a VM among the nodes that the operator allows it.
 ///
 /// # Errors
-/// The shortages, if no bin has room.
+/// Fails with the shortages if no bin has room.
 pub fn place(
     supply: &Supply,
     demand: &Demand,
@@ -264,7 +264,7 @@ pub fn place(
         .ok_or_else(|| short::shortages(threads.as_ref().unwrap_or(&supply), demand, allowed))
 }
 
-/// Finds a home with one way to count CPUs; `None` if no bin has room.
+/// Finds a home with the supply's way to count CPUs; `None` if no bin has room.
 fn find(supply: &Supply, demand: &Demand, allowed: Option<&NodeSet>, config: &Config) -> Option<Placement> {
     let need = supply.normalise(demand);
     let may = |bin: &Bin| allowed.is_none_or(|allowed| supply.nodes_of(bin.mask).is_subset(allowed));
@@ -317,8 +317,8 @@ fn search(
     of_room.map(|bin| (bin, Match::Room))
 }
 
-/// Runs steps 1 to 4 among bins of this span at most. Bins are built size by size as the search reaches them; a later step
-/// looks at them all again.
+/// Runs steps 1 to 4 among bins of at most this span. Bins are built size by size as the search reaches them; steps 3 and 4
+/// go over all of them again.
 fn search_tah(
     supply: &Supply,
     demand: &Demand,
@@ -332,7 +332,7 @@ fn search_tah(
     } else {
         &[CPU, MEMORY]
     };
-    // All of them together have too little, so no bin can have room.
+    // If all of these nodes together have too little, no bin can have room.
     let together = supply.bin(bins.iter().fold(0, |all, bin| all | bin.mask));
     if !has(&together, need, dimensions) {
         return None;
@@ -360,7 +360,7 @@ fn search_tah(
     sorted.first().map(|bin| (*bin, Match::Room))
 }
 
-/// Step 1, within one size.
+/// Step 1, for bins of one size.
 fn sort_bins(supply: &Supply, demand: &Demand, bins: &mut [Bin]) {
     let with_device = |bin: &Bin| {
         !demand.device_nodes.is_empty() && demand.device_nodes.is_subset(&supply.nodes_of(bin.mask))
@@ -377,12 +377,12 @@ fn sort_bins(supply: &Supply, demand: &Demand, bins: &mut [Bin]) {
 /// Sums of floating-point shares are compared with a tolerance of a billionth of the host.
 const ROUNDING: f64 = 1e-9;
 
-/// Condition (a).
+/// Condition (a): whether a bin has room in every resource.
 fn roomy(bin: &Bin, need: &Vector, dimensions: &[usize]) -> bool {
     has(bin, need, dimensions) && bin.has_rest && bin.memory_if_interleaved + ROUNDING >= need[MEMORY]
 }
 
-/// Whether the sums have room, a necessary part of (a).
+/// Whether a bin's sums suffice, which is a necessary part of (a).
 fn has(bin: &Bin, need: &Vector, dimensions: &[usize]) -> bool {
     dimensions.iter().all(|&d| bin.left[d] + ROUNDING >= need[d])
 }
@@ -396,7 +396,7 @@ fn same_order(need: &Vector, left: &Vector, dimensions: &[usize]) -> bool {
     })
 }
 
-/// Condition (b) relaxed.
+/// Condition (b), relaxed: the largest requirement is the largest capacity.
 fn same_largest(need: &Vector, left: &Vector, dimensions: &[usize]) -> bool {
     let largest = |v: &Vector| dimensions.iter().map(|&d| v[d]).fold(0.0, f64::max);
     let (most_needed, most_left) = (largest(need), largest(left));
@@ -408,20 +408,20 @@ fn same_largest(need: &Vector, left: &Vector, dimensions: &[usize]) -> bool {
 /// State kept between cycles.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// Reservations for VMs that have not appeared.
+    /// Reservations for VMs that have not appeared yet.
     pub ledger: Ledger,
-    /// VMs whose refusal was reported; it is reported again only when they get a home and lose it.
+    /// VMs whose refusal was reported. It is reported again only if they get a home and lose it.
     refused: BTreeSet<VmId>,
     /// VMs that have a home only because a node is drained.
     sheltered: BTreeSet<VmId>,
-    /// CPUs that VMs could use in the last cycle, and when that changed last.
+    /// CPUs that VMs could use in the last cycle, and when this last changed.
     cpus: Option<(CpuSet, Option<Ns>)>,
-    /// CPUs that each VM may use, as of the last cycle.
+    /// CPUs that each VM was allowed in the last cycle.
     allowed: BTreeMap<VmId, Option<CpuSet>>,
 }
 
 impl State {
-    /// Returns the VMs that need a home no more: they got one while a node was drained, and none is now.
+    /// Returns the VMs that no longer need a home: they got one because a node was drained, and no node is drained now.
     pub fn released(&mut self, view: &View<'_>) -> BTreeSet<VmId> {
         let mut released = BTreeSet::new();
         if view.drained.is_empty() {
@@ -434,13 +434,14 @@ impl State {
     }
 }
 
-/// Assigns a home to every managed VM that has none, or one that it may not keep: the operator's choice, else what was
-/// reserved when it started, else where most of its memory is (if there is room), else what [`place`] finds.
+/// Assigns a home to every managed VM that has none, or that may not keep its own. The home is the operator's choice, else
+/// what was reserved when the VM started, else where most of its memory is (if there is room), else what [`place`] finds.
 pub fn plan(view: &View<'_>, config: &Config, history: &History, state: &mut State) -> Plan {
     plan_for(view, config, history, state, |_| true)
 }
 
-/// Plans the VMs that seek a home; the others stay unplaced, unless a node is drained, which would not become empty otherwise.
+/// Assigns homes to the VMs that seek one. The others stay unplaced, except while a node is drained, which would otherwise
+/// not become empty.
 pub fn plan_for(
     view: &View<'_>,
     config: &Config,
@@ -463,7 +464,7 @@ pub fn plan_for(
             .iter()
             .filter(|vm| vm.managed() && vm.hands_off.is_none() && seeks(vm))
     };
-    // A VM that was refused before is still counted where it runs.
+    // A VM that was refused before still counts where it runs.
     let without: Vec<VmId> = seeking()
         .map(|vm| vm.sample.id)
         .filter(|id| !state.refused.contains(id))
@@ -472,7 +473,7 @@ pub fn plan_for(
         match home_of(view, config, history, state, &without, vm) {
             Ok((nodes, reason)) => {
                 state.refused.remove(&vm.sample.id);
-                // Until the next view shows its home, the reservation keeps two VMs of one cycle apart.
+                // The reservation keeps two VMs of one cycle apart until the next view shows this home.
                 state.ledger.reserve(reservation(view, history, vm, &nodes));
                 if is_unplaced(vm) {
                     state.sheltered.insert(vm.sample.id);
@@ -523,7 +524,7 @@ fn home_of(
     if let Some(nodes) = &vm.sample.settings.home {
         return Ok((nodes.clone(), "the operator chose this home".into()));
     }
-    // A VM that only leaves a home has no reservation: one may be for another VM of its shape.
+    // A VM that only changes its home has no reservation, and one of its shape may be for another VM.
     let redeemed = match vm.home {
         None => state.ledger.redeem(vm.sample, view.at),
         Some(_) => None,
@@ -543,7 +544,7 @@ fn home_of(
     let demand = company::demand_of(view, vm, history, reserved);
     if let Some(nodes) = bound {
         let is_allowed = allowed.as_ref() == Some(&nodes) || allowed.is_none() && nodes == view.homes();
-        // Its memory has its room there, whatever the measured figures say; hyperthreads suffice if cores are short.
+        // Its memory is there and has its room, whatever the measured figures say. Hyperthreads suffice if cores are short.
         let there = supply.nodes.iter().filter(|node| nodes.contains(node.node));
         let cpus_left: f64 = there.map(|node| node.threads).sum();
         return match is_allowed && !nodes.is_empty() && cpus_left >= demand.cpus {
@@ -584,8 +585,8 @@ fn home_of(
     Ok((nodes, placement.reasons().join("; ")))
 }
 
-/// Returns the node that holds nearly all of a VM's memory, if the VM has touched enough for that to matter, or if its memory
-/// cannot move anyway.
+/// Returns the node that holds nearly all of a VM's memory. Returns `None` if the VM has touched too little for that to
+/// matter, unless its memory cannot move anyway.
 fn where_memory_is(view: &View<'_>, config: &Config, vm: &VmView<'_>) -> Option<NodeSet> {
     let pages = vm.sample.pages.as_ref()?;
     let touched = vm.sample.pages_touched()?;
@@ -638,13 +639,12 @@ pub(crate) fn reservation(
     }
 }
 
-/// A home: nodes, and the CPUs of these nodes on which its vCPUs run.
+/// A home: nodes, and those of their CPUs on which the VM's vCPUs run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Home {
     /// Nodes for its memory.
     pub nodes: NodeSet,
-    /// CPUs for its vCPUs: all of the nodes', or those of some of the nodes' caches. CPUs that the VM may not use are dropped
-    /// by [`settle`].
+    /// CPUs for its vCPUs: all CPUs of the nodes, or of some of the nodes' caches. [`settle`] drops CPUs that the VM may not use.
     pub cpus: CpuSet,
 }
 
@@ -657,7 +657,7 @@ impl Home {
         }
     }
 
-    /// Returns the home's name for a VM that may use these CPUs of its nodes.
+    /// Returns a name for the home. `may` holds the CPUs of its nodes that the VM may use.
     fn name(&self, may: &CpuSet) -> String {
         match self.cpus == *may {
             true => format!("node {}", self.nodes),
@@ -674,7 +674,7 @@ impl Home {
     }
 }
 
-/// Adds the decisions that settle a VM in a home: the home itself, and its vCPUs on it.
+/// Adds the decisions that settle a VM in a home: one sets the home, others pin its vCPUs there.
 pub fn settle(
     view: &View<'_>,
     config: &Config,

@@ -1,12 +1,12 @@
-//! Keeps the vCPUs of VMs at home.
+//! Keeps the vCPUs of VMs at their homes.
 
 use homenode_host::{Act, CPUS_SETTLE, Plan, VcpuSample, View, VmView};
 use homenode_units::{CpuSet, NodeSet};
 
 use super::{Algorithm, Config, Home, POLICY, State, Supply, company};
 
-/// Pins the vCPUs of all VMs at home again after their usable CPUs changed: the kernel changes affinities when CPUs go
-/// offline, and CPUs lent to a drained node return.
+/// Pins the vCPUs of all VMs at home again, after the CPUs that they may use have changed: the kernel changes affinities when
+/// CPUs go offline, and CPUs of a drained node come back.
 pub(super) fn pin_anew(view: &View<'_>, config: &Config, state: &mut State, plan: &mut Plan) {
     let has_new_bounds = take_in_bounds(view, state);
     let changed_at = match &state.cpus {
@@ -26,10 +26,10 @@ pub(super) fn pin_anew(view: &View<'_>, config: &Config, state: &mut State, plan
         let Some(home) = vm.home.filter(|home| !company::must_leave(view, vm, home)) else {
             continue;
         };
-        // The whole home, even if the VM was kept on some of its caches: there may be more of them now.
+        // Take the whole home, even if the VM was kept on some of its caches: the home may have more CPUs now.
         let allowed = vm.sample.settings.cpus_allowed.as_ref();
         let (cpus, usable) = (Supply::cpus_for(view, home, allowed), view.cpus_for(allowed));
-        // At its place in the guest's layout, or on its own CPU.
+        // A vCPU may also be at its place in the guest's layout, or on a CPU of its own.
         let may_be_narrow = vm.layout.is_some() || config.algorithm == Algorithm::FirstFit;
         let is_lent = |index: u16| vm.away_node(view.machine, index).is_some();
         let stands = |vcpu: &VcpuSample| {
@@ -48,7 +48,7 @@ pub(super) fn pin_anew(view: &View<'_>, config: &Config, state: &mut State, plan
     }
 }
 
-/// Records which CPUs each VM may use; returns whether that changed for a VM that was already known.
+/// Records which CPUs each VM may use; returns whether they changed for a VM that was known before.
 fn take_in_bounds(view: &View<'_>, state: &mut State) -> bool {
     let of = |vm: &VmView<'_>| (vm.sample.id, vm.sample.settings.cpus_allowed.clone());
     let known = |vm: &VmView<'_>| {
@@ -64,13 +64,13 @@ fn take_in_bounds(view: &View<'_>, state: &mut State) -> bool {
     has_changed
 }
 
-/// Returns the CPUs on which a VM's vCPUs are at home: those of its home nodes or, if they are kept on some of these nodes'
-/// caches, those of these caches. CPUs that it may not use are dropped.
+/// Returns the CPUs on which a VM's vCPUs are at home. These are the CPUs of its home nodes or, if the vCPUs are kept on some
+/// of these nodes' caches, the CPUs of these caches; CPUs that the VM may not use are left out.
 ///
-/// The present limits are read from vCPU affinities: they are in force, whatever decided them and however long ago.
+/// Whether vCPUs are kept on some caches is read from the affinities in force, whatever set them, and however long ago.
 pub fn cpus_at_home(view: &View<'_>, vm: &VmView<'_>, home: &NodeSet) -> CpuSet {
     let all = Supply::cpus_for(view, home, vm.sample.settings.cpus_allowed.as_ref());
-    // With a guest layout each vCPU has its own place.
+    // With a guest layout each vCPU has its own place within the home.
     if vm.layout.is_some() {
         return all;
     }
@@ -115,7 +115,7 @@ pub(super) fn pin(
         plan.decide(policy, Act::PinVcpus { vcpus, cpus }.on(id), reason);
         return;
     }
-    // FF-Pin: the lowest CPUs that no earlier decision and no running VM uses exclusively.
+    // FF-Pin: take the lowest CPUs that are not the only CPU of a vCPU, in an earlier decision or a running VM.
     let mut free = cpus.difference(&cpus_pinned_singly(view, plan));
     for vcpu in vcpus {
         let cpu = free

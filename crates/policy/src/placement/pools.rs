@@ -1,12 +1,12 @@
-//! Free huge pages of nodes, by size.
+//! Free huge pages of nodes, by page size.
 //!
-//! A pool is memory that the kernel set apart: it is not part of a node's free memory. A VM in huge pages takes nothing from
-//! the other free memory, and no other VM takes anything from the pool.
+//! A pool is memory that the kernel has set apart, so it is not part of a node's free memory. A VM in huge pages takes
+//! nothing from free memory, and no other VM takes anything from the pool.
 
 use homenode_host::{HugeMemory, HugePages, VmSample};
 use homenode_units::{Bytes, PAGE_BYTES, Pages};
 
-/// Pools of one page size on all nodes, by position.
+/// Pools of one page size on all nodes, by position of the node.
 #[derive(Clone, Debug)]
 pub(super) struct Pool {
     pub page_bytes: Bytes,
@@ -21,12 +21,12 @@ pub(super) struct PoolOfNode {
     pub total: f64,
 }
 
-/// Pools of all sizes, ascending.
+/// Pools of all page sizes, in ascending order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pools(Vec<Pool>);
 
 impl Pools {
-    /// Collects the pools that each of `count` nodes reports, by position.
+    /// Collects the pools that nodes report; each comes with its node's position, below `count`.
     pub fn new<'a>(count: usize, said: impl Iterator<Item = (usize, &'a HugePages)>) -> Pools {
         let mut pools = Pools::default();
         for (at, pages) in said {
@@ -40,7 +40,7 @@ impl Pools {
         pools
     }
 
-    /// Returns the pools of a size; `None` if no node has one.
+    /// Returns the pools of a page size; `None` if no node has one.
     pub fn get(&self, page_bytes: Bytes) -> Option<&Pool> {
         self.0.iter().find(|pool| pool.page_bytes == page_bytes)
     }
@@ -57,7 +57,7 @@ impl Pools {
         &mut self.0[at]
     }
 
-    /// Subtracts memory, split evenly over these positions in whole pages.
+    /// Subtracts memory from the pools at these positions, split evenly and in whole pages.
     pub fn charge(&mut self, part: HugeMemory, at: &[usize]) {
         let even = whole(part).div_ceil(at.len().max(1) as u64) as f64 * part.page_bytes.as_f64();
         let Some(pool) = self.0.iter_mut().find(|pool| pool.page_bytes == part.page_bytes) else {
@@ -74,12 +74,12 @@ impl Pools {
     }
 }
 
-/// Returns the number of pages that hold some memory.
+/// Returns the number of pages that it takes to hold this memory.
 pub(super) fn whole(part: HugeMemory) -> u64 {
     part.memory_bytes.0.div_ceil(part.page_bytes.0.max(1))
 }
 
-/// Returns the part of a running VM's huge pages not among the `on_home` pages at home: it is reserved there.
+/// Returns a running VM's huge-page memory that is not among its `on_home` pages at home: room for it is reserved there.
 pub(super) fn untouched(vm: &VmSample, page_bytes: Bytes, on_home: f64) -> HugeMemory {
     let rest = vm.memory_bytes.as_f64() - on_home * PAGE_BYTES as f64;
     HugeMemory {

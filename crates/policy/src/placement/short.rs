@@ -1,4 +1,4 @@
-//! Explains why a VM fits nowhere: the short resource on each node.
+//! Explains why a VM fits nowhere, by naming the resources that are short on each node.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ use crate::demand::Demand;
 /// One resource that is short.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Shortage {
-    /// The node; `None` for all nodes together that are connected by quiet links.
+    /// The node; `None` for the shortage of all nodes together.
     pub node: Option<NodeId>,
     /// `CPU`, `memory`, `huge pages of` a size or `memory bandwidth`.
     pub resource: Cow<'static, str>,
@@ -26,11 +26,11 @@ pub struct Shortage {
     pub needed: String,
 }
 
-/// No bin has room.
+/// The refusal of a VM because no bin has room.
 #[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error, JsonSchema)]
 #[error("fits nowhere: {}", shortages.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
 pub struct Unplaceable {
-    /// The shortages on each node, and on all together.
+    /// The shortages on each node, and on all nodes together.
     pub shortages: Vec<Shortage>,
 }
 
@@ -54,7 +54,7 @@ struct Resource {
     needed: f64,
     /// Amount left on each node and, for a pool of huge pages, its total.
     nodes: Vec<(f64, Option<f64>)>,
-    /// Size of the huge pages, if these are short.
+    /// Size of the huge pages, if the resource is huge pages.
     page_bytes: Option<Bytes>,
     words: fn(f64) -> String,
 }
@@ -85,7 +85,7 @@ impl Resource {
     }
 }
 
-/// Returns what a VM needs of each resource, and what nodes have left of it.
+/// Returns what a VM needs of each resource, and what the nodes have left of it.
 fn resources(supply: &Supply, demand: &Demand) -> Vec<Resource> {
     let memory = |page_bytes: Option<Bytes>, needed: f64, left: Vec<f64>| {
         let total = |at: usize| page_bytes.map(|page| supply.pool_of(page, at).total);
@@ -127,7 +127,7 @@ fn resources(supply: &Supply, demand: &Demand) -> Vec<Resource> {
     all
 }
 
-/// Returns the shortages on each node that the VM may have, and on all together.
+/// Returns the shortages on each node that the VM may have, and on all these nodes together.
 pub(super) fn shortages(supply: &Supply, demand: &Demand, allowed: Option<&NodeSet>) -> Unplaceable {
     let resources = resources(supply, demand);
     let may = |at: &usize| allowed.is_none_or(|allowed| allowed.contains(supply.nodes[*at].node));

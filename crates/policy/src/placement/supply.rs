@@ -1,4 +1,4 @@
-//! The resources that nodes have left, and the bins that a VM could go into.
+//! The resources that nodes have left, and the bins into which a VM could go.
 
 use std::borrow::Cow;
 
@@ -10,39 +10,40 @@ use super::{Config, Ledger};
 use crate::demand::{Demand, History};
 use crate::near::{self, Near, positions};
 
-/// CPU, memory, bandwidth: as absolute amounts (CPUs, bytes, bytes/s) or normalised to the host's totals.
+/// CPU, memory and bandwidth, either as absolute amounts (CPUs, bytes, bytes/s) or as shares of the host's totals.
 pub(super) type Vector = [f64; 3];
 pub(super) const CPU: usize = 0;
 pub(super) const MEMORY: usize = 1;
 pub(super) const BANDWIDTH: usize = 2;
 
-/// A bin is a bit mask over nodes with memory; on a host with more such nodes only the first ones can be homes.
+/// Most nodes that can be homes, because a bin is a bit mask over nodes. If more nodes have memory, only the first of them
+/// are used.
 const MASK_NODES_MAX: usize = 64;
-/// Most bins of one size and span that are looked at. Eight nodes have at most 70 of one size; beyond about 14 fully
-/// connected nodes this limit drops bins and keeps the sets of lowest node numbers. It bounds work, and is no setting.
+/// Most bins of one size and span that are tried. Eight nodes have at most 70 bins of one size. Beyond about 14 fully connected
+/// nodes, this limit keeps the sets with the lowest node numbers and drops the rest. It bounds work, and is not a setting.
 const BINS_OF_ONE_SIZE_MAX: usize = 4096;
 
 /// The free resources of every node that can be a home.
 #[derive(Clone, Debug)]
 pub struct Supply {
     pub(super) nodes: Vec<NodeSupply>,
-    /// Totals of the host, used to normalise.
+    /// Totals of the host, by which amounts are divided to get shares.
     pub(super) total: Vector,
     /// CPUs of the host if each hyperthread counts.
     total_threads: f64,
-    /// Whether each hyperthread counts as a CPU here, or each core.
+    /// Whether CPU is counted in hyperthreads here, and not in cores.
     pub(super) counts_threads: bool,
-    /// Whether bandwidth is known here; if not, placement packs in two dimensions.
+    /// Whether every node's bandwidth is known. If not, placement packs in two dimensions.
     pub(super) bandwidth_known: bool,
-    /// For each node the others to which it has a quiet link, as a mask over positions.
+    /// For each node, the other nodes to which it has a quiet link, as a mask of positions.
     quiet: Vec<u64>,
     /// Distances between nodes, by position.
     pub(super) near: Near,
-    /// Huge pages.
+    /// Huge pages that are left on the nodes.
     pools: Pools,
-    /// Kind of memory in [`NodeSupply::left`]: huge pages of this size, or ordinary memory.
+    /// Which memory [`NodeSupply::left`] counts: huge pages of this size, or ordinary memory if `None`.
     memory_of: Option<Bytes>,
-    /// Other kinds of memory that the VM in question needs ([`Supply::counting`]).
+    /// Other kinds of memory that the VM to be placed needs ([`Supply::counting`]).
     pub(super) rest: Vec<Rest>,
 }
 
@@ -57,7 +58,7 @@ pub(super) struct Rest {
     pub left: Vec<f64>,
 }
 
-/// One node.
+/// What one node has left.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NodeSupply {
     pub node: NodeId,
@@ -71,32 +72,31 @@ pub(super) struct NodeSupply {
 pub struct NodeLeft {
     /// The node.
     pub node: NodeId,
-    /// CPUs, each hyperthread counted.
+    /// CPUs, counted in hyperthreads.
     pub cpus: f64,
     /// Memory.
     pub memory: Bytes,
-    /// Bandwidth of its controllers; `None` if it is not known for every node, so that placement does not count it.
+    /// Bandwidth of its controllers; `None` if it is not known for every node, because placement then does not count it.
     pub bandwidth: Option<BytesPerSec>,
 }
 
-/// One or more nodes, as a mask over positions in [`Supply::nodes`], with what they have left together.
+/// One or more nodes, as a mask of positions in [`Supply::nodes`], with what they have left together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bin {
     pub mask: u64,
-    /// Normalised.
+    /// What is left, as shares of the host's totals.
     pub left: Vector,
-    /// Memory limit set by an even share on the fullest node: interleaving fills all nodes evenly.
+    /// Memory that fits if it is interleaved. Interleaving fills all nodes evenly, so the node with least memory left limits it.
     pub memory_if_interleaved: f64,
     /// Sum of the distances between its nodes ([`crate::near::Near::sum`]).
     pub distance: u32,
-    /// Whether the other parts of the VM's memory have room in the same way ([`Supply::rest`]).
+    /// Whether there is room, interleaved too, for the other parts of the VM's memory ([`Supply::rest`]).
     pub has_rest: bool,
 }
 
 impl Supply {
-    /// Returns what the view's host has left after everything that is reserved: for VMs with a home, and for reservations whose
-    /// VM has not appeared. VMs in `without`, whose home is being sought, count as if they did not run until nodes are
-    /// reserved for them.
+    /// Returns what the view's host has left after all reservations: for VMs with a home, and for VMs that have not appeared.
+    /// VMs in `without` are those that seek a home; they count as if they did not run, until nodes are reserved for them.
     pub fn new<'a>(
         view: &View<'a>,
         history: &History,
@@ -128,7 +128,7 @@ impl Supply {
             let unplaced = unplaced_running(view, &counted, id);
             bandwidth_known &= node.memory_bandwidth.is_some();
             let bandwidth = node.memory_bandwidth.unwrap_or_default();
-            // Half a CPU's worth of daemons displaces no vCPU.
+            // Rounded, because daemons that use less than half a CPU displace no vCPU.
             let busy = history.host_cpus(id).round() + unplaced;
             nodes.push(NodeSupply {
                 node: id,
@@ -167,7 +167,7 @@ impl Supply {
         supply
     }
 
-    /// Charges reservations for VMs that do not run yet.
+    /// Charges nodes with the reservations for VMs that do not run yet.
     fn charge_pending(&mut self, view: &View<'_>, ledger: &Ledger) {
         for reservation in ledger.pending(view) {
             let demand = &reservation.demand;
@@ -182,7 +182,7 @@ impl Supply {
         }
     }
 
-    /// Returns this supply with each hyperthread counted as a CPU.
+    /// Returns this supply with CPU counted in hyperthreads.
     pub(super) fn by_threads(&self) -> Supply {
         let mut supply = self.clone();
         supply.counts_threads = true;
@@ -193,18 +193,18 @@ impl Supply {
         supply
     }
 
-    /// Returns the share of these nodes' free hyperthreads that remains with this many CPUs taken, 0 to 1.
+    /// Returns the share of these nodes' free hyperthreads that remains once this number of CPUs is taken, 0 to 1.
     pub(super) fn cpus_stay(&self, mask: u64, cpus: f64) -> f64 {
         let free: f64 = positions(mask).map(|at| self.nodes[at].threads).sum();
         (1.0 - cpus / free.max(cpus).max(1.0)).clamp(0.0, 1.0)
     }
 
-    /// Whether a core has several hyperthreads here.
+    /// Whether cores have several hyperthreads on this host.
     pub(super) fn has_threads(&self) -> bool {
         self.total_threads > self.total[CPU]
     }
 
-    /// Returns what each node has left for [`super::place`] to assign, ascending.
+    /// Returns what each node has left for [`super::place`] to assign, in ascending order of nodes.
     pub fn left(&self) -> impl Iterator<Item = NodeLeft> {
         self.nodes.iter().map(|of| NodeLeft {
             node: of.node,
@@ -216,8 +216,8 @@ impl Supply {
         })
     }
 
-    /// Charges every VM that has a home, or a reservation, with what it needs there beyond the measured figures. Its pages
-    /// elsewhere count as room: they will move home.
+    /// Charges nodes for every VM that has a home, or a reservation, with what it needs there beyond the measured figures.
+    /// The room of its pages elsewhere counts as free, because they will move home.
     fn charge_vms<'a>(&mut self, view: &View<'a>, history: &History, counted: &Counted<'a>) {
         for vm in &view.vms {
             let measured = vm
@@ -253,7 +253,7 @@ impl Supply {
         }
     }
 
-    /// Releases a VM's measured memory and traffic outside `but`.
+    /// Releases a VM's measured memory and traffic on all nodes except `but`.
     fn give_back(&mut self, vm: &VmSample, but: &NodeSet, measured: BytesPerSec) {
         let touched = vm.pages_touched().unwrap_or_default().as_f64().max(1.0);
         for (node, pages) in vm
@@ -276,7 +276,7 @@ impl Supply {
         }
     }
 
-    /// Subtracts an amount, split evenly over the nodes.
+    /// Subtracts an amount, split evenly over these nodes.
     fn charge(&mut self, nodes: &NodeSet, amount: Vector) {
         let parts = nodes.len().max(1) as f64;
         for node in nodes.iter() {
@@ -302,8 +302,8 @@ impl Supply {
         self.position(id).map(|at| &mut self.nodes[at])
     }
 
-    /// Returns this supply with [`MEMORY`] as the kind that most of the VM's memory has: ordinary memory or huge pages of one
-    /// size. Its other parts are checked separately ([`Bin::has_rest`]).
+    /// Returns this supply with [`MEMORY`] counted in the kind of memory that most of the VM's memory has: ordinary memory,
+    /// or huge pages of one size. The other parts are checked separately ([`Bin::has_rest`]).
     pub(super) fn counting(&self, demand: &Demand) -> Cow<'_, Supply> {
         let Some(largest) = demand.huge_pages.iter().max_by_key(|part| part.memory_bytes) else {
             return Cow::Borrowed(self);
@@ -340,7 +340,7 @@ impl Supply {
         Cow::Owned(supply)
     }
 
-    /// Returns a node's pool of huge pages of a size, never below 0.
+    /// Returns a node's pool of huge pages of this size; what is left is never below 0.
     pub(super) fn pool_of(&self, page_bytes: Bytes, at: usize) -> pools::PoolOfNode {
         let of = self
             .pools
@@ -352,7 +352,7 @@ impl Supply {
         }
     }
 
-    /// Returns the bytes that a demand needs of the memory counted here, in whole pages.
+    /// Returns the bytes that a demand needs of the kind of memory counted here, in whole pages.
     pub(super) fn memory_needed(&self, demand: &Demand) -> f64 {
         let part = demand
             .huge_pages
@@ -364,13 +364,13 @@ impl Supply {
         }
     }
 
-    /// Returns the size of the huge pages counted as memory here; `None` for ordinary memory.
+    /// Returns the size of the huge pages that count as memory here; `None` for ordinary memory.
     pub(super) fn memory_of(&self) -> Option<Bytes> {
         self.memory_of
     }
 
-    /// Returns a demand as shares of the host's totals, each in [0, 1] for a VM that is not larger than the host. For a
-    /// resource that the host lacks, any need exceeds the total.
+    /// Returns a demand as shares of the host's totals; each is in [0, 1] if the VM is not larger than the host. If the host
+    /// has no memory of the kind counted, any need for it is infinite.
     pub(super) fn normalise(&self, demand: &Demand) -> Vector {
         let bandwidth = demand.bandwidth.unwrap_or(BytesPerSec(0)).as_f64();
         let memory = self.memory_needed(demand);
@@ -391,12 +391,12 @@ impl Supply {
         })
     }
 
-    /// Nodes of a mask.
+    /// Returns the nodes of a mask.
     pub(super) fn nodes_of(&self, mask: u64) -> NodeSet {
         positions(mask).map(|at| self.nodes[at].node).collect()
     }
 
-    /// The bin of a mask.
+    /// Returns the bin of a mask.
     pub(super) fn bin(&self, mask: u64) -> Bin {
         let mut left = [0.0; 3];
         let mut least_memory = f64::INFINITY;
@@ -418,7 +418,7 @@ impl Supply {
         }
     }
 
-    /// Limits the supply to a VM's allowed CPUs: a node has no more for it than those.
+    /// Returns this supply limited to the CPUs that a VM may use: no node has more CPUs for it than those.
     pub(super) fn within(mut self, view: &View<'_>, allowed: Option<&CpuSet>) -> Supply {
         if allowed.is_none() {
             return self;
@@ -440,7 +440,7 @@ impl Supply {
         (0..self.nodes.len()).map(|at| self.bin(1 << at)).collect()
     }
 
-    /// Returns bins one node larger than `smaller`: sets that stay connected over quiet links, of this span at most.
+    /// Returns the bins that are one node larger than those in `smaller`, connected by quiet links, and of at most this span.
     pub(super) fn grow(&self, smaller: &[Bin], span: u32) -> Vec<Bin> {
         let mut masks: Vec<u64> = Vec::new();
         for bin in smaller {
@@ -460,14 +460,14 @@ impl Supply {
     }
 }
 
-/// Decides which VMs count by their reservations instead of their measured use.
+/// Tells which VMs count by their reservations instead of their measured use.
 struct Counted<'a> {
     ledger: &'a Ledger,
     without: &'a [VmId],
 }
 
 impl<'a> Counted<'a> {
-    /// The home that is reserved for a VM in this cycle, or that it has.
+    /// Returns the home that is reserved for a VM in this cycle, or else the one that it has.
     fn home(&self, vm: &VmView<'a>) -> Option<&'a NodeSet> {
         let home = || vm.home.filter(|_| !self.without.contains(&vm.sample.id));
         self.ledger.reserved(vm.sample.id).or_else(home)
@@ -479,7 +479,7 @@ impl<'a> Counted<'a> {
     }
 }
 
-/// Returns the CPUs of a node kept busy by VMs without a home.
+/// Returns the number of a node's CPUs that VMs without a home keep busy.
 fn unplaced_running<'a>(view: &View<'a>, counted: &Counted<'a>, node: NodeId) -> f64 {
     let vms = view
         .vms
@@ -510,7 +510,7 @@ fn quiet_links(view: &View<'_>, config: &Config, nodes: &[NodeSupply]) -> Vec<u6
         .collect()
 }
 
-/// Returns the view's pools of these nodes.
+/// Returns the pools that the view shows on these nodes.
 fn pools_of(view: &View<'_>, nodes: &[NodeId]) -> Pools {
     let said = nodes.iter().enumerate().flat_map(|(at, node)| {
         let node = view.sample.nodes.get(*node);

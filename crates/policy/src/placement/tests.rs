@@ -1,4 +1,4 @@
-//! Each test states the scene, and derives by hand what must come out.
+//! Each test states a scene, and derives by hand what placement must decide.
 
 mod huge;
 mod near;
@@ -49,20 +49,21 @@ fn set(list: &str) -> NodeSet {
 
 #[test]
 fn single_node_bins_come_before_hybrid_bins() {
-    // Nodes of 8 CPUs, 16 GiB, 16 GB/s: anything that one node can take goes on one node.
+    // Nodes have 8 CPUs, 16 GiB and 16 GB/s. A VM that fits on one node gets one node.
     let mut scene = Scene::four_nodes(8);
     assert_eq!(
         placed(&mut scene, &demand(8.0, 16, 16.0)),
         Ok(("0".into(), Match::Order))
     );
-    // Nine CPUs need two nodes, and the lowest two of the equal pairs are taken; 33 GiB need three.
+    // Nine CPUs need two nodes; of the equal pairs, the one with the lowest numbers is taken. 33 GiB need three nodes.
     assert_eq!(placed(&mut scene, &demand(9.0, 16, 1.0)).unwrap().0, "0-1");
     assert_eq!(placed(&mut scene, &demand(9.0, 33, 1.0)).unwrap().0, "0-2");
 }
 
 #[test]
 fn what_is_left_of_each_node_is_what_can_be_given() {
-    // Nodes of 8 CPUs, 16 GiB, 16 GB/s; node 1 has 3 CPUs busy with something else, 4 GiB in use and 6 GB/s of traffic.
+    // Nodes have 8 CPUs, 16 GiB and 16 GB/s. On node 1, 3 CPUs are busy with something else, 4 GiB are in use, and traffic is
+    // 6 GB/s.
     let mut scene = Scene::four_nodes(8);
     scene.host_busy = (0..32)
         .map(|c| if (8..11).contains(&c) { 1.0 } else { 0.0 })
@@ -82,8 +83,8 @@ fn what_is_left_of_each_node_is_what_can_be_given() {
 
 #[test]
 fn the_relative_order_decides_between_bins_with_room() {
-    // Of the host's 32 CPUs, 64 GiB, 64 GB/s, node 0 has left 4 CPUs (.125), 14 GiB (.219), 12 GB/s (.188): the largest sum
-    // but memory first. Node 1 has 6 CPUs (.188), 8 GiB (.125), 4 GB/s (.063). Nodes 2 and 3 are full.
+    // Of the host's 32 CPUs, 64 GiB and 64 GB/s, node 0 has left 4 CPUs (.125), 14 GiB (.219) and 12 GB/s (.188): the largest
+    // sum, but memory comes first. Node 1 has 6 CPUs (.188), 8 GiB (.125) and 4 GB/s (.063). Nodes 2 and 3 are full.
     let mut scene = Scene::four_nodes(8);
     scene.host_busy = [4, 6, 0, 0]
         .iter()
@@ -94,12 +95,12 @@ fn the_relative_order_decides_between_bins_with_room() {
         .collect();
     scene.add_vm(1, 0, Bytes::from_gib(2), 0).pages(0, 2 << 18);
     scene.add_vm(2, 0, Bytes::from_gib(8), 0).pages(1, 8 << 18);
-    // CPU (4/32 = .125) over memory (2/64 = .031) over bandwidth (1/64): node 1, though node 0 has more in sum.
+    // The order is CPU (4/32 = .125), memory (2/64 = .031), bandwidth (1/64): node 1, though node 0 has the larger sum.
     assert_eq!(
         placed(&mut scene, &demand(4.0, 2, 1.0)),
         Ok(("1".into(), Match::Order))
     );
-    // Memory over bandwidth over CPU: node 0.
+    // The order is memory, bandwidth, CPU: node 0.
     assert_eq!(
         placed(&mut scene, &demand(0.5, 8, 2.0)),
         Ok(("0".into(), Match::Order))
@@ -108,8 +109,8 @@ fn the_relative_order_decides_between_bins_with_room() {
 
 #[test]
 fn a_vm_of_unknown_bandwidth_is_not_drawn_to_busy_controllers() {
-    // Node 0 has all of its 8 CPUs (.25 of the host's), 12 GiB (.188) and 1 GB/s (.016) left; the others 7 CPUs (.219), 12
-    // GiB and 16 GB/s (.25). For a VM without bandwidth only node 0 has the order.
+    // Node 0 has all of its 8 CPUs (.25 of the host's), 12 GiB (.188) and 1 GB/s (.016) left. The others have 7 CPUs (.219),
+    // 12 GiB and 16 GB/s (.25). If a VM's unknown bandwidth counted as none, only node 0 would have its order.
     let mut scene = Scene::four_nodes(8);
     scene.host_busy = (0..32)
         .map(|cpu| f64::from(u8::from(cpu % 8 == 0 && cpu > 0)))
@@ -131,7 +132,7 @@ fn a_vm_of_unknown_bandwidth_is_not_drawn_to_busy_controllers() {
 
 #[test]
 fn the_order_is_relaxed_twice_then_refused() {
-    // A host of one node: all 4 CPUs left (1.0), 12 of 16 GiB left (.75), 8 of 16 GB/s left (.5).
+    // A host of one node that has all 4 CPUs (1.0), 12 of 16 GiB (.75) and 8 of 16 GB/s (.5) left.
     let mut scene = Scene::nodes(1, 4);
     scene.traffic = [(NodeId(0), 8_000_000_000)].into_iter().collect();
     scene.add_vm(1, 0, Bytes::from_gib(4), 0).pages(0, 4 << 18);
@@ -154,13 +155,14 @@ fn the_order_is_relaxed_twice_then_refused() {
 
 #[test]
 fn a_busy_link_splits_hybrid_bins() {
-    // Twelve CPUs need two nodes of eight. Every link to or from node 0 carries 5 of 8 GB/s: above one half.
+    // Twelve CPUs need two nodes of eight. Every link between node 0 and another carries 5 of 8 GB/s in one direction, more
+    // than a half.
     let mut scene = Scene::four_nodes(8);
     scene.links = (1..4)
         .flat_map(|n| [(NodeId(0), NodeId(n), 5_000_000_000), (NodeId(n), NodeId(0), 0)])
         .collect();
     assert_eq!(placed(&mut scene, &demand(12.0, 4, 1.0)).unwrap().0, "1-2");
-    // Twenty-five CPUs need all four nodes, and node 0 cannot join.
+    // Twenty-five CPUs need all four nodes, but node 0 cannot join.
     let refused = placed(&mut scene, &demand(25.0, 4, 1.0)).unwrap_err();
     assert_eq!(
         refused.shortages.len(),
@@ -171,7 +173,7 @@ fn a_busy_link_splits_hybrid_bins() {
 
 #[test]
 fn an_even_share_must_fit_on_every_node_of_a_hybrid_bin() {
-    // 16 GiB nodes; node 0 has 2 GiB left. 18 GiB in nodes 0 and 1 would need 9 GiB on each.
+    // Nodes have 16 GiB; node 0 has 2 GiB left. On nodes 0 and 1, 18 GiB would need 9 GiB on each.
     let mut scene = Scene::four_nodes(8);
     scene.add_vm(1, 0, Bytes::from_gib(14), 0).pages(0, 14 << 18);
     assert_eq!(placed(&mut scene, &demand(1.0, 18, 1.0)).unwrap().0, "1-2");
@@ -276,7 +278,7 @@ fn a_reservation_of_the_future_is_one_of_before_a_reboot_and_does_not_hold() {
         huge_pages: Vec::new(),
     };
     let mut ledger = Ledger::default();
-    // Made after five days, read a minute after a reboot.
+    // The record was made five days after boot, and is read a minute after a reboot.
     ledger.announce(announcement, Ns::from_secs(432_000));
     let made_at = Ns::from_secs(432_000);
     let (vm, demand, nodes) = (Some(vm_id(1)), demand(1.0, 1, 1.0), set("2"));
@@ -309,10 +311,10 @@ fn a_vm_stays_where_its_memory_is_if_there_is_room() {
     let mut scene = Scene::four_nodes(4);
     scene.add_vm(1, 4, GIB, 0).pages(2, 1 << 17).pages(0, 1 << 12);
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "2".into())]);
-    // Too little touched to matter: the first of equal nodes.
+    // Too little memory is touched to matter, so the VM gets the first of equal nodes.
     scene.vm(1).pages(2, 1 << 12).pages(0, 0);
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "0".into())]);
-    // The operator may decide that little is enough, or that nearly all memory must be there.
+    // The operator may decide that little touched memory is enough, or that nearly all memory must be on the node.
     let config = Config {
         touched_min: 0.001,
         ..Config::default()
@@ -334,7 +336,7 @@ fn reserved_cpus_and_memory_are_nobodys_and_devices_attract() {
     let mut scene = Scene::four_nodes(4);
     scene.add_vm(1, 4, GIB, 0).device_on(2);
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "2".into())]);
-    // With a CPU of node 2 reserved, its four vCPUs no longer fit there.
+    // A CPU of node 2 is reserved, so the VM's four vCPUs no longer fit there.
     scene.reserved_cpus = "8".parse().unwrap();
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "0".into())]);
     let config = Config {
@@ -347,7 +349,7 @@ fn reserved_cpus_and_memory_are_nobodys_and_devices_attract() {
 #[test]
 fn a_vm_with_a_device_gets_the_devices_node_where_that_alone_has_room() {
     let mut scene = Scene::four_nodes(4);
-    // Node 2 has least left, and in another order than the VM wants.
+    // Node 2 has least left, and not in the relative order of the VM.
     scene.add_vm(9, 2, Bytes::from_gib(3), 0).home(2);
     scene.add_vm(1, 2, GIB, 0).device_on(2);
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "2".into())]);
@@ -358,7 +360,7 @@ fn a_vm_with_a_device_gets_the_devices_node_where_that_alone_has_room() {
         };
         assert_eq!(homes(&mut scene, &config), [(1, "2".into())]);
     }
-    // If that node has no allowed CPU, any other.
+    // If the device's node has no CPU that the VM is allowed, it gets any other.
     scene.vm(1).allowed("0-7");
     assert_ne!(homes(&mut scene, &Config::default()), [(1, "2".into())]);
 }
@@ -377,7 +379,7 @@ fn the_operators_cpus_bound_the_home() {
 
 #[test]
 fn a_node_has_no_more_for_a_vm_than_its_operator_leaves_it_there() {
-    // Four CPUs a node; two vCPUs have CPU 3 of node 0 and all of node 1.
+    // Nodes have four CPUs. The VM of two vCPUs may use CPU 3 of node 0 and all CPUs of node 1.
     let mut scene = Scene::four_nodes(4);
     scene.add_vm(1, 2, GIB, 0).allowed("3-7");
     assert_eq!(homes(&mut scene, &Config::default()), [(1, "1".into())]);
@@ -502,7 +504,7 @@ proptest! {
             let Ok(found) = place(&supply, &demand, None, &config) else { return Ok(()) };
             let socket = |node: NodeId| node.0 / nodes;
             let is_within = |set: &NodeSet| set.iter().all(|node| Some(socket(node)) == set.first().map(socket));
-            // Checks the rule itself, node by node and set by set.
+            // This applies the rule directly, node by node and set by set.
             let has_room = |set: &NodeSet| {
                 let of = || supply.nodes.iter().filter(|of| set.contains(of.node));
                 let cpus: f64 = of().map(|of| if found.shares_cores { of.threads } else { of.left[CPU] }).sum();
@@ -524,7 +526,7 @@ proptest! {
 
     #[test]
     fn the_answer_does_not_depend_on_vm_order(nodes in prop::collection::vec(0u16..4, 2..8)) {
-        // The VMs keep their shape but get other ids, and so another order.
+        // The VMs keep their shape but get other ids, and so come in another order.
         let ask = |order: &dyn Fn(usize) -> u128| {
             let mut scene = Scene::four_nodes(8);
             for (i, node) in nodes.iter().enumerate() {
@@ -536,7 +538,7 @@ proptest! {
     }
 }
 
-/// Returns the most VMs that fit on this many nodes, one node each: exact, by mixed-integer programming.
+/// Returns the most VMs that fit on this number of nodes, each on one node. The answer is exact, by mixed-integer programming.
 fn optimum(demands: &[Demand], nodes: usize) -> usize {
     let mut vars = variables!();
     let on: Vec<Vec<_>> = demands
@@ -564,7 +566,7 @@ fn optimum(demands: &[Demand], nodes: usize) -> usize {
     on.iter().flatten().filter(|v| solution.value(**v) > 0.5).count()
 }
 
-/// Returns how many VMs get a single node when placed one by one.
+/// Returns how many VMs get a single node if they are placed one by one.
 fn packed(demands: &[Demand], nodes: u16, algorithm: Algorithm) -> usize {
     let config = Config {
         algorithm,

@@ -1,42 +1,44 @@
-//! A VM's needs from a host, whatever the arrangement.
+//! What a VM needs from a host, whatever the arrangement.
 
 use homenode_units::BytesPerSec;
 
 use super::{Config, profile};
 
-/// A VM's needs from a host.
+/// What a VM needs from a host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Character {
-    /// CPU time that it wants, in CPUs.
+    /// CPU time that the VM wants, in CPUs.
     pub threads: f64,
-    /// Its share of a contended CPU, by weight: the part of the time it wants that it ran.
+    /// Its share of a contended CPU, given its weight: the part of the time that it wanted in which it ran.
     pub share: f64,
     /// Cycles per second of a running thread.
     pub clock: f64,
-    /// Cycles per instruction without waiting for memory, on an unshared core.
+    /// Cycles per instruction on an unshared core, without those that wait for memory.
     pub core: f64,
-    /// Cycles that a miss stalls a thread per unloaded local latency.
+    /// Cycles for which a miss stalls a thread if its latency is the unloaded local one.
     pub stall: f64,
     /// LLC references per instruction.
     pub references: f64,
-    /// Miss ratio if each thread has [`Character::capacity`].
+    /// Share of references that miss if each thread has [`Character::capacity`].
     pub miss_ratio: f64,
-    /// Bytes; 0 if unknown.
+    /// Cache bytes per thread at which [`Character::miss_ratio`] holds; 0 if unknown.
     pub capacity: f64,
-    /// Power by which the miss ratio falls with growing capacity.
+    /// The power with which the miss ratio falls as capacity grows.
     pub slope: f64,
     /// Bytes that a miss moves.
     pub bytes_per_miss: f64,
-    /// Share of its accesses that are local if the kernel places it and its memory was never moved.
+    /// Share of the VM's accesses that are local if the kernel places it and its memory was never moved.
     pub local_free: f64,
-    /// Share of its threads that the kernel keeps on each cache's CPUs, by position; `None` if unobserved, which counts as an
-    /// even spread.
+    /// Share of its threads that the kernel keeps on each cache's CPUs, by position of the cache. `None` if not observed;
+    /// then threads count as spread evenly.
     pub found: Option<Vec<f64>>,
-    /// Share of its memory on each node, by position, if an agent moved it; otherwise it is where threads are.
+    /// Share of its memory on each node, by position of the node, if an agent moved it. Otherwise memory counts as being
+    /// where the threads are.
     pub memory: Option<Vec<f64>>,
-    /// Measured over modelled speed at home, once its memory is there.
+    /// Ratio of measured to modelled speed at home, once the VM's memory is there.
     pub at_home: f64,
-    /// Measured over modelled speed while no VM had a home: the kernel's actual placement differs from the mean.
+    /// Ratio of measured to modelled speed while no VM had a home. It differs from 1 because the kernel's actual placement
+    /// differs from the mean.
     pub when_unplaced: f64,
 }
 
@@ -64,8 +66,8 @@ impl Character {
         })
     }
 
-    /// Returns the assumed character of a VM with this many threads that has not run yet: it draws this bandwidth (bytes per
-    /// second, all threads together) from memory, or else waits for memory for a third of its time.
+    /// Returns the character that is assumed for a VM with this many threads that has not run yet. It draws this bandwidth (bytes
+    /// per second, all threads together) from memory or, if no bandwidth is given, waits for memory for a third of its time.
     pub fn newcomer(threads: f64, bandwidth: Option<BytesPerSec>, config: &Config) -> Character {
         let (core, stall, clock, bytes) = (
             profile::CORE,
@@ -102,7 +104,7 @@ impl Character {
         }
     }
 
-    /// Returns the share of its cycles spent waiting for memory, on an idle host.
+    /// Returns the share of the VM's cycles that it spends waiting for memory, on an idle host.
     pub fn waiting_share(&self) -> f64 {
         let waits = self.references * self.miss_ratio * self.stall;
         waits / (self.core + waits)

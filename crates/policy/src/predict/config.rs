@@ -1,7 +1,7 @@
-//! Settings of predictions: assumptions for hosts without counters, and how fast counters are learnt.
+//! Settings of predictions: what is assumed on hosts without counters, and how fast the agent learns from counters.
 //!
-//! The laws of the model and its uncertainty before anything is counted are not settings but constants (of [`super`] and its
-//! profiles): they depend on each other, and counters overrule them within seconds.
+//! The laws of the model, and its uncertainty before anything is counted, are not settings but constants (of [`super`] and
+//! its profiles): they depend on each other, and counters correct them within seconds.
 
 use homenode_units::{BytesPerSec, Weight};
 use serde::{Deserialize, Serialize};
@@ -12,34 +12,34 @@ use crate::bounds::{SHARE, SOME_SHARE};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// A VM that wants less than this is not active, in CPUs, from 0.01.
+    /// A VM that wants fewer CPUs than this is not active; at least 0.01.
     pub active_min: f64,
-    /// Cycles at work after which a VM is known, at least 1.
+    /// Number of cycles at work after which a VM is known, at least 1.
     #[serde(alias = "known_epochs")]
     pub known_cycles: u32,
-    /// Nothing is learnt from a VM that ran for less of a CPU than this, in (0, 1].
+    /// Nothing is learnt from a VM in a cycle in which it used less of a CPU than this, in (0, 1].
     pub ran_min: f64,
     /// Weight of the newest cycle in averages, in (0, 1].
     pub average_weight: f64,
-    /// Share of older evidence kept from cycle to cycle, 0 to 1.
+    /// Share of older evidence that is kept from cycle to cycle, 0 to 1.
     pub evidence_kept: f64,
-    /// How many times as long a core's own work takes next to a busy hyperthread, 1 to 4.
+    /// How many times as long a core's own work takes if its other hyperthread is busy, 1 to 4.
     pub smt_stretch: f64,
     /// Share of the firmware's extra distance that is believed, 0 to 4.
     pub distance_real: f64,
-    /// Assumed bandwidth per core of a node with unknown bandwidth, 1 MB/s to 1 TB/s.
+    /// Bandwidth per core that is assumed for a node of unknown bandwidth, 1 MB/s to 1 TB/s.
     #[serde(with = "homenode_units::text")]
     pub bandwidth_per_core: BytesPerSec,
-    /// Bytes that a miss moves if traffic is not counted, 1 to 4096.
+    /// Bytes that a miss is assumed to move if traffic is not counted, 1 to 4096.
     pub bytes_per_miss: f64,
-    /// Share of an unplaced VM's accesses assumed local, if not counted, 0 to 1.
+    /// Share of an unplaced VM's accesses that are assumed to be local if they are not counted, 0 to 1.
     pub local_unknown: f64,
 }
 
 impl Default for Config {
-    /// Throughput of two hyperthreads is 1.25 of one, as published for most workloads. Firmware prints 21 if remote accesses
-    /// take 1.5 to 1.7 times as long. Bandwidth per core is the balance of servers of many years (STREAM tables); a miss
-    /// moves a line, and writes back a third of a line.
+    /// Two hyperthreads have 1.25 times the throughput of one, as published for most workloads. Firmware states a distance of
+    /// 21 if remote accesses take 1.5 to 1.7 times as long. Bandwidth per core is the usual balance of servers over many
+    /// years (STREAM tables). A miss moves one line, and a third of a line is written back.
     fn default() -> Config {
         Config {
             active_min: 0.5,

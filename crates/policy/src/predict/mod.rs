@@ -1,47 +1,48 @@
-//! Predicts how fast every VM would be under another arrangement.
+//! Predicts how fast every VM would run under another arrangement.
 //!
 //! # Problem
-//! Whether a VM gains from a home depends on its use of caches and memory, on its neighbours, and on what the home leaves
-//! idle elsewhere: one node has one cache and one set of controllers, a VM that the kernel spreads has them all. Trying every
-//! arrangement would cost VMs more than the best one gains, so most must be predicted from counters.
+//! Whether a VM gains from a home depends on its use of caches and memory, on its neighbours, and on what the home leaves idle
+//! elsewhere: one node has one cache and one set of controllers, while a VM that the kernel spreads has all of them. Trying every
+//! arrangement would cost VMs more than the best one gains, so most arrangements must be predicted from counters.
 //!
 //! # Terms
-//! - *Cache*: CPUs of one node that share a last-level cache, or a node's part of one that several nodes share. A node has
-//!   one or more.
-//! - *Place* of a VM: [`Place::Unplaced`], wherever the kernel puts it; [`Place::Home`], one or more caches of one or more nodes.
+//! - *Cache*: the CPUs of one node that share a last-level cache. If several nodes share a cache, each node's part counts as
+//!   one. A node has one or more.
+//! - *Place* of a VM: [`Place::Unplaced`] is wherever the kernel puts it; [`Place::Home`] is one or more caches of one or
+//!   more nodes.
 //! - *Arrangement*: a place for each VM.
-//! - *Speed*: instructions per second, of all vCPUs together.
-//! - *Character* of a VM ([`Character`]): its needs from a host, whatever the arrangement. Learnt by [`Profiles`].
+//! - *Speed* of a VM: instructions per second of all its vCPUs together.
+//! - *Character* of a VM ([`Character`]): what it needs from a host, whatever the arrangement. [`Profiles`] learns it.
 //! - *Threads* of a VM: CPU time that it wants, running or waiting, in CPUs.
-//! - *Capacity*: bytes of an LLC that belong to one thread.
+//! - *Capacity*: bytes of a last-level cache that one thread holds.
 //!
 //! # Model
 //! 1. *Threads.* Caches and nodes form a hierarchy: threads run on the CPUs of a cache, and their memory is on a node. Homes
-//!    hold their VMs' threads; threads of unplaced VMs are where the kernel has kept them, except for those that homes leave no
-//!    core: these fill the least loaded CPUs, as the kernel's balancing does. More threads than CPUs share their time; more
-//!    threads than cores share cores, and then the core's own work takes [`Config::smt_stretch`] times as long. Waiting for
-//!    memory overlaps, which is the point of hyperthreads (Tullsen).
-//! 2. *Caches.* The miss ratio `m` follows a power of the capacity, `m = m0 (c / c0)^-s` (Hartstein); the power is learnt,
-//!    starting at about 1/3. Under LRU unused lines of all sharers live equally long, so each sharer holds what it touches in
-//!    that time, and misses are the growth rate of that (Xiang): with the power law, `1 + s` times its misses in that time.
-//!    So sharers hold parts in proportion to `(1 + s)` times their misses: a program that streams holds much although it hits
-//!    nothing. A VM's threads divide its part. If a VM averages less than one thread on a cache's CPUs, as the kernel moves
-//!    its threads about, a thread that is there counts as a whole one.
-//! 3. *Controllers.* A node's latency grows with the share `u` of its bandwidth in use as `1 + q u / (1 - u)`, an open queue
-//!    with many servers (Lazowska). If no bandwidth is known, each core is assumed to add [`Config::bandwidth_per_core`].
-//! 4. *Distance.* An access to another node takes longer by the firmware's distance, less its overstatement
-//!    ([`Config::distance_real`]).
-//! 5. `cycles per instruction = core + misses x stall x latency`; `core` and `stall` are learnt from how cycles followed
-//!    misses and latency so far (Eyerman).
+//!    hold their VMs' threads. Threads of unplaced VMs stay where the kernel has kept them, unless homes leave no core for
+//!    them there; then they go to the least loaded CPUs, as the kernel's balancing moves them. If there are more threads than
+//!    CPUs, threads share CPU time. If there are more threads than cores, threads share cores, and the core's own work takes
+//!    [`Config::smt_stretch`] times as long. Waiting for memory overlaps, which is the point of hyperthreads (Tullsen).
+//! 2. *Caches.* The miss ratio `m` follows a power of the capacity, `m = m0 (c / c0)^-s` (Hartstein). The power is learnt,
+//!    from about 1/3 at first. Under LRU, unused lines of all sharers live equally long. So each sharer holds what it touches
+//!    in that time, and its misses are the rate at which that amount grows (Xiang). With the power law, the amount is `1 + s`
+//!    times its misses in that time. So sharers hold parts of the cache in proportion to `(1 + s)` times their misses: a
+//!    program that streams holds much although it hits nothing. A VM's threads divide its part. If a VM averages less than
+//!    one thread on a cache's CPUs, because the kernel moves its threads about, a thread that is there counts as a whole one.
+//! 3. *Controllers.* A node's latency grows with the share `u` of its bandwidth in use as `1 + q u / (1 - u)`, like an open queue
+//!    with many servers (Lazowska). If a node's bandwidth is unknown, each core is assumed to add [`Config::bandwidth_per_core`].
+//! 4. *Distance.* An access to another node takes longer according to the firmware's distance, of which only a share is
+//!    believed ([`Config::distance_real`]).
+//! 5. `cycles per instruction = core + misses x stall x latency`. `core` and `stall` are learnt from how cycles have followed
+//!    misses and latency (Eyerman).
 //!
-//! Speeds depend on shares of caches and controllers, and these on speeds: a fixed point, reached in `STEPS` damped steps.
-//! While no VM is unplaced and no CPU is lent, nodes that no home joins do not affect each other: for an arrangement that differs
-//! in a few places only the affected VMs are predicted ([`Room::speeds_beside`]).
+//! Speeds depend on shares of caches and controllers, and these shares on speeds. This is a fixed point, approached in
+//! `STEPS` damped steps. While no VM is unplaced and no CPU is lent, nodes affect each other only if homes join them. So for
+//! an arrangement that differs in a few places, only the affected VMs are predicted ([`Room::speeds_beside`]).
 //!
 //! # Missing inputs
-//! Without LLC counters there is no character and no prediction: the VM counts as threads that do not use memory. Without
-//! accesses by node an unplaced VM is assumed to find [`Config::local_unknown`] of them local. Without traffic of nodes a miss is
-//! assumed to move [`Config::bytes_per_miss`].
+//! Without LLC counters there is no character and no prediction: the VM counts as threads that do not use memory. If accesses
+//! are not counted by node, the share [`Config::local_unknown`] of an unplaced VM's accesses is assumed to be local. If the
+//! traffic of nodes is not counted, a miss is assumed to move [`Config::bytes_per_miss`].
 //!
 //! # Properties
 //! - `more_company_never_makes_a_vm_faster`
@@ -73,19 +74,19 @@ pub use shape::{CacheShape, NodeShape, Shape};
 
 use crate::near::positions;
 
-// Constants of the laws, and limits of a fixed point with few steps; no settings.
+// The following are constants of the laws, and limits of a fixed point with few steps. They are not settings.
 /// Weight of the queue in the latency of a controller.
 const QUEUE: f64 = 0.12;
 /// Controllers are never assumed to be busier than this.
 const BUSY_MAX: f64 = 0.95;
-/// Steps of the fixed point.
+/// Number of steps towards the fixed point.
 const STEPS: usize = 12;
-/// A cache is never assumed to lower a VM's miss ratio below this share of the measured one.
+/// More cache is never assumed to lower a VM's miss ratio below this share of the measured one.
 const MISS_FLOOR: f64 = 0.3;
-/// A capacity that differs from a known one by less than this share does not need its own power.
+/// If a capacity differs from a known one by less than this share, its power is not computed again but approximated.
 const POWER_NEAR: f64 = 0.03;
-/// Most nodes, and most caches, that are distinguished: sets of them are masks. On a host with more caches each node counts
-/// as one.
+/// Most nodes, and most caches, that are distinguished, because sets of them are masks. On a host with more caches, each node
+/// counts as one cache.
 pub const NODES_MAX: usize = 64;
 
 /// Where a VM lives.
@@ -93,14 +94,14 @@ pub const NODES_MAX: usize = 64;
 pub enum Place {
     /// Wherever the kernel puts it.
     Unplaced,
-    /// On these caches, by position; its memory on their nodes.
+    /// On these caches, by position; its memory is on their nodes.
     Home(u64),
-    /// Nowhere yet: it uses nothing on the host.
+    /// Nowhere yet: the VM uses nothing on the host.
     Absent,
 }
 
 impl Place {
-    /// Returns the caches of its home, by position; 0 without a home.
+    /// Returns the caches of the VM's home, by position; 0 without a home.
     pub fn mask(self) -> u64 {
         match self {
             Place::Unplaced | Place::Absent => 0,
@@ -109,51 +110,51 @@ impl Place {
     }
 }
 
-/// Scratch space for predictions, reused between them.
+/// Scratch space for predictions, reused from one to the next.
 #[derive(Clone, Debug, Default)]
 pub struct Room {
-    /// VMs to predict.
+    /// The VMs to predict.
     who: Vec<usize>,
-    /// Threads of each VM on each cache's CPUs, row by row.
+    /// Number of each VM's threads on each cache's CPUs, row by row.
     threads: Vec<f64>,
-    /// The cells in which those VMs have threads.
+    /// The cells in which these VMs have threads.
     cells: Vec<Cell>,
     /// Latency factor of each node's controllers.
     load: Vec<f64>,
-    /// Extra latency of a full controller, which limits it to its bandwidth.
+    /// Factor by which the latency of a full controller grows further, so that it moves no more than its bandwidth.
     full: Vec<f64>,
-    /// Threads on each cache's CPUs,
+    /// Number of threads on each cache's CPUs.
     held: Vec<f64>,
-    /// each weighted by its share of a contended CPU.
+    /// The same, with each thread weighted by its VM's share of a contended CPU.
     claims: Vec<f64>,
-    /// Share of an unplaced VM's threads that are where they would be if no VM had a home.
+    /// Share of unplaced VMs' threads that are on the nodes on which they would be if no VM had a home.
     stayed: f64,
     free: Vec<f64>,
-    /// Threads of unplaced VMs on each cache's CPUs before homes push any off, and the share of them that stays.
+    /// Number of unplaced VMs' threads on each cache's CPUs before homes push any off, and the share of them that stays.
     wanted: Vec<f64>,
     stay: Vec<f64>,
-    /// Share of their threads that unplaced VMs have on each cache's CPUs,
+    /// Share of all unplaced VMs' threads that are on each cache's CPUs.
     spread: Vec<f64>,
-    /// and on each node, and so of memory that they touched first.
+    /// The same by node; also the share of their memory on each node, since threads touch memory first where they are.
     scattered: Vec<f64>,
-    /// Latency from each node for unplaced VMs if a thread's memory is not next to it.
+    /// Latency that an unplaced VM's thread on each node meets if its memory is not next to it.
     remote: Vec<f64>,
-    /// Lines fetched into each cache per second, each sharer's weighted by `1 + s`.
+    /// Lines fetched into each cache per second; those of each sharer are weighted by `1 + s`.
     lines: Vec<f64>,
     traffic: Vec<f64>,
-    /// Whether threads are only where homes are, so that nodes that no home joins do not affect each other.
+    /// Whether threads are only where homes are; then nodes affect each other only if homes join them.
     is_apart: bool,
     base: Base,
 }
 
-/// The part of an arrangement kept for others that differ from it in a few places.
+/// What is kept of an arrangement to predict others that differ from it in a few places.
 #[derive(Clone, Debug, Default)]
 struct Base {
     held: Vec<f64>,
     is_apart: bool,
 }
 
-/// A VM's threads on a cache's CPUs.
+/// The threads of one VM on one cache's CPUs.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     vm: usize,
@@ -161,40 +162,41 @@ struct Cell {
     node: usize,
     memory: Memory,
     threads: f64,
-    /// How many it has there while any is, over their average number: at least 1.
+    /// How many threads the VM has there while it has any, over their average number; at least 1.
     whole: f64,
-    /// LLC references of all threads per instruction of each.
+    /// LLC references of all these threads, per instruction of each thread.
     references: f64,
-    /// Capacity, as a multiple of [`Character::capacity`], if all accesses to the cache were its own; 0 if unknown.
+    /// Capacity if all accesses to the cache were these threads', as a multiple of [`Character::capacity`]; 0 if unknown.
     roomy: f64,
-    /// Cycles per second of a thread, which may have to wait for the CPU.
+    /// Cycles per second of a thread, lower if it has to wait for a CPU.
     clock: f64,
-    /// Cycles per instruction of the core's own work.
+    /// Cycles per instruction that the core's own work takes.
     core: f64,
     /// Speed of one thread.
     speed: f64,
-    /// Share of its references that miss.
+    /// Share of LLC references that miss.
     missed: f64,
-    /// Share of the cache that it holds.
+    /// Share of the cache that the threads hold.
     part: f64,
-    /// The inverse of a capacity, as such a multiple, and its miss ratio: a ratio nearby follows without a power.
+    /// The inverse of a capacity (as a multiple, like `roomy`), and the miss ratio at that capacity. Ratios nearby are
+    /// approximated from them without computing a power.
     known: (f64, f64),
 }
 
-/// Location of a VM's memory.
+/// Where a VM's memory is.
 #[derive(Clone, Copy, Debug)]
 enum Memory {
-    /// This share on each of these nodes.
+    /// On these nodes, with this share on each.
     Even(u64, f64),
-    /// Where it was found: [`Character::memory`].
+    /// Where it was found ([`Character::memory`]).
     Found,
-    /// Where its threads touched it first.
+    /// Where the VM's threads touched it first.
     Scattered,
 }
 
 impl Room {
-    /// Predicts the speed of each VM under an arrangement. With `as_found` unplaced VMs have their memory where it is now;
-    /// otherwise as if it had never been moved, as without an agent.
+    /// Predicts the speed of each VM under an arrangement. With [`AsFound::Yes`] the memory of unplaced VMs is where it is
+    /// now; with [`AsFound::No`] it is where it would be without an agent, which moved none of it.
     pub fn speeds(
         &mut self,
         shape: &Shape,
@@ -219,15 +221,15 @@ impl Room {
         self.solve(shape, vms, places, as_found, out);
     }
 
-    /// Predicts with memory as found, and keeps what [`Room::speeds_beside`] needs.
+    /// Predicts the speed of each VM with memory as found, and keeps what [`Room::speeds_beside`] needs.
     pub fn speeds_base(&mut self, shape: &Shape, vms: &[Character], places: &[Place], out: &mut Vec<f64>) {
         self.speeds(shape, vms, places, AsFound::Yes, out);
         self.base.held.clone_from(&self.held);
         self.base.is_apart = self.is_apart;
     }
 
-    /// Predicts an arrangement that differs from the base only in VMs that have or had their homes on the caches of
-    /// `changed`. `out` holds the speeds of the base; those of unaffected VMs stay.
+    /// Predicts an arrangement that differs from the base only in VMs whose homes are or were on the caches of `changed`.
+    /// `out` must hold the speeds in the base; those of unaffected VMs stay.
     pub fn speeds_beside(
         &mut self,
         shape: &Shape,
@@ -251,12 +253,12 @@ impl Room {
         self.solve(shape, vms, places, AsFound::Yes, out);
     }
 
-    /// Returns the number of pairs of a VM and a cache in the last prediction.
+    /// Returns the number of cells in the last prediction.
     pub fn cells_count(&self) -> usize {
         self.cells.len()
     }
 
-    /// Computes the speeds of VMs whose threads are placed.
+    /// Computes the speeds of the VMs to predict, whose threads must have been placed.
     fn solve(
         &mut self,
         shape: &Shape,
@@ -308,8 +310,8 @@ impl Room {
         }
     }
 
-    /// Places threads of unplaced VMs: they stay where the kernel has them, as long as homes leave cores there; others go to the
-    /// least loaded CPUs. Returns their number.
+    /// Places the threads of unplaced VMs. They stay where the kernel has them if homes leave cores there; others go to the
+    /// least loaded CPUs. Returns the number of all these threads.
     fn place_unplaced(&mut self, shape: &Shape, vms: &[Character], places: &[Place]) -> f64 {
         let n = shape.caches.len();
         let unplaced = || (0..vms.len()).filter(|at| places[*at] == Place::Unplaced);
@@ -344,7 +346,7 @@ impl Room {
         for (cache, share) in shape.caches.iter().zip(&self.spread) {
             self.scattered[cache.node] += share;
         }
-        // A thread that is pushed to another cache of its node is still next to its memory.
+        // A thread that is pushed to another cache of its own node is still next to its memory.
         let stays = |(node, now): (&NodeShape, &f64)| {
             let wanted: f64 = positions(node.caches).map(|cache| self.wanted[cache] / all).sum();
             now.min(wanted)
@@ -353,7 +355,8 @@ impl Room {
         all
     }
 
-    /// Moves threads of unplaced VMs, `all` in total, to the least loaded CPUs if homes leave them no core.
+    /// Moves those threads of unplaced VMs for which homes leave no core to the least loaded CPUs. `all` is the number of
+    /// unplaced VMs' threads.
     fn push_off(&mut self, shape: &Shape, vms: &[Character], places: &[Place], all: f64) {
         let n = shape.caches.len();
         let unplaced = || (0..vms.len()).filter(|at| places[*at] == Place::Unplaced);
@@ -398,7 +401,7 @@ impl Room {
         }
     }
 
-    /// Returns the idle CPUs and the threads in excess of a cache's CPUs, if there are both.
+    /// Returns the number of idle CPUs, and of threads in excess of their caches' CPUs; `None` unless there are both.
     fn lent(&self, shape: &Shape) -> Option<(f64, f64)> {
         let caches = || shape.caches.iter().zip(&self.held);
         let idle: f64 = caches().map(|(cache, held)| (cache.cpus - held).max(0.0)).sum();
@@ -406,8 +409,8 @@ impl Room {
         (over > 0.0 && idle > 0.0).then_some((idle, over))
     }
 
-    /// Runs excess threads of a cache on CPUs that others leave idle: vCPUs are lent ([`crate::balance`]). Returns whether
-    /// any are.
+    /// Runs the threads in excess of a cache's CPUs on idle CPUs elsewhere, as vCPUs are lent ([`crate::balance`]). Returns
+    /// whether there were any.
     fn lend(&mut self, shape: &Shape) -> bool {
         let Some((idle, over)) = self.lent(shape) else {
             return false;
@@ -519,7 +522,7 @@ impl Room {
         let mut scattered = 0.0;
         for cell in &mut self.cells {
             let (vm, node) = (&vms[cell.vm], cell.node);
-            // A VM that holds more misses less, and so holds less: half of the way, in logarithms.
+            // If a VM holds more of the cache it misses less, and so holds less. To damp this, go half of the way, in logarithms.
             let own = part_of(cell.lines(vm), self.lines[cell.cache], cell.whole);
             cell.part = (cell.part * own).sqrt();
             cell.missed = cell.miss_ratio(vm, cell.roomy * cell.part);
@@ -529,7 +532,7 @@ impl Room {
             let latency = match (cell.memory, &vm.memory) {
                 (Memory::Even(mask, share), _) => positions(mask).map(|to| met(share, to)).sum(),
                 (Memory::Found, Some(memory)) => (0..n).map(|to| met(memory[to], to)).sum(),
-                // First touch: a thread finds its own memory next to it, except for what is shared or was left behind.
+                // First touch: a thread finds its memory next to it, except for memory that is shared or was left behind.
                 _ => local * self.load[node] + (1.0 - local) * self.remote[node],
             };
             let cycles = cell.core + misses * vm.stall * latency;
@@ -562,19 +565,19 @@ impl Room {
     }
 }
 
-/// Returns a VM's part of the total while its threads are there, which is `1 / whole` of the time.
+/// Returns a VM's part of the total while its threads are there, which is the case for `1 / whole` of the time.
 fn part_of(own: f64, all: f64, whole: f64) -> f64 {
     let there = own * whole;
     there / (all - own + there).max(1e-9)
 }
 
 impl Cell {
-    /// Returns the lines that it fetches into its cache per second, times `1 + s`.
+    /// Returns the lines that the threads fetch into the cache per second, times `1 + s`.
     fn lines(&self, vm: &Character) -> f64 {
         (1.0 + vm.slope) * self.references * self.speed * self.missed
     }
 
-    /// Returns its VM's miss ratio at this multiple of the known capacity.
+    /// Returns the VM's miss ratio at this multiple of [`Character::capacity`].
     fn miss_ratio(&mut self, vm: &Character, capacity: f64) -> f64 {
         if capacity <= 0.0 {
             return vm.miss_ratio;
@@ -583,7 +586,7 @@ impl Cell {
         let (per_capacity, ratio) = self.known;
         let d = capacity * per_capacity - 1.0;
         let scaled = if d.abs() < POWER_NEAR {
-            // Series of the power; the omitted terms are below a millionth.
+            // A series for the power. The terms left out are below a millionth.
             ratio * (1.0 - s * d * (1.0 - (s + 1.0) / 2.0 * d * (1.0 - (s + 2.0) / 3.0 * d)))
         } else {
             let ratio = vm.miss_ratio * capacity.powf(-s);
@@ -594,8 +597,8 @@ impl Cell {
     }
 }
 
-/// Returns all caches affected by a change of these: caches of a node share its memory, and homes join them. `None` if a VM
-/// has no home.
+/// Returns all caches that a change of these caches affects: caches of a node share its memory, and homes join caches.
+/// Returns `None` if a VM is unplaced.
 fn reached(shape: &Shape, places: &[Place], changed: u64) -> Option<u64> {
     let mut reached = shape.caches_on(shape.node_mask(changed));
     loop {
@@ -616,22 +619,23 @@ fn reached(shape: &Shape, places: &[Place], changed: u64) -> Option<u64> {
     }
 }
 
-/// Whether memory of VMs without a home is where it is now, or as if no agent had ever moved it.
+/// Where the memory of unplaced VMs is assumed to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AsFound {
     /// Where it is now.
     Yes,
-    /// Where threads touched it.
+    /// Where their threads touched it, as if no agent had ever moved it.
     No,
 }
 
-/// Spreads threads over the caches of a mask whose CPUs are least loaded, given what each holds already.
+/// Spreads threads over those caches of a mask whose CPUs are least loaded. `held` is the number of threads that each cache
+/// holds already.
 fn fill(shape: &Shape, mask: u64, held: &[f64], threads: f64, out: &mut Vec<f64>) {
     out.clear();
     out.resize(shape.caches.len(), 0.0);
     let cpus_of = |cache: usize| shape.caches[cache].cpus;
     let level_of = |cache: usize| held[cache] / cpus_of(cache);
-    // Raise the level over the least loaded caches until all threads are in; caches above it take none.
+    // Raise all the least loaded caches to one level at which they hold all threads; caches above this level take none.
     let mut in_it = mask;
     loop {
         let cpus: f64 = positions(in_it).map(cpus_of).sum();

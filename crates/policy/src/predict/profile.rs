@@ -1,4 +1,4 @@
-//! Learns each VM's needs from counters while it runs.
+//! Learns from counters what each VM needs, while it runs.
 
 use std::collections::BTreeMap;
 
@@ -8,51 +8,52 @@ use homenode_units::{BytesPerSec, Ewma, VmId};
 use super::{BUSY_MAX, Character, Config, QUEUE, Shape, part_of};
 use crate::near::positions;
 
-// Priors for values that are not counted yet, their uncertainty, and limits of fits; no settings.
-/// Cycles that a miss stalls, as the prior: 100 ns at 2 GHz, four misses in flight.
+// The following are priors for values that are not counted yet, their uncertainty, and limits of fits. They are not settings.
+/// Prior of the cycles for which a miss stalls a thread: 100 ns at 2 GHz, with four misses in flight.
 pub(super) const STALL: f64 = 50.0;
-/// Standard deviation of that.
+/// Standard deviation of this prior.
 const STALL_SD: f64 = 50.0;
-/// Cycles per instruction without memory, as the prior, and their standard deviation.
+/// Prior of the cycles per instruction without memory, and (next) its standard deviation.
 pub(super) const CORE: f64 = 0.4;
-/// Cycles per second of a thread, as the prior.
+/// Prior of a thread's cycles per second.
 pub(super) const CLOCK: f64 = 2e9;
 const CORE_SD: f64 = 0.25;
-/// Cycles of the core that an LLC hit takes, most of them hidden.
+/// Cycles of the core that an LLC hit takes, most of which are hidden.
 const HIT: f64 = 6.0;
 const CORE_MIN: f64 = 0.2;
-/// Deviation of counted cycles per instruction from the model, as a share.
+/// Deviation of counted cycles per instruction from the model, as a share of them.
 const NOISE: f64 = 0.15;
-/// Power of the miss ratio over capacity, as the prior ((Hartstein): 0.3 to 0.7), and its standard deviation.
+/// Prior of the power of the miss ratio over capacity (0.3 to 0.7 in (Hartstein)), and (next) its standard deviation.
 pub(super) const SLOPE: f64 = 0.35;
 const SLOPE_SD: f64 = 0.3;
 const SLOPE_MAX: f64 = 1.5;
 /// Deviation of counted miss ratios from the power law, in logarithms.
 const MISS_NOISE: f64 = 0.1;
 
-/// A VM that wants less than this share of its CPUs rests.
+/// A VM rests if it wants less than this share of its CPUs' time.
 const BUSY_SHARE: f64 = 0.75;
 
-/// The figures learnt about one VM.
+/// What was learnt about one VM.
 #[derive(Clone, Debug, Default)]
 struct Profile {
     cycles: u32,
-    /// Whether it had a home, so that an agent chose where its memory is.
+    /// Whether the VM ever had a home, so that an agent chose where its memory is.
     was_moved: bool,
-    /// CPU time that it wanted in the last cycle, in CPUs.
+    /// CPU time that the VM wanted in the last cycle, in CPUs.
     wanted: f64,
     threads: Ewma,
-    /// Part of the time it wanted that it ran, while it had no home.
+    /// The part of the time that it wanted in which it ran, while it had no home.
     share: Ewma,
     clock: Ewma,
     cycles_per_instruction: Ewma,
     references: Ewma,
-    /// Share of its accesses that were local while it never had a home. On a host whose kernel balances it only rises if
-    /// other VMs have one: their pins push its threads off its memory, which no agent would.
+    /// Share of its accesses that were local, while it had never had a home. On a host whose kernel balances, this only rises
+    /// while other VMs have homes: their pins push the VM's threads off its memory, which would not happen without an agent.
     local_free: Ewma,
-    /// Share of its threads on each cache's CPUs while it had no home; empty before it ran.
+    /// Share of its threads on each cache's CPUs while it had no home; empty until it has run.
     found: Vec<f64>,
-    /// Sums over the loop's cycles of outer products of (stretch, misses x latency), and of these with cycles per instruction.
+    /// Sums over cycles of the outer products of (stretch, misses x latency) with itself and, in `target`, with cycles per
+    /// instruction.
     evidence: [f64; 3],
     target: [f64; 2],
     /// Weighted sums for the line through (log capacity, log miss ratio).
@@ -60,7 +61,7 @@ struct Profile {
     at_home: Ewma,
     when_unplaced: Ewma,
     speed: Ewma,
-    /// Instructions per second per CPU that it wanted.
+    /// Instructions per second, per CPU that the VM wanted.
     pace: Ewma,
 }
 
@@ -91,7 +92,7 @@ impl Line {
         self.xy += x * y;
     }
 
-    /// Returns the means, and the power by least squares drawn towards [`SLOPE`].
+    /// Returns the means of both logarithms, and the power according to least squares, drawn towards [`SLOPE`].
     fn fit(&self) -> Option<(f64, f64, f64)> {
         if self.weight <= 0.0 {
             return None;
@@ -104,14 +105,14 @@ impl Line {
     }
 }
 
-/// The figures learnt about all VMs.
+/// What was learnt about all VMs.
 #[derive(Clone, Debug, Default)]
 pub struct Profiles {
     vms: BTreeMap<VmId, Profile>,
     bytes_per_miss: Ewma,
 }
 
-/// A VM's conditions in a cycle, averaged over its vCPUs.
+/// The conditions that a VM met in a cycle, averaged over its vCPUs.
 struct Met {
     stretch: f64,
     latency: f64,
@@ -120,8 +121,8 @@ struct Met {
 }
 
 impl Met {
-    /// Returns the conditions of threads on these caches, with this share of local accesses and this many lines fetched into
-    /// caches per second.
+    /// Returns the conditions that threads meet on these caches, with this share of local accesses, and with this many lines
+    /// fetched into caches per second.
     fn of(on: &[f64], local: f64, lines: f64, shape: &Shape, loads: &Loads) -> Met {
         let n = shape.nodes.len();
         let all: f64 = on.iter().sum::<f64>().max(1e-9);
@@ -156,7 +157,7 @@ impl Met {
 }
 
 impl Profiles {
-    /// Records a cycle.
+    /// Records what all VMs did in a cycle.
     pub fn observe(&mut self, view: &View<'_>, shape: &Shape, config: &Config) {
         self.vms.retain(|id, _| view.sample.vm(*id).is_some());
         let Some(rates) = view.rates else { return };
@@ -190,7 +191,7 @@ impl Profiles {
         line.map_or(SLOPE, |(.., slope)| slope)
     }
 
-    /// Returns in how many of the loop's cycles a VM was seen at work.
+    /// Returns the number of cycles in which a VM was seen at work.
     pub fn cycles(&self, vm: VmId) -> u32 {
         self.vms.get(&vm).map_or(0, |profile| profile.cycles)
     }
@@ -200,18 +201,19 @@ impl Profiles {
         self.cycles(vm) >= config.known_cycles
     }
 
-    /// Returns the recent average of a VM's instructions per second; `None` if it was never at work.
+    /// Returns the recent average of a VM's instructions per second; `None` if it was never seen at work.
     pub fn speed(&self, vm: VmId) -> Option<f64> {
         self.vms.get(&vm)?.speed.value()
     }
 
-    /// Returns the recent average of a VM's instructions per second of CPU time that it wants: its speed while it has work.
-    /// `None` if it was never at work.
+    /// Returns the recent average of a VM's instructions per second of CPU time that it wants, which is its speed while it
+    /// has work. Returns `None` if it was never seen at work.
     pub fn pace(&self, vm: VmId) -> Option<f64> {
         self.vms.get(&vm)?.pace.value()
     }
 
-    /// Whether a VM wants its CPUs for less than `BUSY_SHARE` of the time: its work done then says little about its speed.
+    /// Whether a VM wants its CPUs for less than `BUSY_SHARE` of the time. How much work it does then says little about its
+    /// speed.
     pub fn rests(&self, vm: &VmView<'_>) -> bool {
         let threads = self
             .vms
@@ -220,7 +222,7 @@ impl Profiles {
         threads.is_some_and(|threads| threads < BUSY_SHARE * vm.sample.vcpus.len() as f64)
     }
 
-    /// Returns the figure compared before and after a change: pace for a VM that rests, else speed.
+    /// Returns the figure to compare before and after a change: pace for a VM that rests, else speed.
     pub fn progress(&self, vm: VmId, rests: bool) -> Option<f64> {
         if rests { self.pace(vm) } else { self.speed(vm) }
     }
@@ -236,20 +238,20 @@ impl Profiles {
         profile.is_some_and(|profile| profile.wanted >= config.active_min)
     }
 
-    /// Records measured over modelled speed of a VM at home, once its memory is there. Returns the average.
+    /// Records the ratio of measured to modelled speed of a VM at home, once its memory is there. Returns the average.
     pub fn learn_at_home(&mut self, vm: VmId, ratio: f64, config: &Config) -> f64 {
         let average = self.vms.get_mut(&vm).map(|profile| &mut profile.at_home);
         learn(average, ratio, config)
     }
 
-    /// Records measured over modelled speed of a VM that never had a home, while no VM has one, as without an agent. Returns
-    /// the average.
+    /// Records the ratio of measured to modelled speed of a VM that never had a home, while no VM has one, which equals a
+    /// host without an agent. Returns the average.
     pub fn learn_when_unplaced(&mut self, vm: VmId, ratio: f64, config: &Config) -> f64 {
         let average = self.vms.get_mut(&vm).map(|profile| &mut profile.when_unplaced);
         learn(average, ratio, config)
     }
 
-    /// Returns what is known about a VM; for a new one, a character of its size with few needs.
+    /// Returns what is known about a VM. A new VM gets a character of its size with few needs.
     pub fn character(&self, vm: &VmView<'_>, shape: &Shape, config: &Config) -> Character {
         let new = Profile::default();
         let profile = self.vms.get(&vm.sample.id).unwrap_or(&new);
@@ -298,15 +300,15 @@ fn memory(vm: &VmView<'_>, shape: &Shape) -> Option<Vec<f64>> {
     (all > 0.0).then(|| on.iter().map(|pages| pages / all).collect())
 }
 
-/// The host's load over a cycle; nodes and caches by position.
+/// The host's load in a cycle, with nodes and caches by position.
 struct Loads {
-    /// Share of a node's threads that are next to a busy hyperthread.
+    /// Share of each node's threads that run next to a busy hyperthread.
     beside: Vec<f64>,
-    /// Latency of a node's controllers.
+    /// Latency factor of each node's controllers.
     load: Vec<f64>,
-    /// Lines fetched into a cache per second, each sharer's weighted by `1 + s`.
+    /// Lines fetched into each cache per second; those of each sharer are weighted by `1 + s`.
     lines: Vec<f64>,
-    /// Whether VMs live in homes while the kernel balances all others.
+    /// Whether some VMs have homes while the kernel balances all others.
     is_disturbed: bool,
 }
 
@@ -327,7 +329,7 @@ impl Loads {
             let node = core[0].1;
             let sum: f64 = core.iter().map(|(.., share)| share).sum();
             busy[node] += sum;
-            // Two threads that are busy a and b of the time, independently, are both busy a b of it.
+            // If two threads are busy for shares a and b of the time, independently, both are busy for a b of it.
             let squares: f64 = core.iter().map(|(.., share)| share * share).sum();
             beside[node] += sum * sum - squares;
         }
@@ -365,7 +367,7 @@ impl Loads {
     }
 }
 
-/// Returns a VM's threads on the CPUs of each cache, by where its vCPUs were seen last.
+/// Returns the number of a VM's threads on the CPUs of each cache, from where its vCPUs were last seen.
 fn threads_on(view: &View<'_>, vm: &VmRates, shape: &Shape) -> Vec<f64> {
     let mut on = vec![0.0; shape.caches.len()];
     let sample = view.sample.vm(vm.id);
@@ -376,7 +378,7 @@ fn threads_on(view: &View<'_>, vm: &VmRates, shape: &Shape) -> Vec<f64> {
         let cpu = sample.and_then(|sample| sample.vcpu(vcpu.index)?.cpu);
         let ran_on = |at: &usize| cpu.is_some_and(|cpu| shape.caches[*at].cpu_set.contains(cpu));
         let mut of_node = positions(shape.nodes[node].caches);
-        // If it ran on a CPU that VMs may not use, any cache of the node will do.
+        // If the vCPU ran on a CPU that VMs may not use, any cache of the node will do.
         let any = shape.nodes[node].caches.trailing_zeros() as usize;
         on[of_node.find(ran_on).unwrap_or(any)] += vcpu.running;
     }
@@ -450,7 +452,7 @@ impl Profile {
         }
     }
 
-    /// Records where its threads are.
+    /// Records where the VM's threads are.
     fn see(&mut self, on: &[f64], weight: f64) {
         let all: f64 = on.iter().sum();
         if all <= 0.0 {
@@ -476,7 +478,7 @@ impl Profile {
         *q = *q * kept + misses * cpi / noise;
     }
 
-    /// Returns cycles per instruction of the core's own work, and cycles that a miss stalls.
+    /// Returns the cycles per instruction of the core's own work, and the cycles for which a miss stalls.
     fn fit(&self) -> (f64, f64) {
         let expected = CORE + HIT * self.references.value().unwrap_or(0.0);
         let (core, stall) = (1.0 / (CORE_SD * CORE_SD), 1.0 / (STALL_SD * STALL_SD));

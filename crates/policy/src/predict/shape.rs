@@ -1,4 +1,4 @@
-//! The predictor's view of a host: caches in nodes.
+//! The predictor's view of a host: its nodes and their caches.
 
 use homenode_machine::Machine;
 use homenode_units::{BytesPerSec, CpuSet, NodeId, NodeSet};
@@ -11,28 +11,28 @@ use crate::near::{self, Near, positions};
 pub struct NodeShape {
     /// The node.
     pub id: NodeId,
-    /// Cores that VMs may use.
+    /// Number of its cores that VMs may use.
     pub cores: f64,
-    /// CPUs that VMs may use.
+    /// Number of its CPUs that VMs may use.
     pub cpus: f64,
-    /// Bytes per second that its controllers sustain, measured or assumed per core.
+    /// Bytes per second that its controllers sustain, as measured, or as assumed for its cores.
     pub bandwidth: f64,
     /// Its caches, by position.
     pub caches: u64,
 }
 
-/// The predictor's view of CPUs of one node that share a last-level cache.
+/// The predictor's view of a cache: CPUs of one node that share a last-level cache.
 #[derive(Clone, Debug)]
 pub struct CacheShape {
     /// Position of its node.
     pub node: usize,
     /// CPUs that VMs may use.
     pub cpu_set: CpuSet,
-    /// Number of these CPUs,
+    /// Number of these CPUs.
     pub cpus: f64,
-    /// and of their cores.
+    /// Number of their cores.
     pub cores: f64,
-    /// Size in bytes, or of the node's part; 0 if unknown.
+    /// Size in bytes, or size of the node's part if several nodes share the cache; 0 if unknown.
     pub bytes: f64,
 }
 
@@ -42,7 +42,7 @@ impl CacheShape {
         let all = &machine.nodes[id].cpus;
         let part = |at: u32| {
             let llc = &machine.llcs[at as usize];
-            // Each of several nodes that share a cache counts its part.
+            // If several nodes share a cache, each node counts its part.
             let here = llc.cpus.intersection(all).len() as f64 / llc.cpus.len().max(1) as f64;
             (llc.cpus.intersection(usable), llc.size_bytes.as_f64() * here)
         };
@@ -81,13 +81,13 @@ impl CacheShape {
 /// The predictor's view of a host.
 #[derive(Clone, Debug)]
 pub struct Shape {
-    /// Nodes with memory and CPUs, ascending.
+    /// Nodes with memory and CPUs, in ascending order.
     pub nodes: Vec<NodeShape>,
-    /// Their caches, in the order of nodes.
+    /// The nodes' caches, in the order of nodes.
     pub caches: Vec<CacheShape>,
-    /// Unloaded latency of an access from one node to another, local = 1, row by row.
+    /// Unloaded latency of an access from each node to each other, row by row; local is 1.
     pub latency: Vec<f64>,
-    /// How many times as long a core's own work takes next to a busy hyperthread.
+    /// How many times as long a core's own work takes if its other hyperthread is busy.
     pub smt_stretch: f64,
     /// Distances between the nodes.
     pub(crate) near: Near,
@@ -150,7 +150,7 @@ impl Shape {
         self.nodes.iter().position(|node| node.id == id)
     }
 
-    /// Returns all caches of a set of nodes; `None` if one of them is unknown.
+    /// Returns all caches of a set of nodes; `None` if a node is unknown.
     pub fn mask(&self, nodes: &NodeSet) -> Option<u64> {
         let caches_of = |id| Some(self.nodes[self.position(id)?].caches);
         nodes.iter().map(caches_of).sum()
@@ -163,7 +163,7 @@ impl Shape {
         })
     }
 
-    /// Returns the positions of the nodes of these caches.
+    /// Returns the nodes of these caches, as a mask of positions.
     pub fn node_mask(&self, mask: u64) -> u64 {
         positions(mask).fold(0, |nodes, at| nodes | 1 << self.caches[at].node)
     }
@@ -192,12 +192,12 @@ impl Shape {
         mask_of(self.caches.iter(), |_| true)
     }
 
-    /// Returns the cores of all nodes.
+    /// Returns the number of cores of all nodes.
     pub fn cores(&self) -> f64 {
         self.nodes.iter().map(|node| node.cores).sum()
     }
 
-    /// Returns the CPUs of all nodes, hyperthreads included.
+    /// Returns the number of CPUs of all nodes, hyperthreads included.
     pub fn cpus(&self) -> f64 {
         self.nodes.iter().map(|node| node.cpus).sum()
     }
@@ -207,7 +207,7 @@ impl Shape {
     }
 }
 
-/// Returns the positions of matching elements as a mask.
+/// Returns the positions of the elements for which `is_it` holds, as a mask.
 fn mask_of<T>(all: impl Iterator<Item = T>, is_it: impl Fn(T) -> bool) -> u64 {
     all.enumerate()
         .fold(0, |mask, (at, of)| mask | u64::from(is_it(of)) << at)

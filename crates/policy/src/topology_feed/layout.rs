@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use homenode_host::{Sample, VirtualNode};
 use homenode_units::{NodeId, NodeSet, VmId};
 
-/// The layout of each VM whose guest follows and that has a home: the present or intended home node of each virtual node.
+/// The layout of each VM that has a home and whose guest follows: for each virtual node, the home node where its memory is or
+/// belongs.
 #[derive(Clone, Debug, Default)]
 pub struct Layouts {
     vms: BTreeMap<VmId, Layout>,
@@ -19,7 +20,7 @@ struct Layout {
 }
 
 impl Layouts {
-    /// Lays out VMs that are new or have another home, and drops those that left or no longer follow.
+    /// Lays out VMs that are new or have another home. Drops VMs that left or no longer follow.
     pub fn update(&mut self, sample: &Sample, homes: &BTreeMap<VmId, NodeSet>) {
         let mut before = std::mem::take(&mut self.vms);
         for vm in sample.vms.iter().filter(|vm| super::why_not(vm).is_none()) {
@@ -41,13 +42,13 @@ impl Layouts {
         }
     }
 
-    /// Returns the node of each virtual node's memory; `None` for a VM whose guest does not follow, or that has no home.
+    /// Returns the node of each virtual node's memory; `None` if the VM's guest does not follow, or the VM has no home.
     pub fn of(&self, vm: VmId) -> Option<&[NodeId]> {
         self.vms.get(&vm).map(|layout| layout.nodes.as_slice())
     }
 }
 
-/// Returns the layout of bound memory: each virtual node on the home node with most of its pages.
+/// Returns the layout of memory that is bound: each virtual node is on the home node with most of its pages.
 fn as_it_lies(virtual_nodes: &[VirtualNode], home: &NodeSet) -> Vec<NodeId> {
     let most = |virtual_node: &VirtualNode| {
         let pages = |node: &NodeId| {
@@ -61,8 +62,8 @@ fn as_it_lies(virtual_nodes: &[VirtualNode], home: &NodeSet) -> Vec<NodeId> {
     virtual_nodes.iter().filter_map(most).collect()
 }
 
-/// Deals virtual nodes out evenly: as many on each home node, or one more. To move little, the virtual node with most pages
-/// on a node goes first.
+/// Deals virtual nodes out evenly: numbers on home nodes differ by at most one. To move little memory, pairs of a virtual
+/// node and a node are taken in descending order of the pages that are already there.
 fn lay_out(virtual_nodes: &[VirtualNode], home: &NodeSet) -> Vec<NodeId> {
     let mut pairs: Vec<(u64, usize, NodeId)> = Vec::new();
     for (at, virtual_node) in virtual_nodes.iter().enumerate() {

@@ -1,27 +1,27 @@
-//! Tells a guest the nodes of its vCPUs and its memory while they change.
+//! Tells a guest on which nodes its vCPUs and its memory are, as these change.
 //!
 //! # Problem
-//! A guest never updates its boot tables, and its host moves vCPUs and memory all the time: no node information is better
-//! than outdated information [XPV, section 4.1]. Updates cost, too: the guest rebuilds scheduler domains, and its programs
-//! use other memory. A topology that flickers is worse than one that is a little late.
+//! A guest never updates its boot tables, but its host moves vCPUs and memory all the time, and no node information is better
+//! than outdated information [XPV, section 4.1]. Updates cost, too: the guest rebuilds its scheduler domains, and its
+//! programs use other memory. A topology that flickers is worse than one that is a little late.
 //!
 //! # Terms
-//! - *Virtual node*: a node as the guest sees it. A page of a stock guest belongs to one for ever.
+//! - *Virtual node*: a node as the guest sees it. In a stock guest, a page belongs to the same virtual node for ever.
 //! - *Fact*: the node of one vCPU, or of one virtual node's memory.
-//! - *Follows*: a VM whose guest can be told ([`homenode_host::VmSample::no_topology_device`]), whose operator did not opt it
-//!   out, and whose memory policy moves no single pages.
-//! - *Layout*: the home node intended for each virtual node's whole memory ([`Layouts`]).
+//! - *Follows*: a VM follows if its guest can be told ([`homenode_host::VmSample::no_topology_device`]), its operator did not
+//!   opt it out, and its memory policy does not move single pages.
+//! - *Layout*: the home node that is to hold all memory of each virtual node ([`Layouts`]).
 //!
 //! # Algorithm
-//! 1. Each VM that follows and has a home has a layout: virtual nodes are dealt out evenly over the home nodes, each to the
-//!    one with most of its memory if there is room. It holds until the home changes. [`crate::balance`] confines each vCPU to
-//!    one home node, at first the one with its virtual node's memory; [`crate::repatriate`] moves each virtual node's memory
-//!    there, and strays back.
-//! 2. The node of a vCPU is the one that its affinity is confined to, otherwise the one that it ran on last. The node of a
-//!    virtual node's memory is the one with over half of its touched pages; without one, the published one, the layout's, or
-//!    the one with most.
-//! 3. A guest without any information is told everything at once. Later a fact is published when it has been unchanged for
-//!    [`Config::settle`]; all facts that are due go together, at most one version per [`Config::interval`].
+//! 1. Each VM that follows and has a home gets a layout: virtual nodes are dealt out evenly over the home nodes, each to the
+//!    node with most of its memory if there is room. The layout holds until the home changes. [`crate::balance`] confines
+//!    each vCPU to one home node, at first the one with its virtual node's memory. [`crate::repatriate`] moves each virtual
+//!    node's memory to its node, and brings strays back.
+//! 2. A vCPU's node is the one to which its affinity confines it, or else the one on which it ran last. The node of a virtual
+//!    node's memory is the one with over half of its touched pages. If there is none, it is the node published before, else
+//!    the layout's, else the one with most pages.
+//! 3. A guest that was told nothing yet is told everything at once. Later, a fact is published once it has been unchanged for
+//!    [`Config::settle`]. All facts that are due go together, with at most one version per [`Config::interval`].
 //!
 //! # Properties (tests of the same name)
 //! - `what_is_told_is_what_is_so_once_it_has_settled`
@@ -32,10 +32,10 @@
 //! - `a_vm_whose_pages_follow_their_users_does_not_follow_and_that_is_said_once`
 //!
 //! # Departures from the source, and why
-//! - The paper tells a guest at each context switch (section 4.3.2), handled in 368 cycles. A stock kernel takes 27 ms to
-//!   rebuild what depends on a CPU's node, or 290 to 604 by hotplug (docs/TOPOLOGY.md): at one version in five seconds that
-//!   is half a percent of one CPU, or 12 at worst.
-//! - Memory is moved by whole virtual nodes only: a stock kernel has no way to change a page's node.
+//! - The paper tells a guest at each context switch (section 4.3.2), which takes 368 cycles. A stock kernel takes 27 ms to
+//!   rebuild what depends on a CPU's node, or 290 to 604 ms with hotplug (docs/TOPOLOGY.md). At one version in five seconds
+//!   that is half a percent of one CPU, or 12 percent at worst.
+//! - Memory moves only by whole virtual nodes, because a stock kernel cannot change a page's node.
 
 mod layout;
 #[cfg(test)]
@@ -67,7 +67,8 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// Two seconds: a vCPU that balance lends often returns in the next cycle. Five seconds: see above.
+    /// A fact settles for two seconds, because a vCPU that [`crate::balance`] lends often returns in the next cycle. Versions
+    /// are five seconds apart because of their cost (see above).
     fn default() -> Self {
         Config {
             settle: Ns::from_secs(2),
@@ -85,7 +86,7 @@ pub struct State {
     said: BTreeSet<VmId>,
 }
 
-/// Current facts, and the time of their last change.
+/// Current facts, each with the time of its last change.
 #[derive(Clone, Debug, Default)]
 struct Facts {
     vcpus: Vec<Fact>,
@@ -116,7 +117,7 @@ impl Facts {
         take_in(&mut self.memory, &seen.memory);
     }
 
-    /// Returns the published topology, updated with facts that have settled since.
+    /// Returns the published topology, updated with the facts that have settled since.
     fn settled(&self, published: &GuestTopology, settle: Ns, now: Ns) -> GuestTopology {
         let merge = |facts: &[Fact], published: &[Option<NodeId>]| {
             let published = published.iter().copied().chain(std::iter::repeat(None));
@@ -134,7 +135,7 @@ impl Facts {
     }
 }
 
-/// Returns why a VM's guest is told nothing; `None` for one that follows.
+/// Returns why a VM's guest is told nothing; `None` if the VM follows.
 pub fn why_not(vm: &VmSample) -> Option<String> {
     if vm.settings.management == Management::Ignored {
         return Some("its operator opted it out (manage='no' in its metadata)".to_owned());
@@ -197,7 +198,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     plan
 }
 
-/// Step 2.
+/// Step 2: returns on which nodes a VM's vCPUs and memory are now.
 fn seen(view: &View<'_>, vm: &VmView<'_>) -> GuestTopology {
     let sample = vm.sample;
     let count = sample.vcpus.last().map_or(0, |vcpu| usize::from(vcpu.index) + 1);
@@ -221,7 +222,7 @@ fn seen(view: &View<'_>, vm: &VmView<'_>) -> GuestTopology {
     }
 }
 
-/// Returns the node of a virtual node's memory; `otherwise` if no node has over half of it.
+/// Returns the node of a virtual node's memory; if no node has over half of it, `otherwise`.
 fn memory_node(virtual_node: &VirtualNode, otherwise: Option<NodeId>) -> Option<NodeId> {
     if virtual_node.memory_bytes.0 == 0 {
         return None;

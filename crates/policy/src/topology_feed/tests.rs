@@ -4,7 +4,7 @@ use homenode_host::Published;
 use homenode_units::{Bytes, CpuSet, NodeSet};
 use proptest::prelude::*;
 
-/// Two virtual nodes of a vCPU each, at home on nodes 0 and 1 of four with four CPUs each.
+/// A VM with two virtual nodes of one vCPU each, at home on nodes 0 and 1 of a host of four nodes with four CPUs each.
 fn scene() -> Scene {
     let mut scene = Scene::four_nodes(4);
     let vm = scene.add_vm(1, 2, Bytes::from_gib(2), 0);
@@ -14,7 +14,7 @@ fn scene() -> Scene {
     scene
 }
 
-/// Confines vCPUs to nodes.
+/// Confines each vCPU to one node.
 fn on(scene: &mut Scene, nodes: &[u16]) {
     let machine = scene.machine.clone();
     for (at, node) in nodes.iter().enumerate() {
@@ -43,7 +43,7 @@ fn topology(vcpus: &[u16], memory: &[u16]) -> GuestTopology {
     }
 }
 
-/// Guests that get every published version, cycle after cycle of a second.
+/// A scene whose guests get every published version, in cycles of a second.
 struct Run {
     scene: Scene,
     state: State,
@@ -61,7 +61,7 @@ impl Run {
         }
     }
 
-    /// One cycle; returns the plan.
+    /// Runs one cycle; returns the plan.
     fn cycle(&mut self) -> Plan {
         self.scene.at += Ns::from_secs(1);
         update(&mut self.layouts, &mut self.scene);
@@ -113,7 +113,7 @@ fn what_is_told_is_what_is_so_once_it_has_settled() {
     let plan = run.cycle();
     assert_eq!(*run.published(), topology(&[2, 1], &[0, 1]));
     assert_eq!(plan.decisions[0].reason, "vCPU 0 is on node 2, not node 0");
-    // Memory with half of its pages moved keeps its published node.
+    // Half of the memory's pages have moved, so its published node stays.
     let vm = run.scene.vm(1);
     vm.follows(&[(&[0], &[(0, 500), (3, 500)]), (&[1], &[(1, 1000)])]);
     run.cycles(10);
@@ -141,7 +141,7 @@ fn a_fact_that_flickers_is_not_told_and_keeps_no_other_back() {
 fn at_most_one_version_in_an_interval() {
     let mut run = Run::new(scene());
     for cycle in 0..60_u16 {
-        // Long enough to settle, shorter than the interval.
+        // Facts hold for long enough to settle, but change more often than the interval allows.
         on(&mut run.scene, &[cycle / 3 % 4, (cycle / 4 + 1) % 4]);
         run.cycle();
     }
@@ -182,7 +182,7 @@ fn a_vm_whose_pages_follow_their_users_does_not_follow_and_that_is_said_once() {
 #[test]
 fn virtual_nodes_whose_memory_is_bound_are_laid_out_where_it_lies() {
     let mut scene = Scene::four_nodes(4);
-    // Dealt out evenly, one of the three on node 0 would have to go to node 1.
+    // If virtual nodes were dealt out evenly, one of the three on node 0 would go to node 1.
     scene
         .add_vm(1, 4, Bytes::from_gib(4), 0)
         .homes("0-1")
@@ -204,7 +204,7 @@ fn a_layout_holds_until_the_home_changes() {
     run.cycle();
     let nodes = |run: &Run| run.layouts.of(vm_id(1)).map(<[NodeId]>::to_vec);
     assert_eq!(nodes(&run), Some(vec![NodeId(0), NodeId(1)]));
-    // By the present pages it would be the other way round.
+    // According to the present pages, the layout would be the other way round.
     run.scene
         .vm(1)
         .follows(&[(&[0], &[(1, 1000)]), (&[1], &[(0, 1000)])]);
@@ -237,7 +237,7 @@ proptest! {
         let counts: Vec<usize> = home_set.iter().map(on).collect();
         prop_assert_eq!(counts.iter().sum::<usize>(), pages.len());
         prop_assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1, "{:?}", nodes);
-        // If it is laid out by its pages, nothing has to move.
+        // If memory is where its layout has it, nothing has to move.
         let settled: Vec<Vec<(u16, u64)>> = nodes.iter().map(|node| vec![(node.0, 1)]).collect();
         let settled: Vec<SeenNode<'_>> = settled.iter().map(|on| (&[][..], on.as_slice())).collect();
         scene.vm(1).follows(&settled);

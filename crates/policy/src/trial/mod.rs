@@ -1,29 +1,30 @@
-//! Judges whether a change paid, and rolls it back if not.
+//! Judges whether a change paid, and undoes it if it did not.
 //!
 //! # Problem
-//! A predicted gain is a guess. A VM that became slower on a guess must have its old home restored, and the change must not
+//! A predicted gain is a guess. If a VM became slower because of it, its old home must be restored, and the change must not
 //! be tried again soon.
 //!
 //! # Terms
-//! - *Baseline*: the VM's average measured speed before its change ([`Profiles::speed`]). For an unplaced VM this is its
+//! - *Baseline* of a VM: its average measured speed before its change ([`Profiles::speed`]). For an unplaced VM this is its
 //!   speed without an agent.
-//! - *Company*: the other VMs that run. Speed and baseline are compared only if it has not changed.
-//! - *Hold*: time in which nothing is tried with a VM: [`Config::hold`] after a trial, doubled by each one that failed, up to
-//!   [`Config::hold_max`].
+//! - *Company* of a VM: the VMs at work. Speed and baseline can be compared only if the company has not changed.
+//! - *Hold*: time in which nothing is tried with a VM. It is [`Config::hold`] after a trial, and doubles with each trial that
+//!   failed, up to [`Config::hold_max`].
 //!
 //! # Algorithm
-//! A change begins a trial. Once its memory is at home, or after [`Config::settle_max`], and [`Config::watch`] later, the
-//! VM's speed is compared with its baseline.
-//! 1. If it is at most [`Config::loss_max`] slower, it stays; if it only changed caches within a node, so that going back
-//!    moves no memory, the limit is [`Config::loss_free`].
-//! 2. If it is slower, its old home is restored ("undone"); a first home on some of a node's caches is widened to all of
-//!    them. First homes are judged together, along with the neighbours that have none, since a single VM that gives up its
-//!    home is pushed off the memory that it touched: all are withdrawn if they made VMs slower on average, by more than half
-//!    of [`Config::loss_max`]. Later they are re-examined for as long as they last ([`crate::arrange`]).
-//! 3. For a VM that rests much of the time its pace is compared (instructions per CPU time that it wants), over as many
-//!    cycles at work as it takes to know a VM, whatever its company: its amount of work depends on its clients.
-//! 4. If its company changed in between, the comparison is unsure. It stays if the ratio is no worse than
-//!    [`Config::loss_unsure`], else it is undone as well.
+//! A change begins a trial. The trial waits until the VM's memory is at home, or for [`Config::settle_max`] at most, and then
+//! for [`Config::watch`]. Then the VM's speed is compared with its baseline.
+//! 1. If the VM is slower by at most [`Config::loss_max`], the change stays. If the VM only moved between caches of a node,
+//!    so that going back moves no memory, the limit is [`Config::loss_free`].
+//! 2. If the VM is slower than that, its old home is restored ("undone"). A first home on some of a node's caches is instead
+//!    widened to all of them. First homes are judged together, including their effect on neighbours that have no home,
+//!    because a single VM that gives up its home is pushed off the memory that it touched. All of them are withdrawn if they
+//!    made VMs slower on average by more than half of [`Config::loss_max`]. Later they are examined again for as long as they
+//!    last ([`crate::arrange`]).
+//! 3. For a VM that rests much of the time, its pace is compared (instructions per CPU time that it wants), because its amount of
+//!    work depends on its clients. Pace is measured over as many cycles at work as it takes to know a VM, whatever the company.
+//! 4. If the company has changed since the baseline, the comparison is unsure: the change stays if the loss is at most
+//!    [`Config::loss_unsure`], and otherwise is undone as well.
 //!
 //! # Properties
 //! - `a_change_that_does_not_pay_is_undone`
@@ -50,34 +51,34 @@ use crate::placement::{self, Home};
 use crate::predict::{self, Profiles};
 pub use results::{KEPT_MAX, Past, Results};
 
-/// Name in plans of the policy whose changes are trials ([`crate::arrange`]).
+/// Name, in plans, of the policy whose changes are tried ([`crate::arrange`]).
 pub const POLICY: &str = "arrange";
 
 /// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Longest wait for memory to move.
+    /// Longest time to wait for memory to move.
     #[serde(with = "homenode_units::text")]
     pub settle_max: Ns,
-    /// Pages away from home that are no longer waited for.
+    /// A trial does not wait for the last pages away from home if there are at most this many.
     pub away_pages_max: Pages,
     /// Time over which the new speed is measured.
     #[serde(with = "homenode_units::text")]
     pub watch: Ns,
-    /// Share of its speed that a VM may lose, 0 to 1.
+    /// Share of its speed that a VM may lose in a change that stays, 0 to 1.
     pub loss_max: f64,
-    /// Share that it may lose if its company changed; at least as much.
+    /// Share of its speed that it may lose if its company changed; at least [`Config::loss_max`].
     pub loss_unsure: f64,
-    /// Share that it may lose if going back moves no memory, 0 to 1: between caches of one node.
+    /// Share of its speed that it may lose if going back moves no memory, as between caches of one node, 0 to 1.
     pub loss_free: f64,
     /// Time between two trials of a VM.
     #[serde(with = "homenode_units::text")]
     pub hold: Ns,
-    /// Longest time between two trials, after failures; at least [`Config::hold`].
+    /// Longest time between two trials of a VM, after failures; at least [`Config::hold`].
     #[serde(with = "homenode_units::text")]
     pub hold_max: Ns,
-    /// How long the results of a VM that left are kept after the last of them.
+    /// How long the results of a VM that left are kept after its last result.
     #[serde(with = "homenode_units::text")]
     pub results_kept: Ns,
 }
@@ -113,7 +114,8 @@ homenode_units::settings! {
 }
 
 impl Config {
-    /// Returns a VM's tolerated loss, by whether its company is unchanged and whether going back moves memory.
+    /// Returns the share of its speed that a VM may lose. `is_same` tells whether its company is unchanged; `moves_memory`,
+    /// whether going back moves memory.
     fn loss_borne(&self, is_same: bool, moves_memory: bool) -> f64 {
         match (is_same, moves_memory) {
             (false, _) => self.loss_unsure,
@@ -132,11 +134,11 @@ fn ordered(config: &Config) -> Result<(), BadSetting> {
 /// All settings for trials.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings<'a> {
-    /// For nodes and CPUs.
+    /// Settings for choosing nodes and CPUs.
     pub placement: &'a placement::Config,
-    /// For which VMs are at work.
+    /// Settings for telling which VMs are at work.
     pub predict: &'a predict::Config,
-    /// For trials.
+    /// Settings for trials.
     pub trial: &'a Config,
 }
 
@@ -144,14 +146,14 @@ pub struct Settings<'a> {
 #[derive(Clone, Debug)]
 struct Trial {
     began: Ns,
-    /// Time at which memory was found at home.
+    /// When the VM's memory was found at home.
     home_at: Option<Ns>,
     /// Most pages that were away from the new home; `None` if unknown.
     away_most: Option<Pages>,
     before: f64,
-    /// Whether it rested much of the time, so that its pace is compared, whatever its company.
+    /// Whether the VM rests much of the time. Then its pace is compared, whatever its company.
     rests: bool,
-    /// Cycles in which it had been seen at work when its memory was found at home.
+    /// Number of cycles in which the VM had been seen at work when its memory was found at home.
     cycles: u32,
     predicted: f64,
     company: BTreeSet<VmId>,
@@ -160,8 +162,8 @@ struct Trial {
 }
 
 impl Trial {
-    /// Whether its VM, seen at work for `cycles` cycles so far, was watched long enough. A VM that rests is watched for as
-    /// many cycles at work as it takes to know a VM.
+    /// Whether the VM was watched long enough; `cycles` is the number of cycles in which it has been seen at work. A VM that
+    /// rests is watched for as many cycles at work as it takes to know a VM.
     fn is_due(&self, now: Ns, settings: Settings<'_>, cycles: u32) -> bool {
         let is_watched = self.home_at.is_some_and(|at| now >= at + settings.trial.watch);
         is_watched && (!self.rests || cycles >= self.cycles + settings.predict.known_cycles)
@@ -174,8 +176,8 @@ impl Trial {
         vm.hands_off.is_none() && vm.home.filter(is_there).is_some()
     }
 
-    /// Returns the home to restore. A first home on some of a node's caches is widened to all of them: that pushes no VM off
-    /// its memory.
+    /// Returns the home to restore. If a first home was on some of a node's caches, that is the whole node, because this
+    /// pushes no VM off its memory.
     fn back(&self, view: &View<'_>) -> Option<Home> {
         let whole = Home::whole(view, &self.to.nodes);
         let is_narrow = !whole.cpus.intersection(&view.cpus).is_subset(&self.to.cpus);
@@ -183,18 +185,18 @@ impl Trial {
     }
 }
 
-/// Result of a trial.
+/// The result of a trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Verdict {
     /// When it was judged.
     pub at: Ns,
-    /// Predicted ratio of the speed after the change to the speed before.
+    /// Predicted ratio of the speed after the change to the speed before it.
     pub predicted: f64,
-    /// Measured ratio.
+    /// Measured ratio of these speeds.
     pub seen: f64,
     /// Whether the VM's old home was restored.
     pub undone: bool,
-    /// Pages that came home meanwhile; `None` if unknown.
+    /// Number of pages that came home during the trial; `None` if unknown.
     pub pages_moved: Option<Pages>,
 }
 
@@ -203,12 +205,12 @@ pub struct Verdict {
 pub struct State {
     running: BTreeMap<VmId, Trial>,
     holds: BTreeMap<VmId, (Ns, u32)>,
-    /// Results of first homes that were assigned together, if judged in unchanged company.
+    /// Results of first homes that were assigned together, of those judged in unchanged company.
     first: Vec<f64>,
-    /// Speeds of all VMs at work when the first of them was assigned.
+    /// Speeds of all VMs at work when the first of these homes was assigned.
     first_before: BTreeMap<VmId, f64>,
     results: Results,
-    /// VMs whose old home was restored when trials were judged last.
+    /// VMs whose old home was restored when trials were last judged.
     undone: BTreeSet<VmId>,
 }
 
@@ -218,12 +220,12 @@ impl State {
         self.running.contains_key(&vm) || self.holds.get(&vm).is_some_and(|(until, _)| now < *until)
     }
 
-    /// Returns a VM's results, oldest first; the newest [`KEPT_MAX`].
+    /// Returns a VM's results, oldest first. Only the newest [`KEPT_MAX`] are kept.
     pub fn results(&self, vm: VmId) -> &[Verdict] {
         self.results.of(vm)
     }
 
-    /// Returns the results of all VMs, including those that left, for [`Config::results_kept`].
+    /// Returns the results of all VMs. Those of VMs that left are kept for [`Config::results_kept`].
     pub fn past(&self) -> impl Iterator<Item = (VmId, &Past)> {
         self.results.iter()
     }
@@ -243,13 +245,13 @@ impl State {
         self.past().map(|(_, past)| past.verdicts.len()).sum()
     }
 
-    /// Returns the median relative error of the predictions of all verdicts kept: measured against predicted ratios. `None`
-    /// before the first.
+    /// Returns the median relative error of predictions, comparing measured with predicted ratios, over all verdicts kept;
+    /// `None` without verdicts.
     pub fn error(&self) -> Option<f64> {
         Results::error(self.past().flat_map(|(_, past)| &past.verdicts))
     }
 
-    /// Begins a trial of a home from this cycle on, with the predicted factor of the VM's speed.
+    /// Begins the trial of a home in this cycle. `predicted` is the factor by which the VM's speed should change.
     pub fn begin(
         &mut self,
         view: &View<'_>,
@@ -282,17 +284,17 @@ impl State {
         self.running.insert(vm.sample.id, trial);
     }
 
-    /// Drops the trial of a change that was not carried out: there is nothing to judge, and nothing failed.
+    /// Drops the trial of a change that was not carried out. There is nothing to judge, and nothing failed.
     pub fn forget(&mut self, vm: VmId) {
         self.running.remove(&vm);
     }
 
-    /// Whether the last decision about a VM restores the home that it had before a trial.
+    /// Whether the last decision about a VM restored the home that it had before a trial.
     pub fn gives_back(&self, vm: VmId) -> bool {
         self.undone.contains(&vm)
     }
 
-    /// Ends a VM's trial because homes are withdrawn.
+    /// Ends a VM's trial as failed, because homes are withdrawn.
     pub fn take_back(&mut self, vm: VmId, now: Ns, config: &Config) {
         self.running.remove(&vm);
         self.end(vm, now, config, true);
@@ -302,8 +304,8 @@ impl State {
         self.running.values().any(|trial| trial.from.is_none())
     }
 
-    /// Returns the mean ratio of VMs' times after to before, if first homes that were assigned together are all judged and
-    /// made VMs slower, including those without a home.
+    /// Returns the mean ratio of VMs' times after to before first homes that were assigned together, including VMs without a
+    /// home. Returns `None` unless all of these homes are judged, and VMs became slower.
     pub fn first_homes_failed(&mut self, config: &Config) -> Option<f64> {
         if self.first.is_empty() || self.first_homes_run() {
             return None;
@@ -311,11 +313,11 @@ impl State {
         let slow: f64 = self.first.iter().map(|seen| 1.0 / seen).sum();
         let mean = slow / self.first.len() as f64;
         self.first.clear();
-        // Memory that moved stays: a tie is no reason to move it again.
+        // Memory that has moved should stay, so a tie is no reason to move it again.
         (mean > 1.0 + config.loss_max / 2.0).then_some(mean)
     }
 
-    /// Adds the effect on VMs without a home once all first homes are judged.
+    /// Adds the results of VMs without a home, once all first homes are judged.
     fn judge_beside(&mut self, view: &View<'_>, profiles: &Profiles, config: &predict::Config) {
         if self.first_homes_run() {
             return;
@@ -348,7 +350,7 @@ fn company(view: &View<'_>, profiles: &Profiles, config: &predict::Config) -> BT
     ids.filter(|id| profiles.is_active(*id, config)).collect()
 }
 
-/// Judges the trials that are due, and undoes those that did not pay.
+/// Judges the trials that are due, and undoes changes that did not pay.
 pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state: &mut State) -> Plan {
     let config = settings.trial;
     let mut plan = Plan::new(view.version);
@@ -364,7 +366,7 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
         let Some(trial) = state.running.get_mut(&id) else {
             continue;
         };
-        // A change may fail, or only be reported in a dry run: then there is nothing to judge.
+        // If the change failed, or was only reported in a dry run, there is nothing to judge.
         let Some(home) = vm.home.filter(|_| trial.is_in_force(view, vm)) else {
             if view.at > trial.began + config.settle_max {
                 state.running.remove(&id);
@@ -393,7 +395,7 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
         let back = trial.back(view);
         let moves_memory = back.as_ref().is_none_or(|back| back.nodes != trial.to.nodes);
         let loss_max = config.loss_borne(is_same, moves_memory);
-        // An earlier home may no longer be allowed, for example because its node is drained.
+        // The earlier home may no longer be allowed, for example because its node is drained.
         let allowed = placement::allowed_nodes(view, vm);
         let may = |from: &Home| {
             allowed

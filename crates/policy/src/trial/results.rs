@@ -1,4 +1,4 @@
-//! Trial results: the newest of each VM, and for a while those of VMs that left.
+//! Results of trials: the newest of each VM, including VMs that left, which are kept for a while.
 
 use std::collections::BTreeMap;
 
@@ -6,13 +6,13 @@ use homenode_units::{Ns, VmId};
 
 use super::{Config, Verdict};
 
-/// Most verdicts kept per VM: bounds memory, and is no setting.
+/// Most verdicts that are kept per VM. It bounds memory, and is not a setting.
 pub const KEPT_MAX: usize = 64;
 
 /// Results of one VM's trials.
 #[derive(Clone, Debug)]
 pub struct Past {
-    /// Its last known name.
+    /// The VM's last known name.
     pub name: String,
     /// Verdicts, oldest first; at most [`KEPT_MAX`].
     pub verdicts: Vec<Verdict>,
@@ -37,7 +37,7 @@ impl Results {
         past.verdicts.drain(..excess);
     }
 
-    /// Drops VMs that left and were last judged more than [`Config::results_kept`] ago.
+    /// Drops the results of VMs that left and whose last result is older than [`Config::results_kept`].
     pub fn forget(&mut self, now: Ns, config: &Config, is_here: impl Fn(VmId) -> bool) {
         let is_fresh = |verdict: &Verdict| now.saturating_sub(verdict.at) <= config.results_kept;
         self.vms
@@ -54,7 +54,7 @@ impl Results {
         self.vms.iter().map(|(id, past)| (*id, past))
     }
 
-    /// Returns the median relative error of predictions, measured against predicted ratios; `None` without verdicts.
+    /// Returns the median relative error of predictions, comparing measured with predicted ratios; `None` without verdicts.
     pub fn error<'a>(verdicts: impl IntoIterator<Item = &'a Verdict>) -> Option<f64> {
         let mut errors: Vec<f64> = verdicts
             .into_iter()

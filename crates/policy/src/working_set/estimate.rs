@@ -1,4 +1,4 @@
-//! Estimates, and what they do not tell.
+//! Estimates of working sets, and what they do not tell.
 
 use homenode_host::observation::{Tracker, UsedRef};
 use homenode_units::{Bytes, Ns, Pages};
@@ -8,37 +8,37 @@ use serde::Serialize;
 /// An estimate of a VM's working set.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Estimate {
-    /// The tracker that it is based on.
+    /// The tracker whose observations it is based on.
     pub tracker: Tracker,
-    /// When it was made: the end of its last interval.
+    /// When the estimate was made: the end of its last interval.
     pub at: Ns,
-    /// Time over which memory was observed: a longer window yields a larger working set.
+    /// Time over which memory was observed. A longer window yields a larger working set.
     pub window: Ns,
-    /// The working set, the guest kernel's footprint included [PRL, equation 1].
+    /// The working set, including the guest kernel's footprint [PRL, equation 1].
     pub size: Bytes,
-    /// Its lower end; see [`Estimate::certainty`].
+    /// The lower end of its interval; see [`Estimate::certainty`].
     pub least: Bytes,
-    /// Its upper end.
+    /// The upper end of its interval.
     pub most: Bytes,
-    /// Meaning of the two ends.
+    /// What the two ends mean.
     pub certainty: Certainty,
-    /// Memory used again and again.
+    /// Memory that is used again and again.
     pub hot: Bytes,
-    /// Memory used, but too rarely to count as hot.
+    /// Memory that is used, but too rarely to count as hot.
     pub warm: Bytes,
-    /// The guest kernel's footprint (epsilon) in `size`; zero if unknown.
+    /// The guest kernel's footprint (epsilon) that is part of `size`; zero if unknown.
     pub kernel: Bytes,
-    /// Whether more observations would change it.
+    /// Whether the figure has settled.
     pub settled: Settled,
-    /// The cost of less memory, if the tracker knows how often pages are used.
+    /// What less memory would cost, if the tracker knows how many times pages are used.
     pub curve: Option<Curve>,
-    /// Entries of the last interval that were dropped: frames that the VM does not have.
+    /// Number of entries in the last interval that were dropped because the VM does not have their frames.
     pub outside: u64,
-    /// Accesses of the last interval that the tracker lost.
+    /// Number of accesses in the last interval that the tracker lost.
     pub lost: u64,
 }
 
-/// Meaning of an interval's ends.
+/// What the ends of an interval mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Certainty {
@@ -46,7 +46,8 @@ pub enum Certainty {
     Bounds,
     /// The true value is between them in 95 of 100 cases.
     Percent95,
-    /// The least and the most of recent windows, the most including what the tracker may have missed; no guarantee.
+    /// The ends are the least and the most of recent windows; the most includes what the tracker may have missed. There is no
+    /// guarantee.
     Spread,
 }
 
@@ -66,29 +67,29 @@ pub enum Unfit {
     /// The estimator cannot read this kind of observation.
     #[error("this estimator reads {reads}, and {} gives {given}: choose the estimator by the tracker", tracker.name())]
     Kind {
-        /// Kind that it reads.
+        /// The kind that it reads.
         reads: &'static str,
         /// The tracker of the observation.
         tracker: Tracker,
-        /// Kind that it was.
+        /// The kind of the observation.
         given: &'static str,
     },
-    /// Observations of two trackers cannot be combined.
+    /// Observations from two trackers cannot be combined.
     #[error("observations of {} came among those of {}: give each tracker its own estimator", now.name(), before.name())]
     Tracker {
-        /// Tracker of the earlier observations.
+        /// The tracker of the earlier observations.
         before: Tracker,
-        /// Tracker of this one.
+        /// The tracker of this observation.
         now: Tracker,
     },
-    /// Time went backwards or did not advance.
+    /// Time went backwards or did not advance since the last observation.
     #[error(
         "an observation ends at {at} ns, and the one before at {before} ns: observations must come in order"
     )]
     Order {
         /// End of the last observation.
         before: u64,
-        /// End of this one.
+        /// End of this observation.
         at: u64,
     },
     /// The observation contradicts itself.
@@ -101,7 +102,7 @@ pub enum Unfit {
     },
 }
 
-/// Returns the kind of an observation, for messages.
+/// Returns the kind of an observation in words, for messages.
 pub(super) fn kind(seen: &UsedRef<'_>) -> &'static str {
     match seen {
         UsedRef::Frames(_) => "frames",
@@ -111,19 +112,19 @@ pub(super) fn kind(seen: &UsedRef<'_>) -> &'static str {
     }
 }
 
-/// The cost of less memory: uses per second that would miss their page, if the least used pages were evicted first.
+/// What less memory would cost: the uses per second that would miss their page if the least used pages were evicted first.
 ///
-/// It is a lower bound on the cost to a real guest, which does not know its coldest pages, and an upper bound on faults,
-/// since among several uses of a page only the first would fault while it stays. A tracker that sees only TLB misses counts
-/// those.
+/// It is a lower bound on the cost to a real guest, which does not know its coldest pages. It is an upper bound on faults,
+/// since of several uses of a page only the first would fault, as long as the page then stays. If a tracker sees only TLB
+/// misses, these are the uses that it counts.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Curve {
-    /// Memory left and uses lost per second; memory ascending, losses descending.
+    /// Memory left, and uses lost per second with it; memory ascends, losses descend.
     points: Vec<(Bytes, f64)>,
 }
 
 impl Curve {
-    /// Builds the curve from use counts over `seconds`: `pages[n]` pages were used `n` times.
+    /// Builds the curve from counts of uses over `seconds`: `pages[n]` pages were used `n` times.
     pub(super) fn of_counts(pages: &[u64; 256], kernel: Bytes, seconds: f64) -> Curve {
         let mut held: u64 = pages[1..].iter().sum();
         let mut lost = 0.0;
@@ -153,14 +154,14 @@ impl Curve {
         }
     }
 
-    /// Returns memory left and uses lost per second, memory ascending.
+    /// Returns memory left, and uses lost per second with it; memory ascends.
     pub fn points(&self) -> &[(Bytes, f64)] {
         &self.points
     }
 }
 
 impl Estimate {
-    /// Returns the uses per second lost if this much were taken from a VM that has just its working set.
+    /// Returns the uses per second that would be lost if this much memory were taken from a VM that has just its working set.
     pub fn cost_of_taking(&self, bytes: Bytes) -> Option<f64> {
         let left = self.size.saturating_sub(bytes);
         Some(self.curve.as_ref()?.lost_per_second(left))
@@ -173,7 +174,8 @@ mod tests {
 
     #[test]
     fn a_curve_gives_up_the_coldest_pages_first() {
-        // 10 pages used once, 5 used 4 times, in 2 s: taking 10 pages costs 5 uses a second, all 15 cost 15.
+        // 10 pages were used once and 5 were used 4 times, in 2 s. Taking 10 pages costs 5 uses a second, and taking all 15
+        // costs 15.
         let mut counts = [0; 256];
         (counts[1], counts[4]) = (10, 5);
         let curve = Curve::of_counts(&counts, Bytes::ZERO, 2.0);

@@ -1,16 +1,16 @@
-//! One byte of heat per guest frame, stored only for neighbourhoods in which something was seen.
+//! One byte of heat per guest frame, stored only near frames that were seen.
 //!
-//! Sixteen neighbouring frames share a block of 16 bytes, created with the first of them: so a page that was seen costs at
-//! most 16 bytes, however scattered pages are. An index of 4 bytes for each 16 frames of the VM finds blocks; that is 0.006
-//! percent of the VM's memory. Address space for all blocks is reserved at once, and the kernel supplies memory when a block
-//! is first written: counting does not allocate. `cargo bench -p homenode-policy`, one of two busy cores of a Xeon: 250 to
-//! 330 million frames a second in order, 210 to 290 in random order.
+//! Sixteen neighbouring frames share a block of 16 bytes, which is created with the first of them that is seen. So a page that
+//! was seen costs at most 16 bytes, however scattered pages are. An index finds blocks; it has 4 bytes for each 16 frames of the
+//! VM, which is 0.006 percent of the VM's memory. Address space for all blocks is reserved at once, and the kernel supplies
+//! memory when a block is first written, so counting does not allocate. In `cargo bench -p homenode-policy`, on one of two busy
+//! cores of a Xeon, it counts 250 to 330 million frames a second in order, and 210 to 290 million in random order.
 
-/// Frames of a block.
+/// Number of frames in a block.
 const BLOCK: u64 = 16;
 const NONE: u32 = u32::MAX;
 
-/// A byte for each frame seen.
+/// A byte for each frame that was seen.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Heat {
     index: Vec<u32>,
@@ -19,7 +19,7 @@ pub(super) struct Heat {
 }
 
 impl Heat {
-    /// Makes room for frames below this one. Heat of frames that no longer exist is dropped.
+    /// Makes room for this number of frames. The heat of frames that no longer exist is dropped.
     pub fn resize(&mut self, frames: u64) {
         if frames == self.frames {
             return;
@@ -28,7 +28,7 @@ impl Heat {
         for at in self.index.iter().skip(blocks).filter(|at| **at != NONE) {
             self.blocks[*at as usize] = [0; BLOCK as usize];
         }
-        // The last block may extend beyond the end.
+        // The last block may extend beyond the last frame.
         if frames < self.frames && !frames.is_multiple_of(BLOCK) {
             let at = self.index[blocks - 1];
             if at != NONE {
@@ -40,7 +40,7 @@ impl Heat {
         self.frames = frames;
     }
 
-    /// Returns one past the highest frame with room.
+    /// Returns the number of frames with room.
     pub fn frames(&self) -> u64 {
         self.frames
     }
@@ -56,7 +56,7 @@ impl Heat {
         &mut self.blocks[*index as usize][(frame % BLOCK) as usize]
     }
 
-    /// Returns frames whose byte is not 0, ascending, and their bytes.
+    /// Returns the frames whose byte is not 0, ascending, with their bytes.
     pub fn warm(&self) -> impl Iterator<Item = (u64, u8)> {
         let known = self.index.iter().enumerate().filter(|(_, index)| **index != NONE);
         known.flat_map(|(block, index)| {
@@ -66,16 +66,16 @@ impl Heat {
         })
     }
 
-    /// Changes the bytes of all frames seen, in no particular order.
+    /// Changes the bytes of all frames that were seen, in no particular order.
     pub fn each(&mut self, change: impl Fn(u8) -> u8) {
         for byte in self.blocks.as_flattened_mut() {
             *byte = change(*byte);
         }
     }
 
-    /// Returns how many frames have each value of the byte; value 0 counts only neighbours of frames seen.
+    /// Returns the number of frames for each value of the byte. Value 0 counts only neighbours of frames that were seen.
     pub fn histogram(&self) -> [u64; 256] {
-        // Four tables, so that equal neighbours do not wait for each other.
+        // There are four tables, so that equal neighbours do not wait for each other.
         let mut parts = [[0_u32; 256]; 4];
         let mut counts = [0; 256];
         for many in self.blocks.chunks(1 << 24) {
@@ -93,7 +93,7 @@ impl Heat {
         counts
     }
 
-    /// Returns the bytes of heat, without the index.
+    /// Returns the size of the heat in bytes, without the index.
     #[cfg(test)]
     pub fn bytes(&self) -> usize {
         self.blocks.len() * BLOCK as usize
@@ -119,7 +119,7 @@ mod tests {
                 map.insert(frame, value);
             }
             prop_assert!(heat.bytes() <= 16 * map.len());
-            // Memory that was removed and returned is cold.
+            // Memory that was removed and added again is cold.
             heat.resize(shrunk);
             heat.resize(500);
             map.retain(|frame, _| *frame < shrunk);

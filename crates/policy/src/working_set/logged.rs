@@ -1,20 +1,20 @@
 //! The paper's algorithm on logs of guest frames, and repairs to it.
 //!
 //! # Algorithm [PRL, section 4.4]
-//! Every `mu` the number of distinct frames that were logged at least tau times is `dist[i]`. It is the working set once
-//! `dist[i] - dist[i - omega] = 0`: nothing new became hot for omega observations.
+//! At the end of every interval `mu`, `dist[i]` is the number of distinct frames that were logged at least tau times. It is
+//! the working set once `dist[i] - dist[i - omega] = 0`, that is, once nothing new has become hot for omega observations.
 //!
 //! # Its errors, and the options that repair them
-//! - *Exact equality.* With one stray page per interval the rule is never met: [`Config::tolerance`] allows a share of
-//!   `dist`.
-//! - *No ageing.* Hot pages stay hot, and the working set never shrinks: [`Ageing::Halve`] halves all counts after each
-//!   interval, [`Ageing::Restart`] clears them whenever the rule is met.
-//! - *Logs are TLB misses, not uses.* A page hot enough to stay in the TLB is logged once and never again, while a scan of
-//!   cold pages is logged tau times in tau passes: [`HeatBy::Windows`] counts in how many of the last intervals a page was
-//!   seen at all, and [`Flush::EachWindow`] has the tracker flush the TLBs between two, so that each use shows once in each.
+//! - *Exact equality.* With one stray page per interval the rule is never met. [`Config::tolerance`] allows a share of `dist`.
+//! - *No ageing.* Hot pages stay hot, so the working set never shrinks. [`Ageing::Halve`] halves all counts after each
+//!   interval; [`Ageing::Restart`] clears them whenever the rule is met.
+//! - *Logs are TLB misses, not uses.* A page that is hot enough to stay in the TLB is logged once and never again, while a
+//!   scan of cold pages is logged tau times in tau passes. [`HeatBy::Windows`] counts in how many of the last intervals a
+//!   page was seen at all, and with [`Flush::EachWindow`] the tracker flushes the TLBs between intervals, so that a page in
+//!   use is logged once in each.
 //!
-//! [`Config::published`] has none of the repairs and the paper's figures, [`Config::repaired`] has all of them. They are
-//! compared in the tests here and by `homenode reproduce prl`.
+//! [`Config::published`] has the paper's figures and none of the repairs; [`Config::repaired`] has all of them. The tests
+//! here and `homenode reproduce prl` compare them.
 //!
 //! # Properties (tests of the same name)
 //! - `plain_prl_ends_when_nothing_new_was_hot_for_omega_intervals`
@@ -25,8 +25,8 @@
 //! - `memory_that_is_unplugged_is_no_longer_hot`
 //!
 //! # Departures from the source
-//! - The paper uses both "at least tau times" and "more than tau times"; here it is at least.
-//! - With ageing `dist` falls as well as rises; the rule applies to the absolute difference.
+//! - The paper says both "at least tau times" and "more than tau times"; here it is at least.
+//! - With ageing, `dist` falls as well as rises, so the rule applies to the absolute difference.
 
 use std::collections::VecDeque;
 
@@ -37,57 +37,57 @@ use super::estimate::kind;
 use super::heat::Heat;
 use super::{Certainty, Curve, Estimate, Estimator, Sequence, Settled, Unfit};
 
-/// Criterion for a hot page.
+/// What makes a page hot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeatBy {
-    /// It was logged at least this often. Counts end at 255.
+    /// It was logged at least this many times. Counts end at 255.
     Logs {
         /// Number of times, at least 1 (tau).
         tau: u8,
-        /// Ageing of the counts.
+        /// How the counts age.
         ageing: Ageing,
     },
     /// It was seen in at least `tau` of the last `of` intervals.
     Windows {
-        /// Number of intervals in which it was seen, at least 1.
+        /// Number of intervals in which it must be seen, at least 1.
         tau: u32,
-        /// Number of last intervals, at most 8.
+        /// Number of last intervals that count, at most 8.
         of: u32,
     },
 }
 
-/// Ageing of the counts.
+/// How counts age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ageing {
-    /// None (the paper).
+    /// Not at all (the paper).
     Never,
-    /// The end of each interval halves them.
+    /// They are halved at the end of each interval.
     Halve,
     /// They are cleared when the stop rule is met.
     Restart,
 }
 
-/// The tracker's TLB flushes.
+/// When the tracker flushes the TLBs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flush {
-    /// None (the paper).
+    /// Never (the paper).
     Never,
-    /// A flush at the end of each interval, so that every used page is walked to at least once in each.
+    /// At the end of each interval, so that every used page is walked to at least once in each.
     EachWindow,
 }
 
 /// Settings of an estimator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
-    /// Criterion for a hot page.
+    /// What makes a page hot.
     pub heat: HeatBy,
-    /// Intervals over which nothing new may become hot (omega), at least 1.
+    /// Number of intervals over which nothing new may become hot (omega), at least 1.
     pub omega: u32,
     /// The observation interval (mu). Shorter observations are combined.
     pub mu: Ns,
     /// Share of the hot pages by which `dist` may change over omega intervals, at least 0.
     pub tolerance: f64,
-    /// The tracker's TLB flushes.
+    /// When the tracker flushes the TLBs.
     pub flush: Flush,
     /// The guest kernel's footprint (epsilon).
     pub epsilon: Bytes,
@@ -120,8 +120,8 @@ impl Config {
         }
     }
 
-    /// All repairs: a page seen in two of the last four intervals is hot, 1 percent may come and go, and the TLBs are
-    /// flushed. Also suits trackers that report each page once per interval.
+    /// All repairs: a page is hot if it is seen in two of the last four intervals, 1 percent of pages may come and go, and
+    /// the TLBs are flushed. This also suits trackers that report each page once per interval.
     pub const fn repaired() -> Config {
         Config {
             heat: HeatBy::Windows { tau: 2, of: 4 },
@@ -157,11 +157,11 @@ pub struct Logged {
     config: Config,
     sequence: Sequence,
     heat: Heat,
-    /// Hot pages at the end of the last intervals, newest last: omega + 1 of them.
+    /// Number of hot pages at the end of each of the last omega + 1 intervals, newest last.
     dist: VecDeque<u64>,
-    /// Time since the last interval's end.
+    /// Time since the end of the last interval.
     elapsed: Ns,
-    /// Time covered by the counts.
+    /// Time that the counts cover.
     counted: Ns,
     outside: u64,
     lost: u64,
@@ -171,7 +171,7 @@ impl Logged {
     /// Returns an estimator without observations.
     ///
     /// # Panics
-    /// If the configuration's figures are out of their ranges.
+    /// Panics if a figure of the configuration is out of its range.
     pub fn new(config: Config) -> Logged {
         config.check();
         Logged {
@@ -186,17 +186,19 @@ impl Logged {
         }
     }
 
-    /// Returns its settings.
+    /// Returns the estimator's settings.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Returns the hot pages at the end of the last intervals, newest last (the paper's `dist`): at most omega + 1 of them.
+    /// Returns the number of hot pages at the end of each of the last intervals, newest last (the paper's `dist`). There are
+    /// at most omega + 1 of them.
     pub fn dist(&self) -> impl Iterator<Item = u64> {
         self.dist.iter().copied()
     }
 
-    /// Returns the frames that are hot by the present counts, ascending: the ones to load first when a VM is restored.
+    /// Returns the frames that are hot according to the present counts, ascending. These are the ones to load first when a VM
+    /// is restored.
     pub fn hot_frames(&self) -> impl Iterator<Item = u64> {
         let hot = self.heat.warm().filter(|(_, byte)| self.is_hot(*byte));
         hot.map(|(frame, _)| frame)
@@ -209,7 +211,7 @@ impl Logged {
         }
     }
 
-    /// Counts the frames of a log; returns how many the VM does not have.
+    /// Counts the frames of a log; returns the number of entries whose frame the VM does not have.
     fn count(&mut self, log: &[u64]) -> u64 {
         let frames = self.heat.frames();
         let mut outside = 0;
@@ -237,7 +239,7 @@ impl Logged {
         outside
     }
 
-    /// Returns the hot and the warm pages.
+    /// Returns the number of hot pages and of warm pages.
     fn split(&self, histogram: &[u64; 256]) -> (Pages, Pages) {
         let (mut hot, mut warm) = (0, 0);
         for (byte, count) in histogram.iter().enumerate().skip(1) {
@@ -250,7 +252,7 @@ impl Logged {
         (Pages(hot), Pages(warm))
     }
 
-    /// Whether the stop rule is met.
+    /// Returns whether the stop rule is met.
     fn settled(&self) -> Settled {
         let (Some(last), Some(first)) = (self.dist.back(), self.dist.front()) else {
             return Settled::No;
@@ -334,7 +336,7 @@ impl Logged {
                 }
             }
             HeatBy::Windows { of, .. } => {
-                // The interval that just ended shifts up, and the oldest out.
+                // The interval that just ended moves up by a bit, and the oldest one is dropped.
                 let kept = (u32::from(u8::MAX) >> (8 - of)) as u8;
                 self.heat.each(|windows| (windows << 1) & kept);
             }
@@ -386,7 +388,7 @@ mod tests {
         }
     }
 
-    /// Returns estimates from one log per second.
+    /// Returns the estimates, with one log per second.
     fn run(config: Config, logs: &[Vec<u64>]) -> Vec<Estimate> {
         let mut estimator = Logged::new(config);
         let estimate = |(at, log): (usize, &Vec<u64>)| {
@@ -411,8 +413,8 @@ mod tests {
 
     #[test]
     fn plain_prl_ends_when_nothing_new_was_hot_for_omega_intervals() {
-        // Ten frames, each logged twice a second; tau 5 is reached in the third interval, so dist is 0 0 10 10 10 10 10 and
-        // the fourth after the third is the first to equal the one four before.
+        // Ten frames are logged twice a second each. tau 5 is reached in the third interval, so dist is 0 0 10 10 10 10 10.
+        // The seventh interval is the first whose dist equals the one four before.
         let log: Vec<u64> = (0..10).chain(0..10).collect();
         let estimates = run(plain(5), &vec![log; 8]);
         assert_eq!(pages(&estimates), [0, 0, 10, 10, 10, 10, 10, 10]);
@@ -422,13 +424,13 @@ mod tests {
             (last.size, last.window, last.lost),
             (Pages(10).to_bytes(), Ns::from_secs(7), 0)
         );
-        // Without five hot pages: each was logged 14 times in 7 s.
+        // This is the cost of five pages less: each was logged 14 times in 7 s.
         assert_eq!(last.cost_of_taking(Pages(5).to_bytes()), Some(10.0));
     }
 
     #[test]
     fn one_stray_page_keeps_plain_prl_from_ending_and_not_the_tolerant() {
-        // 90 hot frames, and each second another frame that is hot only once.
+        // 90 frames are hot, and each second another frame is logged, only once.
         let logs: Vec<Vec<u64>> = (0..10)
             .map(|second| (0..90).chain([90 + second]).collect())
             .collect();
@@ -460,15 +462,15 @@ mod tests {
             ..Config::repaired()
         };
         let repaired = run(repaired, &logs);
-        // Last seen in the eighth interval: in two of the last four until the tenth.
+        // Frames 20 to 79 were last seen in the eighth interval, so until the tenth they were seen in two of the last four.
         assert_eq!(pages(&repaired)[8..12], [80, 80, 20, 20]);
         assert_eq!(repaired[19].window, Ns::from_secs(4));
     }
 
     #[test]
     fn pages_that_stay_in_the_tlb_are_hot_only_where_it_is_flushed() {
-        // Frames 0 to 9 are always in use: without a flush they are walked to once, with it once a second. A scan of the
-        // other 90 runs every eighth second.
+        // Frames 0 to 9 are always in use. Without flushes they are walked to once; with flushes, once a second. A scan of
+        // the other 90 runs every eighth second.
         let log = |flush: Flush, second: u64| -> Vec<u64> {
             let resident = 0..if second == 0 || flush == Flush::EachWindow {
                 10
@@ -479,7 +481,8 @@ mod tests {
             resident.chain(scan).collect()
         };
         let logs = |flush| (0..40).map(|second| log(flush, second)).collect::<Vec<_>>();
-        // tau 5: the scan came five times, but the resident frames were logged once.
+        // With tau 5, the frames of the scan are hot, as it ran five times, but the resident frames are not, as they were
+        // logged once.
         assert_eq!(pages(&run(plain(5), &logs(Flush::Never))).last(), Some(&90));
         let repaired = Config {
             mu: SECOND,
@@ -548,7 +551,7 @@ mod tests {
             prop_assert!(dist.is_sorted());
             let stricter = pages(&run(plain(tau + 1), &logs));
             prop_assert!(dist.iter().zip(&stricter).all(|(more, less)| more >= less));
-            // Counted by hand.
+            // The expected frames are counted directly.
             let hot = (0..100).filter(|frame| logs.iter().flatten().filter(|log| *log == frame).count() >= usize::from(tau));
             prop_assert_eq!(*dist.last().unwrap(), hot.count() as u64);
         }

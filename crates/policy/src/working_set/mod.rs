@@ -1,15 +1,15 @@
 //! Estimates how much memory a VM really uses [PRL, section 4.4].
 //!
 //! # Problem
-//! Operators ask how much memory a VM needs. Allocated memory does not tell, "active memory" figures are one poll of
+//! Operators ask how much memory a VM needs. Its allocated memory does not tell, "active memory" figures are one poll of
 //! unrelated pages, and every mechanism that watches pages has a blind spot. Here every figure comes with its window, an
-//! interval, the interval's meaning, and its tracker's blind spot.
+//! interval, the meaning of the interval, and its tracker's blind spot.
 //!
 //! # Terms
-//! - *Tracker*, *observation*: a source of guest memory use, and its report ([`homenode_host::observation`]).
-//! - *Hot*: used again and again; *warm*: used, but less often. Each estimator defines both.
-//! - *Working set*: hot pages and the guest kernel's footprint *epsilon* (equation 1: `M = wss * page size + epsilon`).
-//! - *Window*: the time that the estimate covers. A longer one yields a larger working set.
+//! - *Tracker*: a source of figures on a guest's memory use. *Observation*: what it reports ([`homenode_host::observation`]).
+//! - *Hot* memory: used again and again. *Warm* memory: used, but less often. Each estimator defines both.
+//! - *Working set*: hot pages plus the guest kernel's footprint *epsilon* (equation 1: `M = wss * page size + epsilon`).
+//! - *Window*: the time that an estimate covers. A longer window yields a larger working set.
 //!
 //! # Estimators
 //!
@@ -20,12 +20,13 @@
 //! | [`Sampling`] | a sample | of a poll of 100 pages: ESX's, with its moving averages |
 //! | [`Scanned`] | regions, an amount | found used in at least half of the looks |
 //!
-//! [`suited`] chooses one by the tracker's reports, and [`plan`] decides which VMs are watched ([`watch`]). All of them
-//! refuse reports that they cannot read ([`Unfit`]), and drop, and count, frames that the VM does not have.
+//! [`suited`] chooses an estimator according to what the tracker reports, and [`plan`] decides which VMs are watched
+//! ([`watch`]). All estimators refuse observations that they cannot read ([`Unfit`]). They drop frames that the VM does not
+//! have, and count them.
 //!
 //! # Limits of an estimate
-//! It cannot see a need for more memory than the VM has: a guest that swaps looks like one that fits. It does not tell how
-//! performance falls without the memory; [`Curve`] tells which uses would miss their page.
+//! It cannot show that a VM needs more memory than it has: a guest that swaps looks like one that fits. It does not tell how
+//! performance falls with less memory, but [`Curve`] tells how many uses would miss their page.
 
 mod estimate;
 mod heat;
@@ -45,18 +46,18 @@ use homenode_units::{Bytes, Ns};
 
 /// Estimates one VM's working set from one tracker's observations.
 pub trait Estimator: std::fmt::Debug {
-    /// Records an observation. Returns an estimate when one is due.
+    /// Records an observation. Returns an estimate if one is due.
     ///
     /// # Errors
-    /// [`Unfit`], with nothing recorded.
+    /// [`Unfit`]; then nothing is recorded.
     fn observe(&mut self, seen: &ObservationRef<'_>) -> Result<Option<Estimate>, Unfit>;
 }
 
-/// Returns the estimator for a tracker's observations. Epsilon is the guest kernel's footprint, zero if unknown, and mu the
-/// interval after which frames are judged.
+/// Returns the estimator that suits a tracker's observations. `epsilon` is the guest kernel's footprint, zero if unknown;
+/// `mu` is the interval after which frames are judged.
 ///
-/// Frames use the paper's algorithm in its repaired form ([`logged::Config::repaired`]), except for PML, which reports each
-/// frame once until its dirty flag is cleared.
+/// Observations of frames are read with the paper's algorithm in its repaired form ([`logged::Config::repaired`]). The
+/// exception is PML, which reports each frame once until its dirty flag is cleared.
 pub fn suited(tracker: Tracker, seen: &UsedRef<'_>, epsilon: Bytes, mu: Ns) -> Box<dyn Estimator + Send> {
     match seen {
         UsedRef::Frames(_) if tracker == Tracker::Pml => Box::new(Logged::new(logged::Config {
@@ -74,11 +75,11 @@ pub fn suited(tracker: Tracker, seen: &UsedRef<'_>, epsilon: Bytes, mu: Ns) -> B
     }
 }
 
-/// The checks that every estimator makes first: order, one tracker, and possible figures.
+/// What every estimator checks first: observations come in order, from one tracker, and with possible figures.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sequence(Option<(Tracker, Ns)>);
 
-/// Most guest frames that an estimator tracks: 16 TiB.
+/// Most guest frames that an estimator tracks; they are 16 TiB.
 pub const FRAMES_MAX: u64 = 1 << 32;
 
 impl Sequence {
@@ -135,7 +136,7 @@ mod tests {
     use homenode_units::Pages;
     use proptest::prelude::*;
 
-    /// An observation of a VM of 100 frames, 1 s after the one before.
+    /// An observation of a VM of 100 frames, which ends in this second and covers 1 s.
     pub(super) fn observation<'a>(tracker: Tracker, second: u64, seen: UsedRef<'a>) -> ObservationRef<'a> {
         ObservationRef {
             tracker,
@@ -180,7 +181,7 @@ mod tests {
             let refused = estimator.observe(&impossible);
             assert!(matches!(refused, Err(Unfit::Contradiction { .. })), "{refused:?}");
         }
-        // The refused ones left no trace: second 6 is still unused.
+        // The refused observations left no trace, so second 6 is still free.
         assert!(estimator.observe(&observation(Tracker::Prl, 6, frames)).is_ok());
     }
 

@@ -1,14 +1,15 @@
-//! ESX's estimate: a poll of pages (Waldspurger, OSDI 2002, section 5.3; [PRL, section 5.1]).
+//! ESX's estimate from a poll of pages (Waldspurger, OSDI 2002, section 5.3; [PRL, section 5.1]).
 //!
 //! # Algorithm
-//! In each period (30 s of the VM's time) 100 pages drawn at random are made invalid. The share of them that faults by its
-//! end is the share of memory in use. Two moving averages smooth it, a slow and a fast one; a third adds the running period's
-//! share so far to the fast one. The largest of the three counts: growth of the working set shows at once, shrinking slowly.
+//! In each period (30 s of the VM's time) 100 pages, drawn at random, are made invalid. The share of them that has faulted by
+//! the end of the period is the share of memory in use. Two moving averages smooth this share, a slow and a fast one; a third
+//! adds the present period's share so far to the fast one. The largest of the three counts, so growth of the working set
+//! shows at once, and shrinking shows slowly.
 //!
 //! # Error
-//! A share `f` of `n` pages has a standard deviation of `sqrt(f (1 - f) / n)`: at a quarter and 100 pages 4.3 points, and 8.5
-//! at 95 percent. The interval is Wilson's for the period's own sample; averaging narrows it, by how much depends on how the
-//! working set changes.
+//! A share `f` of `n` pages has a standard deviation of `sqrt(f (1 - f) / n)`. For a quarter of 100 pages this is 4.3 points,
+//! so the error is up to 8.5 points in 95 of 100 cases. The interval is Wilson's for the period's own sample. Averaging
+//! narrows it, but how much depends on how the working set changes.
 //!
 //! # Properties (tests of the same name)
 //! - `it_rises_at_once_and_falls_slowly`
@@ -16,8 +17,8 @@
 //! - `nineteen_of_twenty_intervals_hold_the_truth`
 //!
 //! # Departures from the source
-//! The weights of the averages are not published: 1/5 and 1/2 are ours. [`Averages::Last`] is the method as the paper
-//! describes it, without averages.
+//! The weights of the averages are not published; 1/5 and 1/2 are ours. [`Averages::Last`] is the method without averages, as
+//! the paper describes it.
 
 use homenode_host::observation::{ObservationRef, UsedRef};
 use homenode_units::{Bytes, Ewma, Pages, Weight};
@@ -25,16 +26,16 @@ use homenode_units::{Bytes, Ewma, Pages, Weight};
 use super::estimate::kind;
 use super::{Certainty, Estimate, Estimator, Sequence, Settled, Unfit};
 
-/// Averaging over the shares of successive periods.
+/// How the shares of successive periods are averaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Averages {
-    /// Each share by itself, as \[PRL\] describes it.
+    /// Not at all: each share counts by itself, as \[PRL\] describes it.
     Last,
     /// The largest of a slow, a fast and a running average, as ESX does.
     Three,
 }
 
-// ESX's method for comparison, no settings.
+// Weights of ESX's method, which is here for comparison. They are not settings.
 const SLOW: Weight = Weight(0.2);
 const FAST: Weight = Weight(0.5);
 
@@ -49,8 +50,8 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Returns an estimator without observations. The sample covers all memory, including the kernel's: epsilon is what
-    /// remains in use however little is found.
+    /// Returns an estimator without observations. Samples cover all memory, including the kernel's, so `epsilon` is only what
+    /// counts as used if less is found.
     pub fn new(averages: Averages, epsilon: Bytes) -> Sampling {
         Sampling {
             averages,
@@ -132,7 +133,7 @@ mod tests {
     use super::super::tests::observation;
     use super::*;
 
-    /// Returns the percentages of memory after samples of 100 pages.
+    /// Returns the estimates after samples of 100 pages, in percent of memory.
     fn percent(samples: &[(u32, bool)]) -> Vec<u64> {
         let mut sampling = Sampling::new(Averages::Three, Bytes::ZERO);
         let of = |(at, (used, complete)): (usize, &(u32, bool))| {
@@ -151,7 +152,8 @@ mod tests {
 
     #[test]
     fn it_rises_at_once_and_falls_slowly() {
-        // Fast goes half of the way: (20 + 80) / 2 = 50; then slow leads: 32 -> 25.6 where fast has 25 -> 12.5.
+        // The fast average goes half of the way: (20 + 80) / 2 = 50. Then the slow one leads: from 32 to 25.6, while the fast
+        // one goes from 25 to 12.5.
         assert_eq!(percent(&[(20, true), (80, true)]), [20, 50]);
         assert_eq!(percent(&[(80, true), (0, true), (0, true)]), [80, 64, 51]);
     }
@@ -166,7 +168,7 @@ mod tests {
 
     #[test]
     fn nineteen_of_twenty_intervals_hold_the_truth() {
-        // All samples of 100 pages, a quarter of them used, by their binomial weight.
+        // Goes through all possible samples of 100 pages of which a quarter are used, with their binomial weights.
         let mut weight = 0.75_f64.powi(100);
         let mut held = 0.0;
         for used in 0..=100_u32 {

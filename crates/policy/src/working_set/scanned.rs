@@ -1,14 +1,14 @@
 //! Estimates from observations that do not name pages: regions sampled by a tracker, or only an amount.
 //!
 //! # Algorithm
-//! A region found used in at least half of the interval's looks is hot, one found used at all is warm; the working set is
-//! both. An amount is all hot. The interval covers this window only: a region found rarely may be one used page among many
-//! unused ones, so the least is what is hot.
+//! A region that is found used in at least half of the interval's looks is hot, and one found used at all is warm. The
+//! working set is both. An amount is all hot. For regions the interval covers only this window, and its lower end is what is
+//! hot: a region that is rarely found used may be one used page among many unused ones.
 //!
-//! For an amount, least and most are those of the last eight windows; but a larger page (2 MiB) that counts as a whole may
-//! hold only one used page, so the least counts only that, and the most includes the tracker's blind spot.
+//! For an amount, least and most are those of the last eight windows, with two corrections. A larger page (2 MiB) counts as a
+//! whole but may hold only one used page, so the least counts one page for it. The most includes the tracker's blind spot.
 //!
-//! Both have settled when the last three windows differ by less than an eighth.
+//! Both kinds have settled when the last three windows differ by at most an eighth.
 //!
 //! # Properties (tests of the same name)
 //! - `regions_found_in_half_of_the_looks_are_hot`
@@ -24,10 +24,10 @@ use homenode_units::{Bytes, Pages};
 use super::estimate::kind;
 use super::{Certainty, Estimate, Estimator, Sequence, Settled, Unfit};
 
-// Rules of the estimate, no settings: with other rules figures of two hosts could not be compared.
-/// Windows that determine an amount's spread.
+// The following are rules of the estimate, not settings: with other rules, figures of two hosts could not be compared.
+/// Number of windows whose spread is an amount's interval.
 const RECENT: usize = 8;
-/// Windows that must be alike, and pages in a larger page (2 MiB).
+/// Number of windows that must be alike, and (next) number of pages in a larger page (2 MiB).
 const ALIKE: usize = 3;
 const PAGES_PER_LARGE: u64 = 512;
 
@@ -36,13 +36,13 @@ const PAGES_PER_LARGE: u64 = 512;
 pub struct Scanned {
     epsilon: Bytes,
     sequence: Sequence,
-    /// The least and the most of each recent window, without the tracker's blind spot.
+    /// The least and the most of each recent window; the most is without the tracker's blind spot.
     recent: VecDeque<(Pages, Pages)>,
 }
 
 impl Scanned {
-    /// Returns an estimator without observations. Trackers see the kernel's pages like others, so epsilon is only what
-    /// remains in use however little is found.
+    /// Returns an estimator without observations. Trackers see the kernel's pages like others, so `epsilon` is only what
+    /// counts as used if less is found.
     pub fn new(epsilon: Bytes) -> Scanned {
         Scanned {
             epsilon,
@@ -140,7 +140,7 @@ mod tests {
             pages: Pages(pages),
             found,
         };
-        // The last extends 20 pages beyond the VM's 100 frames.
+        // The last region extends 20 pages beyond the VM's 100 frames.
         let regions = [
             region(0, 10, 10),
             region(10, 40, 9),
@@ -173,7 +173,7 @@ mod tests {
             let seen = observation(Tracker::AccessedBits, second as u64 + 1, seen);
             last = scanned.observe(&seen).unwrap();
         }
-        // The 90 is nine windows old, and the kernel needs 15.
+        // The window with 90 is nine windows old and no longer counts, and the kernel needs 15.
         let last = last.unwrap();
         assert_eq!(
             [last.least, last.size, last.most].map(|bytes| bytes.to_pages().0),
@@ -195,7 +195,7 @@ mod tests {
             ..observation(Tracker::AccessedBits, 1, seen)
         };
         let estimate = Scanned::new(Bytes::ZERO).observe(&seen).unwrap().unwrap();
-        // Two large pages are two pages at least; and no more can be in use than exists.
+        // Two large pages hold at least two used pages, and no more can be in use than exists.
         assert_eq!(
             [estimate.least, estimate.size, estimate.most].map(|bytes| bytes.to_pages().0),
             [102, 1124, 2000]

@@ -1,21 +1,21 @@
-//! Decides which VMs' memory is watched and for how long, and keeps the results.
+//! Decides which VMs' memory is watched, and for how long, and keeps the results.
 //!
 //! # Problem
-//! Watching costs: the host scans, and a VM whose accessed bits are cleared walks its page tables again. A figure that was
-//! not requested is not worth it, and one that has settled need not be measured again at once.
+//! Watching has a cost: the host scans memory, and a VM whose accessed bits are cleared walks its page tables again. It is
+//! not worth its cost if the figure was not requested, and a figure that has settled need not be measured again at once.
 //!
 //! # Terms
-//! - *Wanted*: a VM's figure was requested and is still awaited, by an operator or another policy ([`State::want`]).
-//! - *Window*: the length of one look; the estimate covers it.
-//! - *Load*: the host's CPU time for looking, over all watched VMs, as a share of one CPU.
+//! - *Wanted* VM: an operator or another policy has requested its figure, and the request has not expired ([`State::want`]).
+//! - *Window*: the length of one look at a VM's memory. The estimate covers it.
+//! - *Load*: the CPU time that the host spends on looking at all watched VMs, as a share of one CPU.
 //!
 //! # Algorithm
-//! 1. The hosts' observations since the last plan go to each VM's estimator, which [`suited`] chose. Another tracker, or
-//!    windows of another length, start a new one: their figures cannot be combined.
-//! 2. A VM is watched while it is wanted. Under [`Whom::All`] every VM is watched, but one that is settled and not wanted
-//!    rests for [`Config::rest_windows`].
-//! 3. If the load at the requested windows exceeds [`Config::cpu_share_max`], all windows are doubled until it does not.
-//! 4. A watch is renewed when half of its lease is over, and lifted when it is not wanted any more.
+//! 1. The hosts' observations since the last plan go to each VM's estimator, which [`suited`] chose. If the tracker or the
+//!    length of windows has changed, a new estimator starts, because the figures cannot be combined.
+//! 2. A VM is watched while it is wanted. Under [`Whom::All`] every VM is watched, but a VM whose figure has settled, and
+//!    that is not wanted, rests for [`Config::rest_windows`].
+//! 3. If the load with the requested windows exceeds [`Config::cpu_share_max`], all windows are doubled until it no longer does.
+//! 4. A watch is renewed when half of its lease is over, and lifted when the VM is no longer wanted.
 //!
 //! # Properties (tests of the same name)
 //! - `nobody_is_watched_unasked`
@@ -41,11 +41,11 @@ use super::{Estimate, Estimator, Settled, suited};
 /// Name of this policy in plans.
 pub const POLICY: &str = "working-set";
 
-/// The VMs whose memory is watched.
+/// Which VMs' memory is watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Whom {
-    /// VMs whose figure is requested, by an operator or a policy.
+    /// VMs whose figure an operator or a policy has requested.
     #[default]
     Asked,
     /// Every VM.
@@ -56,17 +56,17 @@ pub enum Whom {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The VMs whose memory is watched.
+    /// Which VMs' memory is watched.
     pub watch: Whom,
     /// Length of one look.
     #[serde(with = "homenode_units::text")]
     pub window: Ns,
-    /// Most CPU time of the host that looking may take, as a share of one CPU; windows grow to stay within it.
+    /// Most CPU time that the host may spend on looking, as a share of one CPU. Windows grow to stay within it.
     pub cpu_share_max: f64,
-    /// How long a host keeps watching without contact from the agent.
+    /// How long a host keeps watching without contact with the agent.
     #[serde(with = "homenode_units::text")]
     pub lease: Ns,
-    /// Windows for which a settled VM that is not wanted rests.
+    /// Number of windows for which a VM rests once it has settled, if it is not wanted.
     pub rest_windows: u32,
 }
 
@@ -97,11 +97,11 @@ homenode_units::settings! {
 pub struct Measured {
     /// The estimate.
     pub estimate: Estimate,
-    /// Memory that the VM had.
+    /// Memory that the VM had at that time.
     pub memory: Pages,
     /// Most memory that may be in use although the tracker does not see it.
     pub blind: Pages,
-    /// The host's CPU time for looking.
+    /// CPU time that the host spent on looking.
     pub cost: Ns,
 }
 
@@ -111,45 +111,46 @@ pub struct State {
     vms: BTreeMap<VmId, Watched>,
 }
 
-/// One VM.
+/// What is known about one VM.
 #[derive(Debug, Default)]
 struct Watched {
-    /// Time until which it is wanted, and the requested length of windows.
+    /// Time until which the VM is wanted, and the requested length of windows.
     wanted: Option<(Ns, Option<Ns>)>,
-    /// Time until which the host watches, and the length of windows.
+    /// Time until which the host watches the VM, and the length of windows in force.
     in_force: Option<(Ns, Ns)>,
-    /// Why it does not watch, and when to try again.
+    /// Why the host does not watch the VM, and when to try again.
     why_not: Option<(String, Ns)>,
     estimator: Option<(Tracker, Ns, Box<dyn Estimator + Send>)>,
     measured: Option<Measured>,
-    /// End of the last window recorded.
+    /// End of the last window that was recorded.
     seen: Ns,
-    /// Why the last window was unusable, if so.
+    /// Why the last window could not be used; `None` if it could.
     unfit: Option<String>,
-    /// Time until which it rests.
+    /// Time until which the VM rests.
     rests: Ns,
 }
 
 impl State {
-    /// Requests this VM's figure until then, in windows of this length if given. Among several requests the last length
-    /// counts.
+    /// Requests this VM's figure until the given time, in windows of this length if one is given. If several requests give a
+    /// length, the last one counts.
     pub fn want(&mut self, vm: VmId, window: Option<Ns>, until: Ns) {
         let wanted = &mut self.vms.entry(vm).or_default().wanted;
         let (before, length) = wanted.unwrap_or_default();
         *wanted = Some((before.max(until), window.or(length)));
     }
 
-    /// Returns the VM's working set, if it was watched; [`Estimate::at`] is its time.
+    /// Returns the VM's working set, if it was measured; [`Estimate::at`] is its time.
     pub fn estimate(&self, vm: VmId) -> Option<&Estimate> {
         self.measured(vm).map(|measured| &measured.estimate)
     }
 
-    /// Returns the estimate and its inputs.
+    /// Returns the VM's estimate and what it was made from.
     pub fn measured(&self, vm: VmId) -> Option<&Measured> {
         self.vms.get(&vm)?.measured.as_ref()
     }
 
-    /// Returns why there is no fresh figure, if so: the host cannot watch, or reported the impossible.
+    /// Returns why there is no fresh figure: the host cannot watch the VM, or reported something impossible. `None` if
+    /// nothing is wrong.
     pub fn why_not(&self, vm: VmId) -> Option<&str> {
         let watched = self.vms.get(&vm)?;
         let why = watched.why_not.as_ref().map(|(why, _)| why);
@@ -189,7 +190,7 @@ impl State {
 }
 
 impl Watched {
-    /// Records the host's observation, if it is new.
+    /// Records an observation by the host, if it is new.
     fn take_in(&mut self, observed: &Observation) {
         if observed.at <= self.seen {
             return;
@@ -231,7 +232,7 @@ impl Watched {
         }
     }
 
-    /// Returns the length of the windows in which it should be watched now, if at all.
+    /// Returns the length of windows in which the VM should be watched now; `None` if it should not be.
     fn due(&mut self, config: &Config, at: Ns) -> Option<Ns> {
         self.wanted = self.wanted.filter(|(until, _)| *until > at);
         if let Some((_, window)) = self.wanted {
@@ -250,7 +251,8 @@ impl Watched {
     }
 }
 
-/// Records the hosts' observations. Runs before anything is planned for the cycle: other policies rely on the estimates.
+/// Records the hosts' observations. To be called before anything is planned in the cycle, because other policies rely on the
+/// estimates.
 pub fn observe(view: &View<'_>, state: &mut State) {
     state.vms.retain(|id, _| view.sample.vm(*id).is_some());
     for vm in &view.vms {
@@ -262,14 +264,14 @@ pub fn observe(view: &View<'_>, state: &mut State) {
     }
 }
 
-/// Plans watches of the VMs that are due, after [`observe`] has recorded this cycle.
+/// Plans watches of the VMs that are due. To be called after [`observe`] has recorded this cycle.
 pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     let mut due: Vec<(&VmSample, Ns)> = Vec::new();
     for vm in &view.vms {
         let watched = state.vms.entry(vm.sample.id).or_default();
         match watched.due(config, view.at) {
-            // An ignored VM is not watched, as nothing would come of it.
+            // A VM that is ignored is not watched, as the figure would be of no use.
             Some(window) if vm.managed() => due.push((vm.sample, window)),
             _ if watched.in_force.is_some() => {
                 let action = Act::Lift {
@@ -312,8 +314,8 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     plan
 }
 
-/// Returns the factor by which windows must grow so that looking stays within its share of a CPU: a power of two, so that
-/// small variations of cost do not change windows all the time.
+/// Returns the factor by which windows must grow so that looking stays within its share of a CPU. It is a power of two, so
+/// that small variations of cost do not keep changing the windows.
 fn stretch(due: &[(&VmSample, Ns)], config: &Config, state: &State) -> u64 {
     let load = |(vm, window): &(&VmSample, Ns)| {
         let cost = state

@@ -1,4 +1,4 @@
-//! The file itself: its owner, what else may be in its place, and the space it releases.
+//! The file itself: its owner, what may be in its place, and the space that it returns.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn one_run_at_a_time_is_written_to_a_history() {
     let first = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
     let refused = Recorder::begin(&path, &begin(), plenty(), WhenFull::LeaveOut).unwrap_err();
     assert!(refused.to_string().contains("another agent"), "{refused}");
-    // Only SQLite locks the database itself: on NFS and 9p all locks of a file conflict.
+    // Only SQLite may lock the database itself, because on NFS and 9p all locks of a file conflict.
     let database = std::fs::File::open(&path).unwrap();
     database.try_lock().unwrap();
     drop((first, database));

@@ -1,4 +1,4 @@
-//! What was written can be read, and nothing else, whatever happens to the writer, the disk and the clock.
+//! Checks that exactly what was written can be read, whatever happens to the writer, the disk and the clock.
 
 mod files;
 
@@ -16,7 +16,7 @@ use homenode_units::{Bytes, Ns, VmId};
 use serde_json::{Value, json};
 
 const SECOND: i64 = 1_000_000_000;
-/// Some day in 2026.
+/// A day in 2026.
 const NOON: i64 = 1_795_000_000 * SECOND;
 
 fn begin() -> Begin {
@@ -74,7 +74,7 @@ impl Period {
     }
 }
 
-/// Returns the period of this second, on a clock that is `off` nanoseconds off.
+/// Returns the period of this second, with a wall clock that is wrong by `off` nanoseconds.
 fn period(second: u64, off: i64) -> Period {
     let vm =
         |id: &str| json!({"id": id, "ran_ns": second * 700_000_000, "share": 0.125 * (second % 7) as f64});
@@ -90,7 +90,7 @@ fn period(second: u64, off: i64) -> Period {
 fn record(path: &Path, periods: impl Iterator<Item = Period>) {
     let mut recorder = Recorder::begin(path, &begin(), plenty(), WhenFull::LeaveOut).unwrap();
     for period in periods {
-        // As slow as a loop, so that none is left out.
+        // Hands periods over slowly, as a loop does, so that none is left out.
         keep(&mut recorder, period);
     }
     recorder.close();
@@ -151,7 +151,7 @@ fn every_period_comes_back_as_it_was() {
     );
     let run = &archive.runs().unwrap()[0];
     assert_eq!((run.host.as_str(), &run.detail), ("twin", &begin().detail));
-    // Between two times, across blocks.
+    // Reads between two times, across blocks.
     let mut seen = Vec::new();
     archive
         .frames(Kind::Status, (NOON + 58 * SECOND, NOON + 61 * SECOND), |frame| {
@@ -165,7 +165,7 @@ fn every_period_comes_back_as_it_was() {
 #[test]
 fn periods_that_are_wanted_far_apart_are_the_first_after_each_gap_of_every_run() {
     let (_dir, path) = place();
-    // Blocks of a minute, and a tail that is not a block yet; then another run.
+    // Records blocks of a minute and a tail that is not a block yet, then another run.
     record(&path, (0..145).map(|second| period(second, 0)));
     record(&path, (150..170).map(|second| period(second, 0)));
     let archive = Archive::open(&path).unwrap();
@@ -231,7 +231,7 @@ fn a_clock_that_is_set_back_loses_no_period_and_mixes_up_none() {
     let back = frames(&path, Kind::Status);
     let at: Vec<Ns> = back.iter().map(|frame| frame.at).collect();
     assert_eq!(at, (0..200).map(Ns::from_secs).collect::<Vec<_>>());
-    // Read by the wall clock, the hour that occurred twice is returned from both times.
+    // On the wall clock an hour occurred twice; both are returned.
     let archive = Archive::open(&path).unwrap();
     let mut seen = Vec::new();
     archive
@@ -249,7 +249,7 @@ fn a_clock_that_is_set_back_loses_no_period_and_mixes_up_none() {
     );
 }
 
-/// Acts as the agent in a process of its own, which the test below starts and kills: writes until then.
+/// Acts as an agent in a process of its own, which the next test starts and kills. Writes until it is killed.
 #[test]
 fn write_until_killed() {
     let Some(path) = std::env::var_os("HOMENODE_TEST_HISTORY").map(PathBuf::from) else {
@@ -284,7 +284,7 @@ fn an_agent_that_is_killed_while_it_writes_leaves_whole_periods() {
                 0
             }
         };
-        // At a different point of its work each time.
+        // Kills the agent at a different point of its work each time.
         while written() < first + 70 {
             assert!(writer.try_wait().unwrap().is_none(), "it ended by itself");
             std::thread::sleep(Duration::from_millis(7 + u64::from(round)));
@@ -315,7 +315,7 @@ fn a_history_that_is_torn_anywhere_gives_what_is_whole_and_is_set_aside() {
         .chain([whole.len() - 1])
     {
         std::fs::write(&torn, &whole[..length]).unwrap();
-        // Whatever can be read is correct.
+        // Everything that can be read must be correct.
         if let Ok(archive) = Archive::open(&torn) {
             let _ = archive.frames(Kind::Status, (i64::MIN, i64::MAX), |frame| {
                 let second = frame.at.0 / 1_000_000_000;
@@ -323,7 +323,7 @@ fn a_history_that_is_torn_anywhere_gives_what_is_whole_and_is_set_aside() {
                 true
             });
         }
-        // And the agent goes on recording, or reports that this is no history.
+        // An agent must continue to record, or report that the file is not a history.
         match Recorder::begin(&torn, &begin(), plenty(), WhenFull::LeaveOut) {
             Ok(mut recorder) => {
                 keep(&mut recorder, period(500, 0));
@@ -368,7 +368,7 @@ fn a_damaged_block_takes_no_other_with_it() {
             .unwrap_err();
         assert!(matches!(error, RecordError::Damaged { .. }), "{damage}: {error}");
         assert_eq!(seen, 140, "{damage}");
-        // Moving on by minutes skips it.
+        // Moving from minute to minute skips the damaged block.
         let (mut minute, mut count) = (archive.minute(Kind::Status, Which::First).unwrap(), 0);
         while let Some(here) = minute {
             count += here.frames.len();
@@ -388,7 +388,7 @@ fn a_period_that_is_no_json_costs_itself_alone_and_is_said() {
             drop(done);
             let kept = period(second, 0).put(documents);
             if second == 30 {
-                // JSON objects need text keys.
+                // The keys of JSON objects must be texts.
                 documents.put(Kind::Status, Figures::Whole, &BTreeMap::from([((1, 2), 3)]));
             }
             kept
@@ -412,7 +412,7 @@ fn going_on_ends_where_the_clock_was_set_back_in_the_last_minute() {
         let off = if second < 140 { 0 } else { -3600 * SECOND };
         keep(&mut recorder, period(second, off));
     }
-    // The writer stays open, and has written everything: a minute that has grown meanwhile is returned again.
+    // The writer is still open, and has written everything. A minute that has grown meanwhile is returned again.
     let archive = Archive::open(&path).unwrap();
     let is_written = |at: Ns| {
         let last = archive.minute(Kind::Status, Which::Last).unwrap();
@@ -492,7 +492,7 @@ fn decisions_that_are_written_are_told_by_the_numbers_of_their_rows() {
         let mut decision = event("decided", "VM a: home 1");
         decision.0.action = Some("set-home".into());
         Period {
-            // The finding is the same each time, so it is one row with a count.
+            // The same finding occurs each time, so it is one row with a count.
             events: vec![event("found", "VM a is slow"), decision],
             ..period(second, 0)
         }
@@ -579,7 +579,7 @@ fn a_disk_that_fills_up_costs_periods_that_are_counted_and_nothing_else() {
     );
 }
 
-/// Returns data that cannot be compressed.
+/// Returns data that does not compress.
 fn noise(second: u64) -> Value {
     let mut state = second + 1;
     let number = |_| {
@@ -630,7 +630,7 @@ fn a_host_never_waits_for_the_disk_and_a_simulated_one_loses_nothing() {
     assert_eq!(frames(&path, Kind::Status).len(), of_host + 200);
 }
 
-/// Returns the seconds of all periods, to the end or to the beginning.
+/// Returns the seconds of all periods, walking to the end or to the beginning.
 fn walk(archive: &Archive, from: Which<'_>, on: fn(&Minute) -> Which<'_>) -> Vec<u64> {
     let mut seconds = Vec::new();
     let mut now = archive.minute(Kind::Status, from).unwrap();

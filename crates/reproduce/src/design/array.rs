@@ -1,7 +1,8 @@
-//! Labelled arrays of numbers and words, on which the expressions of an experiment operate.
+//! Labelled arrays of numbers and words: the values of an experiment's expressions.
 //!
-//! An array has axes with labels (`program`: `cg.B`, `lu.B`), and a cell for each combination. Two arrays are combined label
-//! by label: an axis of only one of them is repeated, and a common axis keeps the labels that both have.
+//! An array has axes with labels (`program`: `cg.B`, `lu.B`), and a cell for each combination of labels. Two arrays are
+//! combined label by label. If only one array has an axis, the other array is repeated along it. A common axis keeps the
+//! labels that both arrays have.
 
 use std::collections::BTreeMap;
 
@@ -10,19 +11,19 @@ use homenode_units::Candidates;
 
 use crate::verdict::show;
 
-/// Maximum number of cells of an array, so that a typo in a file causes an error message, not a full memory.
+/// Maximum number of cells of an array. A typo in a file then causes an error message instead of filling the memory.
 const CELLS_MAX: usize = 1_000_000;
 
 /// Arrays by name.
 pub type Named = BTreeMap<String, Array>;
 
-/// A row of a run: its labels, then its counts, as columns and cells.
+/// The labels of a run, then its counts, as pairs of column and cell.
 pub type Row = Vec<(String, serde_json::Value)>;
 
 /// The cell for a combination of labels.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cell {
-    /// Not run, or not measured.
+    /// The run was not made, or the value was not measured.
     Absent,
     /// A number; true is 1, false is 0.
     Number(f64),
@@ -39,7 +40,7 @@ pub struct Axis {
     pub labels: Vec<String>,
 }
 
-/// Cells by labels; the last axis varies fastest.
+/// An array: a cell for each combination of labels; the last axis varies fastest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Array {
     /// The axes.
@@ -48,10 +49,10 @@ pub struct Array {
 }
 
 impl Cell {
-    /// Returns the number; a numeric word counts as one.
+    /// Returns the cell's number. A word that can be read as a number counts as one.
     ///
     /// # Errors
-    /// A word that is not a number.
+    /// A word that cannot be read as a number.
     pub fn number(&self) -> Result<Option<f64>> {
         match self {
             Cell::Absent => Ok(None),
@@ -108,10 +109,10 @@ pub fn places(axes: &[Axis]) -> impl Iterator<Item = Vec<usize>> {
     })
 }
 
-/// Names and labels of axes.
+/// Pairs of an axis name and a label.
 pub type Labels = Vec<(String, String)>;
 
-/// Returns the combinations of labels of these axes, in the same order.
+/// Returns the combinations of labels of these axes, in the order of [`places`].
 pub fn labels(axes: &[Axis]) -> impl Iterator<Item = Labels> {
     places(axes).map(|place| {
         let labels = axes.iter().zip(place);
@@ -130,7 +131,7 @@ impl Array {
         }
     }
 
-    /// Returns the labels of an axis as an array.
+    /// Returns an array with the labels of an axis as its cells.
     pub fn of_labels(axis: &Axis) -> Array {
         Array {
             axes: vec![axis.clone()],
@@ -138,7 +139,7 @@ impl Array {
         }
     }
 
-    /// Creates an array of numbers with these axes, in order; missing ones become absent.
+    /// Creates an array with these axes from numbers in order. NaN becomes an absent cell.
     pub fn of_numbers(axes: Vec<Axis>, numbers: Vec<f64>) -> Array {
         let count = axes.iter().map(|axis| axis.labels.len()).product();
         let mut cells: Vec<Cell> = numbers.into_iter().map(Cell::Number).collect();
@@ -146,10 +147,10 @@ impl Array {
         Array { axes, cells }
     }
 
-    /// Creates an array whose cells a function computes.
+    /// Creates an array whose cells are computed by a function.
     ///
     /// # Errors
-    /// The function's; more than a million cells.
+    /// Those of the function; more than a million cells.
     pub fn build(axes: Vec<Axis>, mut of: impl FnMut(&[usize]) -> Result<Cell>) -> Result<Array> {
         let lengths = axes.iter().map(|axis| axis.labels.len());
         let count = lengths.clone().try_fold(1_usize, usize::checked_mul);
@@ -164,24 +165,24 @@ impl Array {
         Ok(Array { axes, cells })
     }
 
-    /// Creates an array with the same axes, whose cells a function computes from these.
+    /// Creates an array with the same axes, whose cells a function computes from the cells of this one.
     ///
     /// # Errors
-    /// The function's.
+    /// Those of the function.
     pub fn map(&self, of: impl FnMut(&Cell) -> Result<Cell>) -> Result<Array> {
         let cells = self.cells.iter().map(of).collect::<Result<_>>()?;
         Ok(Array::of(self.axes.clone(), cells))
     }
 
-    /// Like [`Array::map`], from numbers; an absent cell counts as NaN.
+    /// Like [`Array::map`], but the function maps numbers; an absent cell is passed as NaN.
     ///
     /// # Errors
-    /// The function's; a word.
+    /// Those of the function; a word.
     pub fn map_numbers(&self, mut of: impl FnMut(f64) -> Result<f64>) -> Result<Array> {
         self.map(|cell| of(cell.number()?.unwrap_or(f64::NAN)).map(Cell::Number))
     }
 
-    /// Creates an array of cells, in order, with these axes.
+    /// Creates an array with these axes from cells in order.
     pub fn of(axes: Vec<Axis>, cells: Vec<Cell>) -> Array {
         Array { axes, cells }
     }
@@ -201,15 +202,15 @@ impl Array {
         &self.cells[index]
     }
 
-    /// Returns the axis of this name, and its position.
+    /// Returns the position of the axis with this name, and the axis.
     pub fn axis(&self, name: &str) -> Option<(usize, &Axis)> {
         self.axes.iter().enumerate().find(|(_, axis)| axis.name == name)
     }
 
-    /// Returns the only cell.
+    /// Returns the cell of an array that has only one.
     ///
     /// # Errors
-    /// There are axes left.
+    /// The array still has axes.
     pub fn only(&self) -> Result<&Cell> {
         match self.axes.as_slice() {
             [] => Ok(&self.cells[0]),
@@ -221,7 +222,8 @@ impl Array {
         }
     }
 
-    /// For each own axis that `others` has too: its position there, and the positions of its labels there.
+    /// Returns, for each own axis that is also among `others`, its position there, and for each label there the own
+    /// position.
     fn places(&self, others: &[Axis]) -> Vec<(usize, Vec<Option<usize>>)> {
         let of = |axis: &Axis| {
             let at = others.iter().position(|other| other.name == axis.name)?;
@@ -239,7 +241,7 @@ impl Array {
     /// Combines two arrays, label by label.
     ///
     /// # Errors
-    /// The function's.
+    /// Those of the function.
     pub fn zip(&self, other: &Array, of: impl Fn(&Cell, &Cell) -> Result<Cell>) -> Result<Array> {
         let mut axes = self.axes.clone();
         for axis in &other.axes {
@@ -254,7 +256,7 @@ impl Array {
         })
     }
 
-    /// Restricts an axis to these labels, in their order.
+    /// Restricts an axis to these labels, and puts them in this order.
     ///
     /// # Errors
     /// A label that the axis does not have.
@@ -272,17 +274,17 @@ impl Array {
         Array::build(axes, |place| Ok(self.through(&map, place).clone()))
     }
 
-    /// Drops an axis that has one label.
+    /// Drops an axis that has only one label.
     #[must_use]
     pub fn without(mut self, name: &str) -> Array {
         self.axes.retain(|axis| axis.name != name);
         self
     }
 
-    /// Picks, along an axis, the label named by another array, place by place.
+    /// Drops an axis: for each cell, takes the label of the axis that another array names.
     ///
     /// # Errors
-    /// An axis that it does not have.
+    /// An axis that this array does not have.
     pub fn picked(&self, name: &str, which: &Array) -> Result<Array> {
         let (at, axis) = self
             .axis(name)
@@ -309,11 +311,11 @@ impl Array {
         })
     }
 
-    /// Reduces several arrays to one without these axes: a function receives the cells along them, place by place, and for
-    /// the first array also the labels.
+    /// Reduces several arrays to one without these axes. For each remaining place, a function receives the cells along the
+    /// dropped axes, and the dropped axes themselves.
     ///
     /// # Errors
-    /// An axis that the first array does not have; the function's.
+    /// An axis that the first array does not have; those of the function.
     pub fn reduce<T>(
         arrays: &[&Array],
         names: &[String],

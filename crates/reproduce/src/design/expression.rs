@@ -10,19 +10,20 @@
 //!   atom    1.5, 'a word', name, function(a, …), (a)
 //! ```
 //!
-//! A part with one label loses that axis. An expression after `=` yields the label, place by place. There are no variables,
-//! loops or user-defined functions: an experiment that needs them names a model in code.
+//! If a part selects one label, that axis is dropped. The label may also be an expression, which yields one for each place.
+//! There are no variables, loops or user-defined functions. An experiment that needs these names a model in code.
 //!
-//! *Not taken:* an expression crate. Values are arrays with named axes, and evalexpr and CEL cannot apply operators to types of
-//! ours; Rhai resolves only names that outlive the experiment, divides whole numbers as integers, and reserves `if` and `'`. A
-//! parser alone (sqlparser) rejects `a[axis='label']`. Each would replace this file only, and not the arrays and functions.
+//! *Not used:* an expression crate. Our values are arrays with named axes, and evalexpr and CEL cannot apply operators to
+//! our types. Rhai resolves only names that outlive the experiment, divides whole numbers as integers, and reserves `if` and
+//! `'`. A parser alone (sqlparser) rejects `a[axis='label']`. And each crate would replace only this file, not the arrays
+//! and functions.
 
 use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 
 /// Maximum number of tokens of an expression, and of nesting levels: parsing and evaluation are recursive.
 const TOKENS_MAX: usize = 1_000;
 const DEPTH_MAX: u32 = 64;
-/// A 64-bit number has no more significant digits.
+/// Maximum number of digits in a number: a 64-bit number has no more significant ones.
 const DIGITS_MAX: usize = 17;
 
 /// An expression.
@@ -32,22 +33,22 @@ pub enum Expression {
     Number(f64),
     /// A word.
     Text(String),
-    /// A value, a metric, an axis.
+    /// Name of a value, a metric or an axis.
     Name(String),
-    /// An operator or a function, and what it is applied to.
+    /// An operator or a function, and its operands.
     Call(String, Vec<Expression>),
     /// A part: the array, the axis, and its labels.
     Part(Box<Expression>, String, Which),
 }
 
-/// Which labels of an axis.
+/// The labels that a part selects.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Which {
-    /// One label only: the axis is dropped.
+    /// One label; the axis is dropped.
     One(Box<Expression>),
     /// These labels.
     Some(Vec<String>),
-    /// All but these.
+    /// All except these labels.
     But(Vec<String>),
 }
 
@@ -96,7 +97,7 @@ fn quoted(token: &str) -> Option<String> {
     Some(token.strip_prefix('\'')?.trim_end_matches('\'').to_owned())
 }
 
-/// Operators by precedence, the lowest first.
+/// Operators by precedence, from the lowest to the highest.
 const OPERATORS: [&[&str]; 5] = [
     &["or"],
     &["and"],
@@ -105,7 +106,7 @@ const OPERATORS: [&[&str]; 5] = [
     &["*", "/", "%"],
 ];
 
-/// The precedence level of `not`: below tests, above `and`.
+/// Precedence level of `not`: lower than that of tests, higher than that of `and`.
 const NOT: usize = 2;
 
 struct Parser<'a> {
@@ -138,7 +139,7 @@ impl Expression {
         }
     }
 
-    /// Returns the names that it refers to.
+    /// Returns the names that the expression uses.
     pub fn names(&self) -> Vec<&str> {
         match self {
             Expression::Number(_) | Expression::Text(_) => Vec::new(),
@@ -296,10 +297,10 @@ impl Parser<'_> {
     }
 }
 
-/// A text with expressions in braces, split into parts: `{gain} percent`.
+/// A text with expressions in braces, such as `{gain} percent`, split into parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template {
-    /// The text before each expression, the expression, and the number of decimals, unless chosen by size.
+    /// For each expression: the text before it, the expression, and the number of decimals if the template states it.
     pieces: Vec<(String, Expression, Option<usize>)>,
     rest: String,
 }
@@ -329,10 +330,10 @@ impl Template {
         Ok(Template { pieces, rest })
     }
 
-    /// Returns the text, with each expression formatted by a function.
+    /// Returns the text, in which a function has formatted each expression.
     ///
     /// # Errors
-    /// The function's.
+    /// Those of the function.
     pub fn filled(
         &self,
         mut shown: impl FnMut(&Expression, Option<usize>) -> Result<String>,
@@ -345,7 +346,7 @@ impl Template {
         Ok(text + &self.rest)
     }
 
-    /// Returns the names that it refers to.
+    /// Returns the names that the template uses.
     pub fn names(&self) -> Vec<&str> {
         self.pieces
             .iter()

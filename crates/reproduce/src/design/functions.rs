@@ -2,23 +2,23 @@
 //!
 //! | function | result |
 //! |---|---|
-//! | `sum` `mean` `min` `max` `geomean` (x, axis, …) | one number for the cells along these axes; without axes for all |
-//! | `count`, `rsd` (x, axis, …) | how many are not 0; the relative standard deviation in percent |
-//! | `min` `max` (a, b) | the smaller or larger of two, label by label |
+//! | `sum` `mean` `min` `max` `geomean` (x, axis, …) | one number for the cells along these axes; without axes, for all cells |
+//! | `count`, `rsd` (x, axis, …) | the number of cells that are not 0; the relative standard deviation in percent |
+//! | `min` `max` (a, b) | the smaller or larger of the two, label by label |
 //! | `abs`(x), `ceil`(x), `floor`(x), `if`(test, a, b), `else`(x, other) | `else` replaces unmeasured cells |
 //! | `power`(a, b) | `a` to the power of `b` |
-//! | `above`(a, b), `below`(a, b) | by how many percent `a` is above or below `b` |
-//! | `least` `greatest` (x, axis) | the label of the extreme |
-//! | `ranked`(x, axis) | the labels, greatest first, along an axis `rank` from 1 |
+//! | `above`(a, b), `below`(a, b) | how many percent `a` is above or below `b` |
+//! | `least` `greatest` (x, axis) | the label with the least or greatest value |
+//! | `ranked`(x, axis) | the labels along an axis `rank` from 1, the greatest value first |
 //! | `place`(x, axis) | the place of each label in that order |
 //! | `tau`(a, b, axis), `r_squared`(y, x, axis) | Kendall's tau; how well a straight line fits |
-//! | `regret`(a, cost, axis) | the extra cost of choosing the lower of two by `a`: the mean over all pairs |
-//! | `zigzags`(x, low, high, axis) | how often it falls below one number and then rises above the other |
-//! | `among`(x, 'one', …) | whether it is one of these words |
-//! | `solo_s`, `work_g` (program) | by its profile: seconds alone on the run's machine; 10^9 instructions |
+//! | `regret`(a, cost, axis) | the extra cost of choosing, of two labels, the one with the lower `a`: the mean over all pairs |
+//! | `zigzags`(x, low, high, axis) | how many times x falls below `low` and then rises above `high` |
+//! | `among`(x, 'one', …) | whether x is one of these words |
+//! | `solo_s`, `work_g` (program) | according to its profile: seconds alone on the run's machine; 10^9 instructions |
 //! | `footprint_mib`(program, vCPUs), `uses_disk`(program) | the memory that it uses; whether it uses a disk |
 //!
-//! Absent cells are skipped in reductions, and make the results of everything else absent.
+//! Reductions skip absent cells. In all other functions, an absent cell makes the result absent.
 
 use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 use homenode_machine::{Hardware, Machine};
@@ -38,13 +38,13 @@ pub trait Names {
     /// An unknown name, or an error of its value.
     fn named(&self, name: &str) -> Result<Array>;
 
-    /// Returns the machine for functions of programs.
+    /// Returns the name of the machine, which functions of programs need.
     fn machine(&self) -> &str;
 }
 
 const REDUCTIONS: [&str; 7] = ["sum", "mean", "min", "max", "count", "geomean", "rsd"];
 const LABELS: [&str; 4] = ["least", "greatest", "ranked", "place"];
-/// For a series: how often it falls below one number and then rises above another.
+/// For a series: counts how many times it falls below one number and then rises above another.
 const ZIGZAGS: &str = "zigzags";
 const PAIRS: [&str; 3] = ["tau", "r_squared", "regret"];
 const PROGRAMS: [&str; 4] = ["solo_s", "footprint_mib", "uses_disk", "work_g"];
@@ -55,7 +55,7 @@ const PLAIN: [&str; 9] = [
 /// Evaluates an expression.
 ///
 /// # Errors
-/// A message.
+/// A message that says what is wrong.
 pub fn evaluate(expression: &Expression, names: &dyn Names) -> Result<Array> {
     match expression {
         Expression::Number(number) => Ok(Array::one(Cell::Number(*number))),
@@ -173,10 +173,10 @@ fn call(function: &str, given: &[Expression], names: &dyn Names) -> Result<Array
     }
 }
 
-/// Returns the profile of this name.
+/// Returns the profile of the program with this name.
 ///
 /// # Errors
-/// There is none.
+/// There is no such profile.
 pub fn profile(name: &str) -> Result<Program> {
     let found = workload::builtin(name).and_then(|workload| workload.program);
     found.with_context(|| format!("there is no profile of {name}"))
@@ -185,7 +185,7 @@ pub fn profile(name: &str) -> Result<Program> {
 /// Returns a machine's timing figures.
 ///
 /// # Errors
-/// It has none.
+/// The machine has none.
 pub fn hardware(machine: &Machine) -> Result<&Hardware> {
     machine
         .hardware
@@ -216,7 +216,7 @@ fn unknown(function: &str) -> Error {
     anyhow!("there is no function `{function}`{known}")
 }
 
-/// Returns the axes named in a function's arguments; all of the array's if there are none.
+/// Returns the axes that a function's arguments name, or all axes of the array if there are no arguments.
 fn axes(given: &[Expression], of: &Array) -> Option<Vec<String>> {
     if given.is_empty() {
         return Some(of.axes.iter().map(|axis| axis.name.clone()).collect());
@@ -232,7 +232,7 @@ fn truth(is: bool) -> Cell {
     Cell::Number(f64::from(is))
 }
 
-/// Whether a test holds.
+/// Returns true if the result of a test is a number other than 0.
 ///
 /// # Errors
 /// The cell is a word.
@@ -277,7 +277,7 @@ fn binary(function: &str, left: &Array, right: &Array) -> Result<Array> {
     })
 }
 
-/// Returns the numbers that are present.
+/// Returns the numbers of the cells that are not absent.
 fn numbers(cells: &[Cell]) -> Result<Vec<f64>> {
     cells
         .iter()
@@ -365,7 +365,7 @@ fn pairs(function: &str, first: &Array, second: &Array, axes: &[String]) -> Resu
     Ok(Array::of(left, cells))
 }
 
-/// Counts how often a series falls below the first bound and then rises above the second.
+/// Counts how many times a series falls below the first bound and then rises above the second.
 pub fn zigzags(series: &[f64], below: f64, above: f64) -> usize {
     let (mut low, mut count) = (false, 0);
     for value in series {

@@ -1,4 +1,4 @@
-//! Sources of an experiment's numbers: outcomes of runs, published tables, and models in code.
+//! Sources of an experiment's numbers: outcomes of runs, additional measures in code, and published tables.
 
 use anyhow::{Result, bail};
 use homenode_twin::VmReport;
@@ -10,7 +10,7 @@ use crate::claims::{TABLE_1, TABLE_4};
 use crate::models::OfRun;
 use crate::run::{Outcome, Run};
 
-/// Metrics of every run: of the whole run, and of each VM (then along axis `vm`).
+/// Metrics that every run has; `vms` contains those of each VM, along axis `vm`.
 const METRICS: [&str; 6] = [
     "seconds",
     "at_s",
@@ -26,10 +26,10 @@ pub struct Counted {
     more: Named,
 }
 
-/// Returns a run's metrics as JSON: the window's, and the VMs' reports with their counters.
+/// Returns a run's metrics as JSON: those of the window, and the VMs' reports with their counters.
 ///
 /// # Errors
-/// The errors of additional measures.
+/// Those of an additional measure.
 pub fn of_run(run: &Run, outcome: &Outcome, more: Option<OfRun>) -> Result<Counted> {
     let mut vcpus = outcome.window.vcpus.iter();
     let vms = run.scenario.vms.iter().zip(&outcome.vms).map(|(spec, report)| {
@@ -65,7 +65,7 @@ pub fn of_run(run: &Run, outcome: &Outcome, more: Option<OfRun>) -> Result<Count
 }
 
 impl Counted {
-    /// Returns a row for each VM, starting with these cells: figures of the run, then the VM's.
+    /// Returns a row for each VM: first these cells, then the figures of the run, then those of the VM.
     pub fn rows(&self, first: &Row) -> Vec<Row> {
         let mut of_run = first.clone();
         flatten(&self.json, "", &mut of_run);
@@ -81,7 +81,7 @@ impl Counted {
     }
 }
 
-/// Flattens numbers and words of an object and its nested objects, by their path; skips lists.
+/// Flattens an object and its nested objects into cells named after their paths. Skips lists.
 fn flatten(value: &Value, path: &str, row: &mut Row) {
     match value {
         Value::Object(fields) => {
@@ -99,13 +99,13 @@ fn flatten(value: &Value, path: &str, row: &mut Row) {
     }
 }
 
-/// Counters of a VM, summed over its vCPUs, while it is measured.
+/// Counters of a VM while it is measured, summed over its vCPUs.
 const COUNTERS: [&str; 4] = ["instructions", "cycles", "llc_references", "llc_misses"];
 
-/// Optional keys of a VM's report.
+/// Keys that a VM's report may lack.
 const SOMETIMES: [&str; 5] = ["permit", "releases", "driver_domain", "memory", "programs"];
 
-/// Returns a metric of one run: cells by the labels of further axes; empty if the run does not have it.
+/// Returns a metric of one run, as cells with the labels of further axes. Empty if the run does not have the metric.
 pub fn metric(run: &Counted, name: &str) -> Vec<(Labels, Cell)> {
     let path: Vec<&str> = name.split('.').collect();
     let mut found = Vec::new();
@@ -134,7 +134,7 @@ fn walk(value: &Value, path: &[&str], key: &str, labels: &mut Labels, found: &mu
             Cell::Number(value.as_array().map_or(0, Vec::len) as f64),
         )),
         (Value::Array(list), _) => {
-            // A list becomes an axis of the same name.
+            // A list becomes an axis with the list's name.
             for (at, value) in list.iter().enumerate() {
                 labels.push((key.to_owned(), (at + 1).to_string()));
                 walk(value, path, key, labels, found);
@@ -154,7 +154,7 @@ fn walk(value: &Value, path: &[&str], key: &str, labels: &mut Labels, found: &mu
     }
 }
 
-/// Returns the names of a run's metrics.
+/// Returns the names of all metrics that a run may have.
 pub fn names() -> Vec<String> {
     let of_vm = json!(VmReport::default());
     let of_vm = of_vm
@@ -164,7 +164,7 @@ pub fn names() -> Vec<String> {
     own.map(str::to_owned).chain(of_vm).collect()
 }
 
-/// Returns a published table's columns, along its axis.
+/// Returns the columns of a published table, along the table's axis.
 pub(super) fn published(csv: &Csv) -> Result<Named> {
     let text = match csv.file.as_str() {
         "numa-policies-table1.csv" => TABLE_1,

@@ -1,8 +1,8 @@
-//! Experiments as data: a file defines the runs, the computation, and the presentation; this module executes it.
+//! Experiments as data: a file defines runs, computation and presentation, and this module executes it.
 //!
-//! `docs/EXPERIMENTS.md` explains the format, `data/experiments` has the files. An experiment is a grid of runs, one for
-//! each combination of labels; runs yield metrics, which are arrays over labels ([`array`]); values are expressions of
-//! metrics ([`expression`], [`functions`]); results, tests, tables and figures show values ([`report`]).
+//! `docs/EXPERIMENTS.md` explains the format, and `data/experiments` has the files. An experiment has grids of runs, with a
+//! run for each combination of labels. Runs yield metrics, which are arrays over labels ([`array`]). Values are computed
+//! from metrics by expressions ([`expression`], [`functions`]). Results, tests, tables and figures show values ([`report`]).
 //!
 //! # Properties (tests of the same names)
 //!
@@ -36,23 +36,24 @@ use crate::work::Outcomes;
 use array::{Axis, Cell, labels};
 use settings::{Nesting, Settings, When, Words};
 
-/// An experiment in a file.
+/// The file of an experiment.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct File {
-    /// The claim that it decides.
+    /// The claim that the experiment decides.
     claim: Option<String>,
     /// The subject, in a sentence.
     title: String,
-    /// File of settings and values shared by several experiments: its keys are defaults; its tables and reasons come last.
+    /// File of settings and values that several experiments share. Own keys override its keys; its tables and reasons follow
+    /// the own ones.
     base: Option<String>,
     set_up: Vec<String>,
     why: Vec<String>,
     /// Settings of all runs.
     run: Settings,
-    /// Labels by axis.
+    /// Labels of each axis, by the axis' name.
     axes: BTreeMap<String, Labels>,
-    /// Settings of each label.
+    /// Settings of each label, by the label.
     labels: BTreeMap<String, Settings>,
     when: Vec<When>,
     /// Grids of runs by name.
@@ -61,17 +62,17 @@ struct File {
     csv: BTreeMap<String, Csv>,
     /// Expressions by name.
     values: BTreeMap<String, String>,
-    /// The claim's numbers, or the first numbers shown by an experiment without a claim.
+    /// The claim's numbers; without a claim, the numbers that are shown first.
     results: BTreeMap<String, String>,
     /// The claim's rankings: labels, first is highest.
     orders: BTreeMap<String, String>,
-    /// The cost of choosing by a ranking: names along an axis as in rankings, and the cost of each.
+    /// The cost of choosing according to a ranking: names along an axis, as in rankings, and the cost of each name.
     order_cost: Option<(String, String)>,
-    /// Code that provides further names: values that no run of the twin yields.
+    /// Code that provides further values, which no run of the twin yields.
     model: Option<String>,
-    /// Whether the model measures time on the machine it runs on.
+    /// Whether the model measures time on the machine on which it runs.
     measured_here: bool,
-    /// Names of results that are inputs.
+    /// Names of results that are inputs of the model.
     inputs: Vec<String>,
     #[serde(rename = "test")]
     tests: Vec<report::Test>,
@@ -111,17 +112,17 @@ impl Label {
     }
 }
 
-/// A run for each combination of labels.
+/// A grid of runs: one for each combination of labels.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Grid {
-    /// The axes, in the order in which the settings of their labels are layered.
+    /// The axes. Settings of their labels are layered in this order.
     over: Vec<String>,
-    /// Settings of its runs, layered over those of `run` and under those of labels.
+    /// Settings of the grid's runs, layered over those of `run` and under those of labels.
     set: Settings,
-    /// Condition for the combinations to run; all by default.
+    /// Condition that a combination must meet to be run; by default all are run.
     only: Option<String>,
-    /// Additional measure of its runs, beyond the counters and reports of every run.
+    /// Additional measure of the grid's runs, beyond the counters and reports that every run has.
     measure: Option<String>,
 }
 
@@ -132,7 +133,7 @@ struct Csv {
     /// Its file in `data/published`.
     file: String,
     axis: String,
-    /// Labels that are written differently here.
+    /// Replacements for labels that are written differently here.
     #[serde(default)]
     write: BTreeMap<String, String>,
 }
@@ -146,22 +147,22 @@ pub struct Design {
     csv: BTreeMap<String, BTreeMap<String, array::Array>>,
 }
 
-/// Maximum labels of an axis, runs of a grid, and layered settings of a run, so that a typo in a file causes an error
-/// message, not a full memory.
+/// Maximum number of labels of an axis, of runs of a grid, and of layered settings of a run. A typo in a file then causes an
+/// error message instead of filling the memory.
 const LABELS_MAX: usize = 10_000;
 const RUNS_MAX: usize = 20_000;
 const LAID_MAX: u32 = 200;
 
-/// Maximum nesting of bases.
+/// Maximum number of bases that are nested.
 const BASES_MAX: u32 = 4;
 
-/// Returns the path and text of a base by its name.
+/// Returns the path and text of the base with this name.
 type Bases<'a> = &'a dyn Fn(&str) -> Result<(PathBuf, String)>;
 
-/// Returns the entry of this name.
+/// Returns the entry with this name.
 ///
 /// # Errors
-/// There is none: the message begins with `what`, and has the closest match.
+/// There is no such entry: the message begins with `what`, and names the closest match.
 fn pick<'a, T>(what: &str, name: &str, all: impl IntoIterator<Item = (&'a str, T)>) -> Result<T> {
     let mut known = Vec::new();
     for (own, value) in all {
@@ -178,7 +179,7 @@ fn named<T>(all: &BTreeMap<String, T>) -> impl Iterator<Item = (&str, &T)> {
 }
 
 impl Design {
-    /// Reads an experiment; its base is searched in the same folder, and among the embedded ones.
+    /// Reads an experiment. Its base is searched in the same folder, then among the embedded bases.
     ///
     /// # Errors
     /// A parse error or an impossible value, with its line.
@@ -205,7 +206,7 @@ impl Design {
         })
     }
 
-    /// Parses an embedded experiment.
+    /// Parses an experiment that is embedded in the program.
     ///
     /// # Errors
     /// As above.
@@ -306,7 +307,7 @@ impl Design {
             self.cells(name).map_err(|error| {
                 let error = error.to_string();
                 let key = self.culprit(name, &error);
-                // The message contains the key, with its tables.
+                // The complaint names the key with its tables, so the error need not repeat it.
                 self.complaint(
                     &key,
                     error.rsplit_once(" (key `").map_or(&*error, |(said, _)| said),
@@ -317,12 +318,12 @@ impl Design {
         report::check(self)
     }
 
-    /// Checks that an axis exists that `key` names.
+    /// Returns the axis that `key` names, or an error if there is none.
     fn axis(&self, key: &str, name: &str) -> Result<&Axis, FileError> {
         pick("there is no axis", name, named(&self.axes)).map_err(|error| self.complaint(key, error))
     }
 
-    /// Returns the file's key that an error of a run is about, as far as possible: the key of the same name.
+    /// Returns the key in the file that most likely caused a run's error: one with the name that the error mentions.
     fn culprit(&self, grid: &str, error: &str) -> String {
         let key = error
             .rsplit_once("(key `")
@@ -405,7 +406,7 @@ impl Design {
         settings.run(&words).map(Some)
     }
 
-    /// Layers settings over others, after those that they refer to.
+    /// Layers settings over others; first layers the settings that `is` refers to.
     fn lay(&self, under: &mut Settings, over: &Settings, laid: &mut u32) -> Result<()> {
         *laid += 1;
         ensure!(*laid <= LAID_MAX, "labels name each other in a circle: `is`");
@@ -416,7 +417,7 @@ impl Design {
         Ok(())
     }
 
-    /// Returns the default grid for metrics: `main`, or the only one.
+    /// Returns the grid to which metrics refer by default: the only grid, or `main`.
     fn main_grid(&self) -> String {
         let grids = &self.file.grid;
         let only = grids.keys().next().filter(|_| grids.len() == 1);
@@ -448,7 +449,7 @@ impl Design {
         grid.and_then(|grid| grid.measure.as_ref()).map(find).transpose()
     }
 
-    /// Whether a name is defined.
+    /// Checks that a name is defined.
     fn knows(&self, name: &str) -> Result<()> {
         let (first, rest) = name.split_once('.').unwrap_or((name, ""));
         if self.file.grid.contains_key(first) && !rest.is_empty() {
@@ -472,7 +473,7 @@ impl Design {
         bail!("nothing is named `{name}`{}", Candidates::of(first, known))
     }
 
-    /// Returns a word defined by the settings of an axis's labels.
+    /// Returns the values of a word that the labels of an axis define.
     fn words(&self, axis: &Axis, word: &str) -> Result<array::Array> {
         let of = |label: &String| match self
             .file
@@ -502,10 +503,10 @@ impl Design {
         Ok(array::Array::one(Cell::Number(number)))
     }
 
-    /// Checks that the file has a value of this name.
+    /// Checks that the file has a value with this name.
     ///
     /// # Errors
-    /// It has none; the message has the closest match.
+    /// There is no such value; the message names the closest match.
     pub fn has_value(&self, name: &str) -> Result<()> {
         pick("the file has no value", name, named(&self.file.values)).map(drop)
     }
@@ -532,7 +533,7 @@ impl Design {
         Ok(rows)
     }
 
-    /// Returns all its runs.
+    /// Returns all runs of all grids.
     ///
     /// # Errors
     /// None after [`Design::parse`].
@@ -542,27 +543,27 @@ impl Design {
         Ok(all.into_iter().flatten().flatten().collect())
     }
 
-    /// Returns the claim that it decides; empty if none.
+    /// Returns the id of the claim that the experiment decides; empty if there is none.
     pub fn claim(&self) -> &str {
         self.file.claim.as_deref().unwrap_or_default()
     }
 
-    /// Returns all its runs, which [`Design::parse`] has checked.
+    /// Returns all runs of all grids, which [`Design::parse`] has checked.
     pub fn runs(&self) -> Vec<Run> {
         self.all_runs().unwrap_or_default()
     }
 
-    /// Turns outcomes of its runs into a decision.
+    /// Derives the decision from the outcomes of the runs.
     ///
     /// # Errors
-    /// A message about what is missing.
+    /// A message that says what is missing.
     pub fn decide(&self, outcomes: &Outcomes) -> Result<Decision> {
         report::decision(&scope::Scope::new(self, outcomes))
     }
 }
 
 impl File {
-    /// Fills in everything that only the base has.
+    /// Adds everything from the base that this file does not define itself.
     fn over(&mut self, base: File) {
         fn fill<T>(own: &mut BTreeMap<String, T>, base: BTreeMap<String, T>) {
             for (name, value) in base {

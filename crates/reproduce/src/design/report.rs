@@ -1,4 +1,4 @@
-//! Presents an experiment's values: results, tests, tables, figures, and texts with numbers in them.
+//! Presents an experiment's values as results, tests, tables, figures, and texts that contain numbers.
 
 use std::collections::BTreeSet;
 
@@ -22,19 +22,19 @@ use homenode_units::stats::regret;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Test {
-    /// The subject of the test: a text.
+    /// What is tested: a text.
     name: String,
-    /// Axes; every combination of their labels is a test.
+    /// Axes; there is a test for every combination of their labels.
     #[serde(default)]
     each: Vec<String>,
     /// The outcome: a text.
     ours: String,
-    /// Whether it passed: an expression, true at every place.
+    /// An expression for whether the test passed; it must be true at every place.
     holds: String,
-    /// For a number of a published table: the published one, and ours.
+    /// If the test is about a number of a published table: the published number and ours, as expressions.
     #[serde(default)]
     tabled: Option<(String, String)>,
-    /// For a published choice or ranking: the cost of following it, an expression.
+    /// If the test is about a published choice or ranking: the cost of following it, as an expression.
     #[serde(default)]
     cost: Option<String>,
 }
@@ -44,18 +44,18 @@ pub struct Test {
 #[serde(deny_unknown_fields, default)]
 pub struct TableOf {
     title: String,
-    /// Axes; every combination is a row, …
+    /// Axes; there is a row for every combination of their labels, …
     over: Vec<String>,
-    /// … where this holds, …
+    /// … for which this expression holds, …
     only: Option<String>,
-    /// … the greatest first.
+    /// … sorted by this expression, the greatest first.
     order: Option<String>,
-    /// First cell of a row: a text; by default its labels.
+    /// First cell of a row: a text; by default the row's labels.
     row: Option<String>,
     /// Head of the first column.
     head: String,
     columns: Vec<Column>,
-    /// Fixed rows: first a text, then expressions, each with as many cells as it has labels.
+    /// Fixed rows: first a text, then expressions, each of which adds a cell for every label.
     rows: Vec<Vec<String>>,
 }
 
@@ -66,13 +66,13 @@ pub struct TableOf {
     expecting = "`[head, expression]`, or `{ each = axis, columns = [[head, expression], …] }`"
 )]
 pub enum Column {
-    /// Head and expression: one column for each label that a row does not fix.
+    /// Head and expression, with a column for each label that a row does not fix.
     Plain(String, String),
-    /// Columns for each label of an axis.
+    /// One or more columns for each label of an axis.
     Each {
         /// The axis.
         each: String,
-        /// Their heads and expressions.
+        /// Heads and expressions of these columns.
         columns: Vec<(String, String)>,
     },
 }
@@ -85,15 +85,15 @@ pub struct FigureOf {
     title: String,
     x: String,
     y: String,
-    /// Axes; every combination is a group of bars, or a point of each line.
+    /// Axes; every combination of labels is a group of bars, or a point of each line.
     bars: Vec<String>,
     lines: Vec<String>,
-    /// Restricts and orders the groups: those where this holds, the greatest first.
+    /// Selects and sorts the groups: those for which `only` holds, the greatest `order` first.
     only: Option<String>,
     order: Option<String>,
     /// Names of groups: a text, or a list.
     groups: Option<Groups>,
-    /// Positions of points, if not the label of the only axis.
+    /// Positions of the points; by default the label of the only axis.
     at: Option<String>,
     series: Vec<Series>,
 }
@@ -112,13 +112,13 @@ enum Groups {
     expecting = "`[name, expression]`, `[name, expression, axis]` for means with a whisker, or `{ name = …, points = [[x, y], …] }`"
 )]
 pub enum Series {
-    /// Name and expression: one series for each label that is not a group's.
+    /// Name and expression; there is a series for each label that does not belong to a group.
     Of(String, String),
-    /// Means along an axis, with a whisker from the minimum to the maximum.
+    /// Name, expression and axis: means along the axis, with whiskers from the minimum to the maximum.
     Along(String, String, String),
-    /// Constant points.
+    /// Points that the file states.
     Points {
-        /// Its name.
+        /// Name of the series.
         name: String,
         /// The points.
         points: Vec<(f64, f64)>,
@@ -185,7 +185,7 @@ pub fn decision(scope: &Scope<'_>) -> Result<Decision> {
 }
 
 fn test(scope: &Scope<'_>, measured: &mut Measured) -> Result<()> {
-    // Consecutive tests with the same labels alternate.
+    // Consecutive tests over the same axes are interleaved, label by label.
     for group in scope.design.file.tests.chunk_by(|a, b| a.each == b.each) {
         for labels in places(scope, &group[0].each, None, None)? {
             for test in group {
@@ -217,7 +217,7 @@ fn test(scope: &Scope<'_>, measured: &mut Measured) -> Result<()> {
     Ok(())
 }
 
-/// Returns the combinations of labels of these axes for which an expression holds, ordered by another, the greatest first.
+/// Returns the combinations of labels of these axes for which `only` holds, sorted by `order`, the greatest first.
 fn places(
     scope: &Scope<'_>,
     over: &[String],
@@ -229,7 +229,7 @@ fn places(
         only.map(|only| scope.value(only)).transpose()?,
         order.map(|order| scope.value(order)).transpose()?,
     );
-    // Too many combinations are an error.
+    // Fails if there are too many combinations.
     Array::build(axes.clone(), |_| Ok(Cell::Absent))?;
     let mut found = Vec::new();
     for labels in labels(&axes) {
@@ -248,7 +248,7 @@ fn places(
     Ok(found.into_iter().map(|(_, labels)| labels).collect())
 }
 
-/// Returns the combinations of an array's labels, except along some axes.
+/// Returns the combinations of an array's labels along all axes that are not fixed.
 fn spread(array: &Array, fixed: &[String]) -> Vec<Labels> {
     let free = array.axes.iter().filter(|axis| !fixed.contains(&axis.name));
     labels(&free.cloned().collect::<Vec<_>>()).collect()
@@ -300,7 +300,7 @@ impl TableOf {
         })
     }
 
-    /// Returns heads, values, and the labels that belong to the column.
+    /// Returns the head and value of each column, and the labels that belong to the column.
     fn columns(&self, scope: &Scope<'_>) -> Result<Vec<(String, Value, Labels)>> {
         let mut all = Vec::new();
         let mut plain = |head: &str, value: &str, own: &Labels| -> Result<()> {
@@ -374,7 +374,7 @@ impl Drawn {
 }
 
 impl Series {
-    /// Returns its name and values; `None` for a series of constant points.
+    /// Returns the name and values of a series; `None` if the file states its points.
     fn values(&self, scope: &Scope<'_>) -> Result<Option<(&String, Drawn)>> {
         let of = |name: &str, value: &str, along: &str| scope.value(&format!("{name}({value}, {along})"));
         Ok(match self {
@@ -461,7 +461,7 @@ impl FigureOf {
     }
 }
 
-/// Checks that all expressions and texts parse, that their names and axes are defined, and that figures' names are.
+/// Checks that all expressions and texts parse, that their names and axes are defined, and that names of figures are valid.
 pub fn check(design: &Design) -> Result<(), FileError> {
     let file = &design.file;
     names_of_figures(design)?;
@@ -521,7 +521,7 @@ pub fn check(design: &Design) -> Result<(), FileError> {
     Ok(())
 }
 
-/// Checks that each figure's name is valid for a file, and no two figures share a name.
+/// Checks that each figure's name is a valid file name, and that no two figures have the same name.
 fn names_of_figures(design: &Design) -> Result<(), FileError> {
     let mut taken = BTreeSet::new();
     for (at, FigureOf { name, .. }) in design.file.figures.iter().enumerate() {

@@ -14,7 +14,7 @@ use super::{Design, named, pick};
 use crate::claims;
 use crate::work::Outcomes;
 
-/// Metrics of a grid's runs, one for each combination; `None` if it is not run.
+/// Metrics of a grid's runs, one for each combination; `None` for a combination that is not run.
 type Measured = Rc<Vec<Option<measures::Counted>>>;
 
 /// An experiment and the outcomes of its runs.
@@ -28,7 +28,7 @@ pub struct Scope<'a> {
     depth: Flag<u32>,
 }
 
-/// A scope in which a name without a grid refers to this grid.
+/// A scope with a default grid, to which a name without a grid refers.
 struct Within<'a> {
     scope: &'a Scope<'a>,
     grid: String,
@@ -50,7 +50,7 @@ impl<'a> Scope<'a> {
     /// Evaluates an expression.
     ///
     /// # Errors
-    /// A message.
+    /// A message that says what is wrong.
     pub fn value(&self, text: &str) -> Result<Array> {
         self.evaluated(&Expression::parse(text)?)
     }
@@ -63,10 +63,11 @@ impl<'a> Scope<'a> {
         evaluate(expression, &within)
     }
 
-    /// Returns a text with its expressions filled in, at labels; axes that still vary there are listed.
+    /// Returns a text in which the expressions are replaced by their values at these labels. If an expression has several
+    /// values there, they are listed.
     ///
     /// # Errors
-    /// A message.
+    /// A message that says what is wrong.
     pub fn text(&self, text: &str, labels: &[(String, String)]) -> Result<String> {
         Template::parse(text)?.filled(|expression, digits| {
             let own = at(self.evaluated(expression)?, labels)?;
@@ -97,7 +98,7 @@ impl<'a> Scope<'a> {
         Ok(measured)
     }
 
-    /// Returns the array of this name from the experiment's model, if it has one.
+    /// Returns the array with this name from the experiment's model; `None` if the model does not provide it.
     fn of_model(&self, name: &str) -> Result<Option<Array>> {
         let Some((_, _, run)) = self.design.model()?.filter(|(_, gives, _)| gives.contains(&name)) else {
             return Ok(None);
@@ -117,7 +118,7 @@ impl<'a> Scope<'a> {
             .iter()
             .map(|run| run.as_ref().map(|run| measures::metric(run, name)));
         let found: Vec<_> = found.collect();
-        // Further axes and their labels, in the order of the runs.
+        // The metric's own axes and labels, in the order of the runs.
         let mut more: Vec<Axis> = Vec::new();
         for (axis, label) in found.iter().flatten().flatten().flat_map(|(labels, _)| labels) {
             match more.iter_mut().find(|known| known.name == *axis) {
@@ -141,7 +142,7 @@ impl<'a> Scope<'a> {
             let own = cells.find(|(labels, _)| is(labels));
             Ok(own.map_or(Cell::Absent, |(_, cell)| cell.clone()))
         })?;
-        // With a single VM, an expression need not name it.
+        // If there is a single VM, expressions need not name it.
         let single = more.iter().filter(|axis| axis.labels.len() == 1);
         Ok(single.fold(all, |all, axis| all.without(&axis.name)))
     }
@@ -222,7 +223,7 @@ impl Names for Within<'_> {
     }
 }
 
-/// Returns an array at labels of some of its axes; labels of other axes are ignored.
+/// Returns an array at these labels of its axes. Labels of other axes are ignored.
 ///
 /// # Errors
 /// None for labels of the array's own axes.

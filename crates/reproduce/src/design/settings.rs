@@ -1,7 +1,7 @@
-//! Settings of a run: those of all runs, with those of each label layered over them, one after the other.
+//! Settings of a run. The settings of each label are layered over those of all runs, one after another.
 //!
-//! In any text of a setting `{word}` is replaced: by the run's label on that axis, or by a word defined in a setting. A text
-//! that begins with `=` is an expression, and is replaced by its number.
+//! In every text of a setting, `{word}` is replaced by the run's label on the axis with that name, or by a word that a
+//! setting defines. A text that begins with `=` is an expression, and is replaced by the resulting number.
 
 use std::cell::Cell as Flag;
 use std::collections::BTreeMap;
@@ -20,34 +20,34 @@ use super::functions::{Names, evaluate, holds};
 use crate::run::Run;
 use crate::vary::Change;
 
-/// Key of VMs and events: the number of copies, numbered by the word `n` from 1.
+/// Key of VMs and events: the number of copies. The word `n` is the number of the copy, from 1.
 const COUNT: &str = "count";
-/// Key of VMs and events: one copy for each word of a list, available as the word `it`.
+/// Key of VMs and events: one copy for each word of a list. The word `it` is the word of the copy.
 const EACH: &str = "each";
-/// A VM's key: excludes it from the settings of every VM.
+/// Key of a VM: the settings of every VM do not apply to it.
 const APART: &str = "not_every";
-/// A workload's key: the built-in one that it is derived from.
+/// Key of a workload: the built-in workload from which it is derived.
 const LIKE: &str = "like";
-/// A workload's key: in each region above a size, a share of pages gets a share of accesses.
+/// Key of a workload: in each region above a size, a share of the pages gets a share of the accesses.
 const CONCENTRATE: &str = "concentrate";
-/// An event's key: how long the VM stays each time before it is sent away.
+/// Key of an event: how long the VM stays before it is sent away, each time.
 const STAYS: &str = "stays";
 
-/// Limits for one file, so that a typo causes an error message, not a full memory.
+/// Limits for one file. A typo then causes an error message instead of filling the memory.
 const COPIES_MAX: i64 = 1_000;
 const PINS_MAX: usize = 10_000;
-/// Limits for words filled in for a run, for their nesting, and for the length of a text.
+/// Limits for the number of words filled in for a run, for their nesting, and for the length of a text.
 const FILLED_MAX: u32 = 10_000;
 const WITHIN_MAX: u32 = 20;
 const TEXT_MAX: usize = 4_096;
 
-/// Settings of runs. Later ones override earlier ones, key by key; VMs are identified by name.
+/// Settings of runs. Later settings override earlier ones, key by key; VMs with the same name are the same VM.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
     /// Other labels whose settings apply first.
     pub is: Vec<String>,
-    /// Words for texts in braces: numbers, and texts that may refer to others.
+    /// Words for use in braces: numbers, and texts that may refer to other words.
     pub words: BTreeMap<String, Value>,
     /// Preset of the machine.
     pub machine: Option<String>,
@@ -55,11 +55,11 @@ pub struct Settings {
     pub from: Option<String>,
     /// … and when the run ends, if its programs have not ended before.
     pub until: Option<String>,
-    /// How often VMs are sampled meanwhile, for measures over time.
+    /// Interval at which VMs are sampled during that time, for measures over time.
     pub watch: Option<String>,
-    /// The acting policies.
+    /// The policies that act.
     pub policies: Option<String>,
-    /// Factors for inputs of the machine and its workloads, by the name of the input.
+    /// Factors by which inputs of the machine and its workloads change, by the name of the input.
     pub vary: Table,
     /// Seed of all random draws; by default the label of axis `seed`, or 1.
     pub seed: Option<Value>,
@@ -67,13 +67,13 @@ pub struct Settings {
     pub config: Table,
     /// The scenario's keys except VMs, events and workloads.
     pub scenario: Table,
-    /// Keys of every VM, including those defined later.
+    /// Keys of every VM, including VMs that are defined later.
     pub every_vm: Table,
-    /// VMs: a new name defines a VM, a known one overrides its keys.
+    /// VMs: a new name defines a VM, and a known name overrides keys of that VM.
     pub vm: Vec<Table>,
     /// Events.
     pub event: Vec<Table>,
-    /// Own workloads; with `like` a built-in one with the given keys overridden.
+    /// The experiment's own workloads. With `like`, the given keys override those of a built-in one.
     pub workload: Vec<Table>,
 }
 
@@ -81,10 +81,10 @@ pub struct Settings {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct When {
-    /// An expression of words and labels.
+    /// The condition, an expression of words and labels.
     #[serde(rename = "if")]
     pub test: String,
-    /// Settings that apply if it holds.
+    /// Settings that apply if the condition holds.
     pub set: Settings,
 }
 
@@ -105,7 +105,7 @@ fn text<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
 }
 
 impl Settings {
-    /// Layers others over these.
+    /// Layers other settings over these.
     pub fn lay(&mut self, over: &Settings) {
         let words = over.words.iter().map(|(name, word)| (name.clone(), word.clone()));
         self.words.extend(words);
@@ -151,7 +151,7 @@ impl Settings {
         self.workload.extend(over.workload.iter().cloned());
     }
 
-    /// Returns the run, with its words filled in.
+    /// Returns the run that these settings describe, with words filled in.
     ///
     /// # Errors
     /// A message about a setting that is invalid for the scenario or the agent.
@@ -226,7 +226,7 @@ impl Settings {
     }
 }
 
-/// Returns Serde's message, with the key it is about.
+/// Returns Serde's message together with the key that it is about.
 fn in_words(what: &str, error: &toml::de::Error) -> Error {
     let message = error.message();
     let unknown = message
@@ -245,7 +245,7 @@ fn in_words(what: &str, error: &toml::de::Error) -> Error {
     }
 }
 
-/// Expands tables with several copies.
+/// Expands tables that stand for several copies.
 fn repeated(tables: &[Table], words: &Words<'_>) -> Result<Vec<Table>> {
     let mut all = Vec::new();
     for table in tables {
@@ -275,7 +275,7 @@ fn repeated(tables: &[Table], words: &Words<'_>) -> Result<Vec<Table>> {
             _ => vec![words.clone()],
         };
         for mut words in several {
-            // Other keys of a VM may use the word `workload`.
+            // The word `workload` is available in other keys of the VM.
             if let Some(workload) = text(&table, "workload") {
                 words = words.with("workload", Cell::Text(words.fill(workload)?));
             }
@@ -315,7 +315,7 @@ fn filled(value: &Value, words: &Words<'_>) -> Result<Value> {
     }
 }
 
-/// Returns a workload of the experiment's own.
+/// Returns a workload that the experiment defines.
 fn own_workload(table: &Table, words: &Words<'_>) -> Result<Table> {
     let mut own = filled_table(table, words)?;
     let Some(like) = own.remove(LIKE) else {
@@ -358,7 +358,8 @@ struct Concentrate {
     accesses: f64,
 }
 
-/// Returns pins that send a VM to other CPUs and back: home for a time, away for a uniformly drawn time, and so on.
+/// Returns pins that repeatedly move a VM to other CPUs and back. The VM stays for a fixed time, and is away for a uniformly
+/// drawn time.
 fn sent_away(event: &Table) -> Result<Vec<Table>> {
     let of = |key: &str| text(event, key).with_context(|| format!("an event with `{STAYS}` has `{key}` too"));
     let time = |key: &str| -> Result<u64> {
@@ -390,7 +391,7 @@ fn sent_away(event: &Table) -> Result<Vec<Table>> {
     Ok(pins)
 }
 
-/// Resolves names while a run is made.
+/// Resolves the names in a run's settings.
 #[derive(Clone)]
 pub struct Words<'a> {
     machine: &'a str,
@@ -401,7 +402,7 @@ pub struct Words<'a> {
     nesting: &'a Nesting,
 }
 
-/// Nesting depth of words being filled in, and their number.
+/// Nesting depth of the words that are being filled in, and the number filled in so far.
 #[derive(Default)]
 pub struct Nesting {
     depth: Flag<u32>,
@@ -409,7 +410,7 @@ pub struct Nesting {
 }
 
 impl<'a> Words<'a> {
-    /// Creates words from settings, labels by axis, and the machine of the run.
+    /// Creates the words of a run from its settings, published tables, and labels by axis.
     pub fn new(
         settings: &'a Settings,
         csv: &'a BTreeMap<String, Named>,
@@ -462,7 +463,7 @@ impl<'a> Words<'a> {
         }
         let whole = Template::parse(text)?.filled(|expression, digits| {
             match evaluate(expression, self)?.only()? {
-                // Machine-readable: every digit counts.
+                // Machines read the text, so every digit counts.
                 Cell::Number(number) => {
                     Ok(digits.map_or(number.to_string(), |digits| format!("{number:.digits$}")))
                 }
@@ -476,7 +477,7 @@ impl<'a> Words<'a> {
         Ok(whole)
     }
 
-    /// Whether a condition holds; false if it names something this run does not have.
+    /// Returns true if a condition holds; false if it names something that this run does not have.
     ///
     /// # Errors
     /// An expression that cannot be evaluated.
@@ -489,7 +490,7 @@ impl<'a> Words<'a> {
         Ok(names.names().iter().all(known) && self.hold(test)?)
     }
 
-    /// Whether a condition holds.
+    /// Returns true if a condition holds.
     ///
     /// # Errors
     /// An expression that cannot be evaluated.

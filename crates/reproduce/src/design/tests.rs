@@ -28,7 +28,7 @@ fn what_is_wrong_is_said_with_its_line_and_what_to_write_instead() {
         parse(&EXAMPLE.replacen(from, to, 1)).unwrap_err()
     };
     let line = |text: &str| 1 + EXAMPLE[..EXAMPLE.find(text).unwrap()].matches('\n').count();
-    // What is written, what is written instead, the line of the message, and its end.
+    // The text to replace, its replacement, the line in the message, and the end of the message.
     for case in [
         "[axes] ~ [axis] ~ [axes] ~ unknown key `axis`; did you mean `axes`?",
         "vcpus = 4 ~ vcpu = 4 ~ vcpus = 4 ~ unknown key `vcpu`; did you mean `vcpus`?",
@@ -122,11 +122,11 @@ fn an_experiment_without_a_claim_gives_results_tests_tables_and_figures() {
     assert_eq!(decision.tables[0].header.len(), 6);
     assert_eq!(decision.tables[0].header[1], "default, s");
     assert_eq!(decision.tables[0].rows[0][0], "povray beside nothing");
-    // povray does not wait for anything: about a second under any policy.
+    // povray waits for nothing, so it takes about a second under any policy.
     let seconds: f64 = decision.tables[0].rows[0][1].parse().unwrap();
     assert!((0.5..3.0).contains(&seconds), "{seconds}");
     let rows = design.rows(&outcomes).unwrap();
-    // One VM in half of the runs, two in the others.
+    // Half of the runs have one VM, the others have two.
     assert_eq!(rows.len(), 4 * 2 / 2 + 4 * 2 / 2 * 2);
     let cell = |name: &str| {
         rows[0]
@@ -183,7 +183,7 @@ fn the_systems_of_the_policies_differ_in_what_the_paper_says() {
     assert_ne!(vm(6).release_calls, vm(7).release_calls);
 }
 
-/// `a` and `b` along axis `x`, `a` doubled along `y` as well.
+/// Provides `a` and `b` along axis `x`; `a` is doubled along axis `y`.
 struct Fixed;
 
 impl Names for Fixed {
@@ -234,7 +234,7 @@ fn expressions_by_hand() {
         ("1 + 2 * 3 - -4 / 2", "9"),
         ("(1 + 2) * 3 > 8 and not 1 > 2", "1"),
         ("a * 10", "30 10 20"),
-        // Only common labels.
+        // Only common labels are kept.
         ("a + b", "11 22"),
         ("a[x='two']", "1"),
         ("a[x!='two']", "3 2"),
@@ -257,7 +257,7 @@ fn expressions_by_hand() {
         ("tau(a, a * a, x)", "1"),
         ("power(a, 2)", "9 1 4"),
         ("regret(a, a, x)", "0"),
-        // Taking the lower of two costs 1, 1 and 2 more.
+        // Choosing the lower of two costs 1, 1 and 2 more.
         ("regret(0 - a, a, x)", "1.33"),
         ("mean(rsd(g, x), y)", "95.5"),
     ] {

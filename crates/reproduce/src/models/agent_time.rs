@@ -1,7 +1,7 @@
-//! Measures the cost of monitoring and deciding, in CPU time of this program on the current machine ([TAVO, figure 8]).
+//! Measures the cost of monitoring and deciding, as CPU time of this program on the current machine ([TAVO, figure 8]).
 //!
-//! Left out: reading hardware counters and queries to libvirt, which need a host with VMs; `numa_maps` of a VM's process is
-//! longer than that of this one.
+//! Left out are hardware counters and queries to libvirt, which need a host with VMs. The `numa_maps` file of a VM's process
+//! is longer than the one read here.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ const MACHINE: &str = "r910";
 const PERIODS: usize = 7;
 const VCPUS: u16 = 4;
 
-/// Returns `deciding_s` and `reading_s`: seconds of CPU time of a period with the VMs of axis `vms`.
+/// Returns `deciding_s` and `reading_s`: CPU seconds per period, for the numbers of VMs on axis `vms`.
 pub fn agent(value: Values<'_>) -> Result<Named> {
     let vms = value("vms")?;
     let mut reading = Vec::new();
@@ -38,8 +38,8 @@ fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     (result, cpu_s() - begin)
 }
 
-/// Reads the kernel files that a live host reads in each period: two for the host, one for each VM, three for each vCPU.
-/// Unreadable files cost only the failed attempt.
+/// Reads the kernel files that an agent on a real host reads in each period: two for the host, one for each VM, and three
+/// for each vCPU. A file that cannot be read costs only the failed attempt.
 fn read_kernel(vms: usize) -> usize {
     let read = |path: &str| fs::read(path).map_or(0, |text| text.len());
     let mut bytes = read("/proc/stat") + read("/proc/meminfo");
@@ -54,7 +54,7 @@ fn read_kernel(vms: usize) -> usize {
     bytes
 }
 
-/// Returns the CPU time of one period with a number of VMs: deciding, and reading. The median of some.
+/// Returns the CPU time of deciding and of reading in one period with this number of VMs, as medians over several periods.
 fn period(vms: usize) -> Result<(f64, f64)> {
     let machine = homenode_machine_files::preset(MACHINE)?;
     let specs = (0..vms).map(|at| VmSpec::new(&format!("vm{at}"), VCPUS, Bytes::from_gib(2), "povray"));

@@ -6,11 +6,12 @@ use crate::design::array::{Array, Axis, Named};
 use crate::models::{named, numbered};
 use crate::run::Outcome;
 
-/// How long BigBench is watched, in minutes: a little longer than it is counted.
+/// Minutes for which BigBench is watched: slightly more than are counted.
 const MINUTES: f64 = 181.0;
 
-/// Returns for the second VM: `remote_pages` along axis `moment` at each `minute` of its second program; `half_pages`, the
-/// same after six minutes and at the end of each `half` hour; `start_pages`, when each of its `programs` began.
+/// Returns arrays for the second VM. Along axis `moment`: each `minute` of its second program, and `remote_pages` then.
+/// Along axis `half`: `half_pages`, the remote pages after six minutes and at the end of each half hour. Along axis
+/// `programs`: `start_pages`, the remote pages when each program began.
 pub fn drift(outcome: &Outcome) -> Result<Named> {
     let guest = outcome.vms.get(1).context("the run has no second VM")?;
     let at_s = |at_ns: u64| at_ns as f64 / 1e9;
@@ -40,7 +41,7 @@ pub fn drift(outcome: &Outcome) -> Result<Named> {
     ]))
 }
 
-/// Returns the value of a line at a point, interpolated between its two neighbours.
+/// Returns the value of a line at a point, interpolated between the two neighbouring points.
 fn at(line: &[(f64, f64)], x: f64) -> f64 {
     let after = line.partition_point(|(here, _)| *here < x);
     match (line.get(after.wrapping_sub(1)), line.get(after)) {

@@ -8,16 +8,16 @@ use homenode_tracking::stream::{Pattern, Stream};
 use crate::design::array::Named;
 use crate::models::{Values, named};
 
-/// Returns `by_access`: percent lost, along axis `mib` of the experiment.
+/// Returns `by_access`: the percentage lost, along the experiment's axis `mib`.
 pub fn by_access(value: Values<'_>) -> Result<Named> {
     let lost = value("mib")?.map_numbers(|mib| Ok(lost_by_alternating(mib as u64)))?;
     Ok(named([("by_access", lost)]))
 }
 
-/// Alternates a slice of the walk over its list with a slice of the disruptor's misses. Returns the percentage of accesses
-/// that are lost to reloading.
+/// Alternates slices in which the walk goes through its list with slices of the disruptor's misses. Returns the percentage
+/// of accesses that are lost because lines must be reloaded.
 fn lost_by_alternating(mib: u64) -> f64 {
-    /// Latencies of the machine [Kyoto, section 3.1.2.4], in cycles.
+    /// Latencies in cycles on the paper's machine [Kyoto, section 3.1.2.4].
     const HIT: u64 = 45;
     const MISS: u64 = 180;
     const SLICE_CYCLES: u64 = 84_000_000;
@@ -38,12 +38,12 @@ fn lost_by_alternating(mib: u64) -> f64 {
         }
         accesses
     };
-    // Without the other, the second slice finds everything.
+    // Undisturbed, the second slice finds all of its lines in the cache.
     slice(&mut cache);
     let undisturbed = slice(&mut cache);
     let mut disturbed = 0;
     for _ in 0..SLICES_RUN {
-        // Four lists at once.
+        // The disruptor walks four lists at once.
         for _ in 0..4 * SLICE_CYCLES / MISS {
             let _ = cache.access(1, other.next_line());
         }

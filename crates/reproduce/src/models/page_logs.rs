@@ -1,4 +1,4 @@
-//! Models of the page logs of \[PRL\]: single accesses (`homenode_tracking::paging`), and the estimators of
+//! Models of the page logs of \[PRL\]. They use single accesses (`homenode_tracking::paging`) and the estimators of
 //! `homenode_policy::working_set`.
 
 pub mod array;
@@ -10,7 +10,7 @@ pub mod parsec;
 pub mod restore;
 pub mod shared_cache;
 
-/// Returns megabytes, as the paper counts: 256 pages of 4 KiB each.
+/// Converts pages into megabytes as the paper counts them: 256 pages of 4 KiB each.
 fn mb(pages: u64) -> f64 {
     pages as f64 / 256.0
 }

@@ -1,6 +1,7 @@
-//! Measures the cost of keeping permits, in CPU time of this program on the current machine ([Kyoto, figure 3.11]).
+//! Measures the cost of enforcing permits, as CPU time of this program on the current machine ([Kyoto, figure 3.11]).
 //!
-//! Left out: reading the counters, which needs a host whose PMU may be used: on Xen a few `rdpmc` per switch.
+//! Reading the counters is left out, because it needs a host whose PMU may be used. On Xen it takes a few `rdpmc` per
+//! switch.
 
 use anyhow::Result;
 use homenode_host::Counters;
@@ -13,11 +14,11 @@ use crate::models::{Values, cpu_s, named};
 
 /// Clock of e5_1603v3, kHz.
 const CLOCK_KHZ: u64 = 2_800_000;
-/// Total settlements for each figure.
+/// Number of settlements from which each figure is measured.
 const SETTLED: usize = 400_000;
 const TRIALS: usize = 5;
 
-/// Returns `period_ns`: the time of a period with the VMs of axis `vms`, of one vCPU each; and `state_bytes`: the state per
+/// Returns `period_ns`, the time of a period with as many one-vCPU VMs as axis `vms` says, and `state_bytes`, the state per
 /// VM.
 pub fn permits(value: Values<'_>) -> Result<Named> {
     let periods = value("vms")?.map_numbers(|count| Ok(period_ns(count as usize)))?;
@@ -25,7 +26,8 @@ pub fn permits(value: Values<'_>) -> Result<Named> {
     Ok(named([("period_ns", periods), ("state_bytes", bytes)]))
 }
 
-/// Returns the nanoseconds of a period with a number of VMs: metering each, and settling all. The minimum of some trials.
+/// Returns the nanoseconds of a period with this number of VMs, in which each is metered and all are settled. It is the
+/// minimum of several trials.
 fn period_ns(vms: usize) -> f64 {
     let permit = Permit::pollution(250_000).expect("the paper's permit");
     let mut ledger = Ledger::new(Terms::default());

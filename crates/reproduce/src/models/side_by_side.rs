@@ -1,10 +1,11 @@
-//! Measures what programs cost each other, access by access ([`homenode_tracking::simulator`]): a cache of the machine's
-//! ways and policy, the controller's queue, and for each program a stream of accesses drawn from its profile's miss-ratio
-//! curve (blockie: uniform, which its profile approximates) at its profile's pace. It does not use the occupancy model,
-//! which assumes that the program with most misses takes most space.
+//! Measures what programs cost each other, access by access ([`homenode_tracking::simulator`]). There are a cache with the
+//! machine's ways and policy, the controller's queue, and a stream of accesses for each program. The stream has the pace of
+//! the program's profile, and is drawn from the profile's miss-ratio curve; only that of blockie is uniform, which its
+//! profile approximates. The occupancy model is not used, because it assumes that the program with the most misses takes the
+//! most space.
 //!
-//! Cache and curves are scaled to a sixteenth, so that caches fill soon; ways are unchanged. The experiment has a grid
-//! `alone` of each program by itself.
+//! Cache and curves are scaled to a sixteenth, so that caches fill soon; ways are unchanged. The experiment must have a grid
+//! `alone` with a run of each program by itself.
 
 use anyhow::{Context as _, Result};
 use homenode_machine::Machine;
@@ -24,11 +25,11 @@ const MACHINE: &str = "e5_1603v3";
 const CLOCK_KHZ: f64 = 2_800_000.0;
 /// Divisor of sizes.
 const SCALE: f64 = 16.0;
-/// Simulated time before and while accesses are counted.
+/// Simulated time before accesses are counted, and while they are counted.
 const WARM_NS: f64 = 3e6;
 const COUNTED_NS: f64 = 6e6;
 
-/// Returns `harm`: what each program of axis `program` costs the others on average, percent of their pace.
+/// Returns `harm`, along axis `program`: what each program costs the others on average, in percent of their pace.
 pub fn harm(value: Values<'_>) -> Result<Named> {
     let machine = preset(MACHINE)?;
     let programs = value("program")?;
@@ -40,7 +41,7 @@ pub fn harm(value: Values<'_>) -> Result<Named> {
     Ok(named([("harm", harms)]))
 }
 
-/// Returns `beside_three`: percent of additional misses of a program next to three others, along axis `pair`; values
+/// Returns `beside_three`, along axis `pair`: how many percent more misses a program has next to three others. The values
 /// `victim` and `neighbour` name the programs.
 pub fn beside_three(value: Values<'_>) -> Result<Named> {
     let machine = preset(MACHINE)?;
@@ -57,7 +58,7 @@ pub fn beside_three(value: Values<'_>) -> Result<Named> {
     Ok(named([("beside_three", more)]))
 }
 
-/// A program in the form that the reference runs.
+/// A program in the form that the simulator runs.
 struct Streaming {
     pattern: Pattern,
     ns_between: f64,
@@ -66,7 +67,8 @@ struct Streaming {
 }
 
 impl Streaming {
-    /// The pace is that of its run alone on the twin, less its waits for memory there: the reference adds these itself.
+    /// Creates a program. Its pace is that of its run alone on the twin, less its waits for memory, which the simulator
+    /// adds.
     fn new(name: &str, machine: &Machine, value: Values<'_>) -> Result<Streaming> {
         let program = profile(name)?;
         let hardware = hardware(machine)?;
@@ -107,12 +109,12 @@ impl Streaming {
     }
 }
 
-/// Returns the number of lines of the reference's cache.
+/// Returns the number of lines of the simulated cache.
 fn lines(machine: &Machine) -> usize {
     (machine.llcs[0].size_bytes.as_f64() / 64.0 / SCALE) as usize
 }
 
-/// Runs programs next to each other; returns what each does in the counted time.
+/// Runs programs next to each other. Returns what each does while accesses are counted.
 fn side_by_side(machine: &Machine, programs: &[&Streaming]) -> Result<Vec<Done>> {
     let hardware = hardware(machine)?;
     let bandwidth = machine

@@ -1,7 +1,8 @@
-//! Measures LLC misses of a VM's first slices by tick, as in [Kyoto, figure 3.2]; and the state of a VM moment by moment.
+//! Measures the LLC misses of a VM in each tick of its first slices, as in [Kyoto, figure 3.2], and the state of a VM over
+//! time.
 //!
-//! A tick is 10 ms of the VM's own running time. Slice 1 begins with its program; the next one when it runs again after
-//! another VM had the CPU, or after three ticks.
+//! A tick is 10 ms of the VM's own running time. Slice 1 begins when the VM's program starts. The next slice begins when the
+//! VM runs again after another VM had the CPU, or after three ticks.
 
 use anyhow::{Context as _, Result};
 
@@ -20,8 +21,8 @@ pub fn by_tick(outcome: &Outcome) -> Result<Named> {
     Ok(named([("ticks", Array::of_numbers(axes, misses))]))
 }
 
-/// Returns for the second VM along axis `moment`: `balance`, the balance of its permit's account, and `processor`, percent
-/// of a CPU used until the next moment.
+/// Returns, for the second VM along axis `moment`: `balance`, the balance of its permit's account, and `processor`, the
+/// percent of a CPU that it used until the next moment.
 pub fn by_moment(outcome: &Outcome) -> Result<Named> {
     let moments = &outcome.moments;
     let axis = Axis::new("moment", (0..moments.len()).map(|at| at.to_string()));
@@ -37,14 +38,14 @@ pub fn by_moment(outcome: &Outcome) -> Result<Named> {
     ]))
 }
 
-/// Returns misses of the first VM's first slices by tick, from the start of its program.
+/// Returns the LLC misses in each tick of the first VM's first slices, from the start of its program.
 fn ticks(moments: &[Moment]) -> Result<[[f64; TICKS]; SLICES]> {
     let begin = moments
         .iter()
         .rposition(|moment| moment.vms[0].llc_references == 0);
     let own = &moments[begin.context("the program was not watched from its start")?..];
     let mut ticks = [[0.0; TICKS]; SLICES];
-    // Time run in the current slice, and whether it is still running.
+    // The current slice, the time run in it, and whether the VM is still running.
     let (mut slice, mut ran, mut running) = (0, 0, true);
     for pair in own.windows(2) {
         let (before, now) = (pair[0].vms[0], pair[1].vms[0]);
@@ -60,7 +61,7 @@ fn ticks(moments: &[Moment]) -> Result<[[f64; TICKS]; SLICES]> {
         if slice == SLICES {
             break;
         }
-        // A count across the end of a tick belongs to the tick in which it began.
+        // A count that spans the end of a tick belongs to the tick in which the count began.
         ticks[slice][((ran / TICK_NS) as usize).min(TICKS - 1)] +=
             (now.llc_misses - before.llc_misses) as f64;
         ran += stretch;
@@ -85,7 +86,7 @@ mod tests {
                 pages_away: 0,
             }],
         };
-        // It boots for 5 ms, runs 10, waits, runs 10 more.
+        // The VM boots for 5 ms, runs for 10, waits, and runs for 10 more.
         let moments = [
             moment(0, 0, 0),
             moment(5, 0, 0),

@@ -1,7 +1,8 @@
-//! Computes the pages that a program writes in a time, by its profile.
+//! Computes how many pages a program writes in a given time, according to its profile.
 //!
-//! A page counts as written if it is written at least once: of `n` pages with `w` writes, `n (1 - exp(-w / n))`. Writes are
-//! the profile's accesses to the last-level cache times its write share, at its solo speed; regions are its regions.
+//! A page counts as written if it is written at least once: with `w` writes to `n` pages, these are `n (1 - exp(-w / n))`.
+//! The number of writes is the profile's accesses to the last-level cache at solo speed, times its share of writes. Regions
+//! are those of the profile.
 
 use anyhow::Result;
 use homenode_machine_files::preset;
@@ -12,7 +13,7 @@ use crate::models::{Values, named};
 
 const MACHINE: &str = "i7_pml";
 
-/// Returns `written_pages`: for the programs named by value `profile`, in the seconds of axis `seconds`.
+/// Returns `written_pages`, for the programs that value `profile` names, and for the times on axis `seconds`.
 pub fn written_pages(value: Values<'_>) -> Result<Named> {
     let pages = value("profile")?.zip(&value("seconds")?, |profile, seconds| {
         let seconds = seconds.number()?.unwrap_or(f64::NAN);

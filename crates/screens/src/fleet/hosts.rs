@@ -1,4 +1,4 @@
-//! The hosts, and how keys change which are shown.
+//! The hosts, and how keys change which ones are shown.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -17,20 +17,20 @@ use crate::top::{Choice, Page, View, When, Wish, draw};
 /// What is shown, and how keys change it.
 pub(super) struct Shown {
     hosts: Vec<Host>,
-    /// The chosen host's number.
+    /// Number of the chosen host.
     chosen: usize,
-    /// The page of the chosen host, if that is open.
+    /// The page of the chosen host, if it is open.
     open: Option<View>,
     colours: Colours,
     /// Converts times to the local zone.
     clock: fn(i64) -> NaiveDateTime,
 }
 
-/// Shows the page until the user quits, or a signal arrives. Each host has a name, and a function that asks its agent;
-/// `clock` converts times to the local zone.
+/// Shows the page until the user quits or a signal arrives. A host is a name and a function that asks its agent. `clock` converts
+/// times to the local zone.
 ///
 /// # Errors
-/// No terminal, or one that cannot be used.
+/// If there is no terminal, or it cannot be used.
 pub fn run(
     hosts: Vec<(&str, impl Fn() -> Asked + Send + 'static)>,
     every: Duration,
@@ -46,7 +46,7 @@ pub fn run(
     })
 }
 
-/// Hosts that are asked while they are shown.
+/// The hosts, which are asked repeatedly while they are shown.
 struct Followed {
     shown: Shown,
     live: Live,
@@ -75,7 +75,7 @@ impl Screen for Followed {
 }
 
 impl Shown {
-    /// Hosts that were not asked yet.
+    /// Creates the page, with hosts that have not been asked yet.
     pub(super) fn new(names: &[&str], colours: Colours, clock: fn(i64) -> NaiveDateTime) -> Shown {
         Shown {
             hosts: names.iter().copied().map(Host::new).collect(),
@@ -86,7 +86,7 @@ impl Shown {
         }
     }
 
-    /// Takes a host's answer.
+    /// Records a host's answer.
     pub(super) fn heard(&mut self, number: usize, answer: Asked) {
         self.hosts[number].heard(answer);
         if let Some(view) = self.open.as_mut().filter(|_| number == self.chosen) {
@@ -125,14 +125,14 @@ impl Shown {
         Wish::Nothing
     }
 
-    /// The numbers of hosts in the order of their lines.
+    /// Returns the numbers of the hosts, in the order of their lines.
     fn order(&self) -> Vec<usize> {
         let number_of = |host: &Host| self.hosts.iter().position(|one| std::ptr::eq(one, host));
         let rows = screen::rows(&self.hosts);
         rows.iter().filter_map(|row| number_of(row.host)).collect()
     }
 
-    /// Chooses the host this number of lines further down.
+    /// Chooses the host that is this number of lines further down.
     fn go(&mut self, by: isize) {
         let order = self.order();
         let row = order
@@ -152,7 +152,7 @@ impl Shown {
         self.open = Some(view);
     }
 
-    /// Draws the open page.
+    /// Draws the page, or the open host's page.
     pub(super) fn draw(&self, frame: &mut Frame<'_>) {
         if let Some(view) = &self.open {
             return draw(frame, view);

@@ -1,4 +1,4 @@
-//! The hosts as lines: silent ones first, then those past most limits.
+//! The hosts as lines: first those that do not answer, then those that are past the most limits.
 
 use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
@@ -10,15 +10,15 @@ use crate::pictures::Host;
 use crate::table::{Align, Cell, Colours, Column, Shape, Table, UNBOUNDED, cut};
 use crate::top::{gib, text_of};
 
-/// A host's line.
+/// A host, as a line shows it.
 pub struct Row<'a> {
     /// The host.
     pub host: &'a Host,
-    /// Summary of its last answer.
+    /// Summary of the host's last answer.
     pub summary: Option<Summary>,
 }
 
-/// The hosts in the order of their lines.
+/// Returns the hosts in the order of their lines.
 pub fn rows(all: &[Host]) -> Vec<Row<'_>> {
     let summary = |host: &Host| host.picture.as_ref().map(Summary::of);
     let mut rows: Vec<Row<'_>> = all
@@ -54,10 +54,10 @@ fn pressure(pressure: &Pressure) -> Cell {
     Cell::new(format!("{what} {at} {:>4}", percent(*load)), *level)
 }
 
-/// A column of hosts: heading, rank (the highest is left out first), alignment and the function for its cells.
+/// A column of hosts: heading, rank (the highest is left out first), alignment, and the function that makes its cells.
 type HostColumn = (&'static str, u8, Align, fn(&Row<'_>) -> Cell);
 
-/// A cell from a host's summary.
+/// Returns a cell from a host's summary; `-` if there is no summary.
 fn said(row: &Row<'_>, of: impl FnOnce(&Summary) -> Cell) -> Cell {
     Cell::or_dash(row.summary.as_ref(), of)
 }
@@ -123,7 +123,7 @@ const COLUMNS: [HostColumn; 10] = [
     }),
 ];
 
-/// The hosts as a table.
+/// Returns the hosts as a table.
 pub fn table(rows: &[Row<'_>], width: usize) -> Table {
     let columns = COLUMNS.iter().map(|(head, rank, align, of)| Column {
         head: (*head).to_owned(),
@@ -137,7 +137,7 @@ pub fn table(rows: &[Row<'_>], width: usize) -> Table {
     Table::new(columns.collect(), width)
 }
 
-/// A line about all hosts together.
+/// Returns a line about all hosts together.
 pub fn about(rows: &[Row<'_>]) -> String {
     let silent = rows.iter().filter(|row| row.host.trouble.is_some()).count();
     let waited_for = rows
@@ -158,7 +158,7 @@ pub fn about(rows: &[Row<'_>]) -> String {
     text
 }
 
-/// The page, at most `width` wide and exactly `height` high, with the chosen row among those shown.
+/// Returns the page, at most `width` wide and exactly `height` high. The chosen row is among the rows shown.
 pub fn page(
     rows: &[Row<'_>],
     chosen: Option<usize>,
@@ -188,7 +188,7 @@ pub fn page(
     lines
 }
 
-/// The page as plain text.
+/// Returns the page as plain text.
 pub fn plain(rows: &[Row<'_>], width: Option<usize>, colours: Colours) -> String {
     let wide = width.unwrap_or(UNBOUNDED);
     let table = table(rows, wide);

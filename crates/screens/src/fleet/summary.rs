@@ -1,4 +1,4 @@
-//! Summarises a host in one line, from its picture only.
+//! Summarises a host in one line, from its picture alone.
 
 use homenode_control::{Headroom, NodeStatus, Status, VmStatus};
 use homenode_units::{Bytes, Ns};
@@ -9,25 +9,25 @@ use crate::limits::{self, CONTROLLER, LINK, Level, NODE_WAITING};
 use crate::pictures::Picture;
 use crate::top::{Choice, load};
 
-/// Findings older than this are no longer counted.
+/// Only findings up to this age are counted.
 const FINDINGS_AGE_MAX: Ns = Ns::from_secs(600);
 
-/// A host in a line.
+/// A host's summary.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Summary {
-    /// VMs that run.
+    /// Number of VMs that run.
     pub vms_count: usize,
-    /// Usable CPUs.
+    /// Number of usable CPUs.
     pub cpus: usize,
-    /// CPUs that were busy over the last period.
+    /// Number of CPUs that were busy during the last period.
     pub cpus_busy: Option<f64>,
-    /// Its memory.
+    /// Memory of the host.
     pub memory_bytes: Bytes,
-    /// The VM past most limits, if one is past any.
+    /// The VM that is past the most limits; `None` if no VM is past any.
     pub worst_vm: Option<WorstVm>,
     /// The fullest resource.
     pub pressure: Option<Pressure>,
-    /// Headroom for a VM on the node with most memory left.
+    /// Headroom for a VM, on the node with the most memory left.
     pub headroom_of_a_node: Option<Headroom>,
     /// Headroom for VMs on all nodes together.
     pub headroom: Option<Headroom>,
@@ -35,35 +35,35 @@ pub struct Summary {
     pub findings_count: usize,
     /// The latest finding.
     pub finding: Option<String>,
-    /// The level sum of its worst VM, plus the levels of its resources.
+    /// Sum of the levels of the worst VM's figures and of the host's resources.
     #[serde(skip)]
     pub trouble: usize,
 }
 
-/// The VM that is past most limits.
+/// The VM that is past the most limits.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct WorstVm {
     /// Its name.
     pub name: String,
-    /// vCPUs that waited over the last period.
+    /// Number of vCPUs that waited during the last period.
     pub vcpus_waiting: Option<f64>,
     /// Share of its memory accesses that were local.
     pub local_access_ratio: Option<f64>,
-    /// Sum of the levels of its figures.
+    /// Sum of the levels of the VM's figures.
     #[serde(skip)]
     pub trouble: usize,
 }
 
-/// The fullest resource of a host: the one with the worst level, and among those with the highest share.
+/// The fullest resource of a host: the one with the worst level, and among equals the one with the highest load.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Pressure {
     /// Its kind: `controller`, `link`, `cpus` or `memory`.
     pub what: &'static str,
-    /// Its node, or the two nodes of a link.
+    /// The resource's node, or the two nodes of a link.
     pub at: String,
-    /// How full it is; for CPUs, waiting vCPUs over CPUs.
+    /// How full the resource is. For CPUs: waiting vCPUs divided by CPUs.
     pub load: f64,
-    /// Its level.
+    /// The level of that load.
     #[serde(skip)]
     pub level: Level,
 }
@@ -118,7 +118,7 @@ fn together(a: Headroom, b: Headroom) -> Headroom {
     }
 }
 
-/// Loads of controllers, links, CPUs and memory, as far as known.
+/// Returns the loads of controllers, links, CPUs and memory, as far as they are known.
 fn pressures(status: &Status) -> impl Iterator<Item = Pressure> + '_ {
     let of_node = |node: &NodeStatus| {
         let at = node.node.to_string();

@@ -1,4 +1,4 @@
-//! The page from pictures of twins, on terminals of several sizes.
+//! Draws the page from pictures of twins, on terminals of several sizes.
 
 use homenode_units::Bytes;
 use ratatui::Terminal;
@@ -20,7 +20,7 @@ fn picture(vms: usize) -> Picture {
     }
 }
 
-/// Two hosts that answer, the second with more VMs than CPUs, and one that does not.
+/// Two hosts that answer, the second of which has more VMs than CPUs, and a host that does not answer.
 fn shown() -> Shown {
     let mut shown = Shown::new(&["calm", "crowded", "gone"], Colours::Off, utc);
     shown.heard(0, Ok(picture(2)));
@@ -52,7 +52,7 @@ fn who_is_silent_and_who_is_past_most_limits_come_first() {
     let names: Vec<String> = all[2..5].iter().map(first).collect();
     assert_eq!(names, ["gone", "crowded", "calm"], "{all:#?}");
     assert!(all[2].ends_with("no agent listens"), "{all:#?}");
-    // It has more vCPUs than CPUs: vCPUs wait, and the line names a VM for it.
+    // This host has more vCPUs than CPUs, so vCPUs wait. Its line names a VM because of that.
     assert!(all[3].contains("cpus "), "{all:#?}");
 }
 
@@ -103,7 +103,7 @@ fn no_line_is_wider_than_the_terminal_and_the_chosen_host_stays_in_sight() {
 #[test]
 fn a_hosts_own_page_opens_behind_its_line_and_follows_it() {
     let mut shown = shown();
-    // The first host named is chosen at first; here it is in the last line.
+    // At first the chosen host is the one that was named first; here it is in the last line.
     press(&mut shown, &[KeyCode::Up, KeyCode::Enter]);
     let all = lines(&shown, 120, 40);
     assert!(all.iter().any(|line| line.contains("of 40 by worst")), "{all:#?}");
@@ -115,7 +115,7 @@ fn a_hosts_own_page_opens_behind_its_line_and_follows_it() {
     );
     shown.heard(1, Err("it has ended".to_owned()));
     assert!(lines(&shown, 120, 40)[1].contains("it has ended"));
-    // Esc leads from a VM to its host, and from there to all hosts.
+    // Esc leads from a VM to its host, and from the host to all hosts.
     press(&mut shown, &[KeyCode::Enter, KeyCode::Esc]);
     assert!(
         lines(&shown, 120, 40)

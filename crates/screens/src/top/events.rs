@@ -1,4 +1,4 @@
-//! Events as lines of the page.
+//! Formats events as lines of the page.
 
 use homenode_api::answer::Happened;
 use ratatui::text::Line;
@@ -9,7 +9,7 @@ use crate::top::view::View;
 /// Width of the time before an event's text, such as `03:12:07 `.
 const TIME_WIDTH: usize = 9;
 
-/// An event on lines of this width.
+/// Returns an event as lines of this width.
 pub fn event(view: &View, wall_ns: i64, happened: &Happened, width: usize) -> Vec<Line<'static>> {
     let at = wall_ns.saturating_sub_unsigned(happened.age_ns.0);
     let time = (view.clock)(at).format("%H:%M:%S");
@@ -21,7 +21,7 @@ pub fn event(view: &View, wall_ns: i64, happened: &Happened, width: usize) -> Ve
     lines.into_iter().map(Line::raw).collect()
 }
 
-/// The last events that fit, each whole; if not even the last fits, as much of it as there is room for.
+/// Returns the last events that fit, each of them whole. If even the last one does not fit, returns as many of its lines as fit.
 pub fn last_events<'a>(
     view: &View,
     wall_ns: i64,

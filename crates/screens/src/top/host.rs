@@ -1,4 +1,4 @@
-//! Nodes and links.
+//! Formats nodes and links as lines of the page.
 
 use homenode_control::{LinkStatus, NodeStatus, Status, VmStatus};
 use homenode_units::BytesPerSec;
@@ -9,10 +9,10 @@ use crate::limits::{self, CONTROLLER, LINK, Level, NODE_WAITING};
 use crate::printable::OneLine;
 use crate::table::{Align, Cell, Colours, Column, Shape, Table, UNBOUNDED, cut};
 
-/// Blanks between nodes and links.
+/// Number of blanks between nodes and links.
 const BETWEEN: usize = 4;
 
-/// A size in GiB.
+/// Formats a size in GiB.
 pub fn gib(bytes: homenode_units::Bytes) -> String {
     let gib = bytes.as_f64() / homenode_units::Bytes::from_gib(1).as_f64();
     match gib {
@@ -22,7 +22,7 @@ pub fn gib(bytes: homenode_units::Bytes) -> String {
     }
 }
 
-/// A rate in GB/s.
+/// Formats a rate in GB/s.
 pub fn gigabytes(rate: BytesPerSec) -> String {
     format!("{:.1}", rate.as_f64() / 1e9)
 }
@@ -34,7 +34,7 @@ fn waiting(node: &NodeStatus) -> Cell {
     })
 }
 
-/// Traffic of a node's controllers, as a share of what they sustain.
+/// Returns the traffic of a node's controllers, as a share of what they sustain.
 pub fn load(node: &NodeStatus) -> Option<f64> {
     let max = node.bandwidth_max_bytes_per_s.filter(|max| max.0 > 0)?;
     Some(node.bandwidth_bytes_per_s?.as_f64() / max.as_f64())
@@ -77,7 +77,7 @@ fn busiest(status: &Status, node: &NodeStatus) -> Cell {
     })
 }
 
-/// Sum of the levels of a node's figures and of its worst link.
+/// Returns the sum of the levels of a node's figures and of its worst link.
 fn trouble(status: &Status, node: &NodeStatus) -> usize {
     let of_node = load(node).map_or(Level::Fine, |load| CONTROLLER.level(load));
     let wait = node
@@ -91,7 +91,7 @@ fn trouble(status: &Status, node: &NodeStatus) -> usize {
         .sum()
 }
 
-/// A column of nodes: heading, rank (the highest is left out first) and the function for its cells.
+/// A column of nodes: heading, rank (the highest is left out first), and the function that makes its cells.
 type NodeColumn = (&'static str, u8, fn(&Status, &NodeStatus) -> Cell);
 
 const COLUMNS: [NodeColumn; 8] = [
@@ -121,12 +121,12 @@ const COLUMNS: [NodeColumn; 8] = [
 ];
 const BUSIEST: &str = "busiest link out";
 const FILLED_BY: &str = "filled by";
-/// Most VMs named as filling a controller.
+/// Most VMs that are named as filling a controller.
 const FILLERS_MAX: usize = 3;
-/// Longest part of their names that is shown.
+/// Most characters of such a VM's name that are shown.
 const FILLER_NAME_MAX: usize = 12;
 
-/// The VMs with most traffic on a node's controllers, in GB/s.
+/// Returns the VMs with the most traffic to a node's controllers, in GB/s.
 fn filled_by(status: &Status, node: &NodeStatus) -> Option<String> {
     let named = |(vm, rate): &(&VmStatus, BytesPerSec)| {
         let name: String = vm.name.chars().take(FILLER_NAME_MAX).collect();
@@ -137,7 +137,7 @@ fn filled_by(status: &Status, node: &NodeStatus) -> Option<String> {
     (!named.is_empty()).then(|| named.join(", "))
 }
 
-/// The node with the fullest controllers, and the VMs that fill them, if there is no room to show this for each node.
+/// Returns the node with the fullest controllers and the VMs that fill them. Shown if there is no room for this at each node.
 fn fullest(status: &Status) -> Option<String> {
     let loaded = status.nodes.iter().filter_map(|node| Some((node, load(node)?)));
     let (node, _) = loaded.max_by(|a, b| a.1.total_cmp(&b.1))?;
@@ -148,7 +148,7 @@ fn fullest(status: &Status) -> Option<String> {
     ))
 }
 
-/// Nodes, with links next to them if there is room. If the lines do not suffice, the nodes with most trouble are shown.
+/// Returns the nodes, with links beside them if there is room. If not all nodes fit, shows those with the most trouble.
 pub fn lines(status: &Status, (width, height): (usize, usize), colours: Colours) -> Vec<Line<'static>> {
     let rows_max = height.saturating_sub(1).max(1);
     let mut shown: Vec<&NodeStatus> = status.nodes.iter().collect();
@@ -190,7 +190,7 @@ pub fn lines(status: &Status, (width, height): (usize, usize), colours: Colours)
     let mut lines = vec![joined(nodes.header(), matrix.header())];
     lines.extend((0..shown.len()).map(|row| joined(nodes.row(row, colours), matrix.row(row, colours))));
     let has_fillers = lines[0].spans.iter().any(|span| span.content.contains(FILLED_BY));
-    // A line of its own must not displace a node.
+    // This line must not take the place of a node.
     if !has_fillers && lines.len() + usize::from(is_cut) < height {
         lines.extend(fullest(status).map(|text| Line::raw(cut(&text, width))));
     }
@@ -201,7 +201,7 @@ pub fn lines(status: &Status, (width, height): (usize, usize), colours: Colours)
     lines
 }
 
-/// Loads of links, from each node shown to every node.
+/// Returns a table of the loads of links from each shown node to every node.
 fn matrix(status: &Status, shown: &[&NodeStatus]) -> Table {
     let shape = Shape {
         rank: 0,

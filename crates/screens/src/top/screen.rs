@@ -1,4 +1,4 @@
-//! Lays out the page as lines, from the view only: alike for present and past, for a terminal and for a pipe.
+//! Lays out the page as lines, from the view alone. It looks alike for present and past, on a terminal and in a pipe.
 //!
 //! ```text
 //!   which host, which time
@@ -27,11 +27,11 @@ use crate::top::events::{event, last_events};
 use crate::top::view::{Page, Prompt, View, When};
 use crate::top::{host, vm_page, vms};
 
-/// The smallest terminal that anything can be shown on.
+/// The smallest terminal on which the page is shown.
 pub const SMALLEST: (u16, u16) = (40, 10);
-/// Blanks between VMs and the events next to them.
+/// Number of blanks between VMs and the events beside them.
 const BETWEEN: usize = 3;
-/// Least width of events next to VMs.
+/// Smallest width of events that are shown beside VMs.
 const EVENTS_WIDTH_MIN: usize = 60;
 /// Width of the help.
 const HELP_WIDTH: usize = 80;
@@ -53,7 +53,7 @@ pub fn draw(frame: &mut Frame<'_>, view: &View) {
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-/// The page, at most `width` wide and exactly `height` high.
+/// Returns the page, at most `width` wide and exactly `height` high.
 pub fn page(view: &View, width: usize, height: usize) -> Vec<Line<'static>> {
     let mut lines = vec![title(view, width)];
     if let Some(message) = &view.message {
@@ -74,7 +74,7 @@ pub fn page(view: &View, width: usize, height: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// The text from this line on, as far as there is room. Never scrolls past its end.
+/// Returns the lines from line `scroll` on that fit into `room`. Does not scroll past the end.
 fn scrolled(mut lines: Vec<Line<'static>>, scroll: usize, room: usize) -> Vec<Line<'static>> {
     let count = lines.len();
     let above = scroll.min(count.saturating_sub(room));
@@ -92,14 +92,14 @@ fn bold(text: impl Into<String>) -> Span<'static> {
 }
 
 fn dim(text: impl Into<String>) -> Line<'static> {
-    // The style is the text's: a line's own would be lost next to another.
+    // The style is set on the text: a style of the whole line would be lost if the line is joined with another.
     Line::from(Span::styled(
         text.into(),
         Style::new().add_modifier(Modifier::DIM),
     ))
 }
 
-/// A horizontal rule with the heading of what comes below it.
+/// Returns a horizontal rule, with the heading of what is below it.
 fn rule(text: &str, width: usize) -> Line<'static> {
     let text = cut(&format!("── {text} "), width);
     let rest = "─".repeat(width.saturating_sub(width_of(&text)).min(400));
@@ -196,19 +196,19 @@ fn footer(view: &View, width: usize) -> Line<'static> {
     dim(cut(&text, width))
 }
 
-/// Nodes, VMs and events.
+/// Returns nodes, VMs and events as lines.
 fn list(view: &View, picture: &Picture, width: usize, height: usize) -> Vec<Line<'static>> {
     let status = &picture.overview.status;
     let mut lines = host::lines(status, (width, height / 3), view.colours);
     let room = height.saturating_sub(lines.len());
     let events_min = (height / 5).max(2);
-    // Two rules and the columns' headings.
+    // Besides the rows there are two rules and the line of column headings.
     let rows_max = room.saturating_sub(events_min + 3).max(1);
     let events = picture.overview.events.iter();
     let table = vms::table(&view.vms(), width);
     let beside = width.saturating_sub(table.width() + BETWEEN);
     if beside >= EVENTS_WIDTH_MIN {
-        // The first line of both is a rule.
+        // On both sides the first line is a rule; on the left the second has the column headings.
         let left = vm_lines(view, status, table.width(), room.saturating_sub(2));
         let mut right = vec![rule("events", beside)];
         right.extend(last_events(
@@ -227,7 +227,7 @@ fn list(view: &View, picture: &Picture, width: usize, height: usize) -> Vec<Line
     lines
 }
 
-/// Joins two columns of lines; the right one begins at column `at`.
+/// Joins two columns of lines. The right one begins at column `at`.
 fn side_by_side(left: Vec<Line<'static>>, right: Vec<Line<'static>>, at: usize) -> Vec<Line<'static>> {
     let count = left.len().max(right.len());
     let (mut left, mut right) = (left.into_iter(), right.into_iter());
@@ -263,7 +263,7 @@ fn vm_lines(view: &View, status: &Status, width: usize, rows_max: usize) -> Vec<
     lines
 }
 
-/// Which VMs are shown, how they are sorted and filtered, and whether a model counts their LLC misses.
+/// Describes which VMs are shown, how they are sorted and filtered, and whether a model counts their LLC misses.
 fn about_vms(view: &View, status: &Status, (first, last, count): (usize, usize, usize)) -> String {
     let choice = &view.choice;
     let mut text = match last - first == count {
@@ -288,12 +288,12 @@ fn about_vms(view: &View, status: &Status, (first, last, count): (usize, usize, 
     text
 }
 
-/// Keys, limits, and what is left out if there is no room.
+/// Returns the help: keys, limits, and what is left out if there is no room.
 fn help_lines() -> Vec<Line<'static>> {
     help().lines().map(|line| Line::raw(line.to_owned())).collect()
 }
 
-/// The help as text, also shown by `homenode top --help`.
+/// Returns the help as text, which `homenode top --help` also shows.
 pub fn help() -> String {
     let limits: String = limits::sentences()
         .iter()
@@ -321,7 +321,7 @@ Columns in which nothing is are not shown.
     )
 }
 
-/// The page as plain text, for pipes and for `homenode run`: nodes, VMs, then these events.
+/// Returns the page as plain text, for pipes and for `homenode run`: nodes, VMs, then these events.
 pub fn plain(view: &View, picture: &Picture, events: &[Happened], width: Option<usize>) -> String {
     let wide = width.unwrap_or(UNBOUNDED);
     let status = &picture.overview.status;
@@ -341,14 +341,14 @@ pub fn plain(view: &View, picture: &Picture, events: &[Happened], width: Option<
     text_of(&lines)
 }
 
-/// Nodes and VMs within a terminal of this size: the picture that `homenode run` redraws below its events.
+/// Returns nodes and VMs, within a terminal of this size. `homenode run` redraws this picture below its events.
 pub fn glance(status: &Status, width: usize, height: usize) -> String {
     let mut lines = vec![Line::default()];
     lines.extend(host::lines(status, (width, height / 3), Colours::Off));
     lines.push(Line::default());
     let choice = vms::Choice::default();
     let mut shown: Vec<&VmStatus> = status.vms.iter().collect();
-    // The columns' headings, and the cursor's line at the bottom.
+    // Leaves two lines: for the column headings, and for the cursor at the bottom.
     let rows = height.saturating_sub(lines.len() + 2).max(1);
     let left_out = shown
         .len()
@@ -369,7 +369,7 @@ pub fn glance(status: &Status, width: usize, height: usize) -> String {
     text_of(&lines)
 }
 
-/// Lines as text, without trailing blanks.
+/// Returns lines as text, without trailing blanks.
 pub(crate) fn text_of(lines: &[Line<'_>]) -> String {
     lines
         .iter()

@@ -1,4 +1,4 @@
-//! The page on a terminal: where its pictures come from, and what moves through time.
+//! Runs the page on a terminal: gets its pictures, and moves through time.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,22 +15,22 @@ use crate::wall::Time;
 
 /// A history, and a place in it.
 pub trait History {
-    /// The times of the first and the last period, in nanoseconds since 1970.
+    /// Returns the times of the first and the last period, in nanoseconds since 1970.
     ///
     /// # Errors
-    /// When the history cannot be read, here and below.
+    /// If the history cannot be read; this holds for all methods.
     fn span(&self) -> anyhow::Result<(i64, i64)>;
-    /// The picture of this period.
+    /// Returns the picture of the current period.
     ///
     /// # Errors
-    /// A period written by another version, with something unknown to this one.
+    /// If another version wrote the period, with something that this version does not know.
     fn picture(&self) -> anyhow::Result<Picture>;
-    /// Moves by this number of periods; returns `false` if the history ends before that.
+    /// Moves by this number of periods. Returns false if the history ends before that.
     ///
     /// # Errors
     /// As [`History::span`].
     fn step(&mut self, by: isize) -> anyhow::Result<bool>;
-    /// Moves by this number of minutes, at most to the first or the last period.
+    /// Moves by this number of minutes, but not beyond the first or the last period.
     ///
     /// # Errors
     /// As [`History::span`].
@@ -45,24 +45,24 @@ pub trait History {
     /// # Errors
     /// As [`History::span`].
     fn last(&mut self) -> anyhow::Result<()>;
-    /// Goes to the last period at or before a time; returns a message if nothing was recorded then.
+    /// Goes to the last period at or before a time. Returns a message if nothing was recorded at that time.
     ///
     /// # Errors
-    /// A time outside the span; as [`History::span`].
+    /// If the time is outside the span; and as for [`History::span`].
     fn go_to_time(&mut self, time: &Time) -> anyhow::Result<Option<String>>;
 }
 
-/// Sources of the pictures, and where they are shown.
+/// What the page shows, and where its pictures come from.
 pub struct Session<H> {
-    /// What is shown.
+    /// The view that is drawn.
     pub view: View,
     /// Asks the agent for a picture.
     pub ask: Arc<dyn Fn() -> Asked + Send + Sync>,
     /// Opens the history at its last period.
     pub open: Box<dyn Fn() -> anyhow::Result<H>>,
-    /// Time between pictures.
+    /// Interval between pictures.
     pub every: Duration,
-    /// The place in the history, if that is shown.
+    /// The current place in the history; `None` if the present is shown.
     pub past: Option<H>,
 }
 
@@ -73,10 +73,10 @@ impl<H> Session<H> {
     }
 }
 
-/// Shows the page until the user quits, or a signal arrives.
+/// Shows the page until the user quits or a signal arrives.
 ///
 /// # Errors
-/// No terminal, or one that cannot be used.
+/// If there is no terminal, or it cannot be used.
 pub fn run<H: History>(session: Session<H>) -> anyhow::Result<ExitCode> {
     let instead = "`homenode top --once` prints one picture as text, `--batch N` several";
     terminal::show(instead, || Running::new(session))
@@ -85,9 +85,9 @@ pub fn run<H: History>(session: Session<H>) -> anyhow::Result<ExitCode> {
 struct Running<H> {
     session: Session<H>,
     live: Option<Live>,
-    /// When the next period is played.
+    /// When the next period of a replay is due.
     next_at: Instant,
-    /// Since when the agent has not answered.
+    /// Since when the agent has not answered; `None` if it answers.
     silent_since: Option<Instant>,
 }
 
@@ -109,7 +109,7 @@ impl<H: History> Running<H> {
         Ok(running)
     }
 
-    /// Carries out a key's request; shows any error on the page.
+    /// Carries out what a key requests; an error is shown on the page.
     fn grant(&mut self, wish: Wish) {
         if wish == Wish::Nothing {
             return;
@@ -125,19 +125,19 @@ impl<H: History> Running<H> {
         }
     }
 
-    /// Goes to another time; returns a message for the user, if any.
+    /// Goes to another time. Returns a message for the user, if there is one.
     fn go(&mut self, wish: Wish) -> anyhow::Result<Option<String>> {
         self.session.view.message = None;
         if wish == Wish::Now {
             self.live = Some(self.session.live()?);
             self.session.past = None;
             self.session.view.when = When::Now;
-            // The past must not be shown as the present, even if no agent answers.
+            // Removes the past picture. It must not be shown as the present, even if no agent answers.
             self.session.view.picture = None;
             return Ok(None);
         }
         let was_now = self.session.past.is_none();
-        // There is nothing after now.
+        // There is nothing after the present.
         if was_now && matches!(wish, Wish::Play | Wish::Step(1..) | Wish::Minutes(1..)) {
             return Ok(None);
         }
@@ -145,7 +145,7 @@ impl<H: History> Running<H> {
             Some(past) => past,
             none => none.insert((self.session.open)()?),
         };
-        // From now on the history is shown, and the agent is not asked.
+        // From now on the history is shown, so the agent is not asked.
         self.live = None;
         match wish {
             Wish::Step(_) | Wish::Minutes(_) if was_now => {}
@@ -167,7 +167,7 @@ impl<H: History> Running<H> {
         Ok(None)
     }
 
-    /// Puts the current place in the history on the page, if the history is shown.
+    /// If the history is shown, shows its current period on the page.
     fn show_past(&mut self) {
         let Some(past) = &self.session.past else { return };
         let view = &mut self.session.view;

@@ -1,4 +1,4 @@
-//! The page on terminals of several sizes, with few and many VMs, present and past (`snapshots`).
+//! Draws the page on terminals of several sizes, with few and many VMs, for present and past (`snapshots`).
 
 use chrono::{DateTime, NaiveDateTime};
 use homenode_api::answer::{Happened, Overview};
@@ -22,7 +22,7 @@ pub(crate) fn utc(wall_ns: i64) -> NaiveDateTime {
     DateTime::from_timestamp_nanos(wall_ns).naive_utc()
 }
 
-/// An agent's overview of this number of VMs after some seconds on the twin. The figures are the same on every machine.
+/// Returns the overview that an agent gives of this number of VMs after some seconds on the twin. The same on every machine.
 pub(crate) fn overview(vms: usize) -> Overview {
     let workloads = [
         "lbm", "povray", "stream", "idle", "soplex", "cg.B", "lu.B", "ep.B",
@@ -62,7 +62,7 @@ pub(crate) fn overview(vms: usize) -> Overview {
     }
 }
 
-/// Like [`overview`], with one VM that is past every limit and has every optional figure.
+/// Like [`overview`], but one VM is past every limit and has every optional figure.
 fn troubled(vms: usize) -> Overview {
     let mut overview = overview(vms);
     let vm = &mut overview.status.vms[0];
@@ -106,7 +106,7 @@ fn drawn(view: &View, width: u16, height: u16) -> Terminal<TestBackend> {
     terminal
 }
 
-/// Compares a page with the committed snapshot, whose file names the tests it belongs to.
+/// Compares a page with the committed snapshot of this name.
 fn hold(name: &str, terminal: &Terminal<TestBackend>) {
     insta::with_settings!({ prepend_module_to_snapshot => false }, {
         insta::assert_snapshot!(format!("tests__{name}"), terminal.backend());
@@ -155,7 +155,7 @@ fn pages_of_a_vm_and_of_help_fit_a_small_terminal() {
     assert!(screen::help().lines().all(|line| width_of(line) <= 80));
 }
 
-/// At 80x24 the essentials are not cut: figures past a limit, and the reason of the last decision.
+/// At 80x24, what matters is not cut: the figures past a limit, and the reason of the last decision.
 #[test]
 fn at_80_columns_nothing_that_matters_is_cut() {
     for vms in [1, 8, 40] {
@@ -179,7 +179,7 @@ fn colour_is_only_where_a_limit_is_crossed_and_none_with_no_color() {
             .map(ratatui::buffer::Cell::symbol)
             .collect::<String>()
     };
-    // The link, the local share, the permit and the quota, from top to bottom.
+    // From top to bottom: the link, the local share, the permit and the quota.
     assert_eq!(coloured(&all), "93%31%OVER 250k40%");
     all.colours = Colours::Off;
     assert_eq!(coloured(&all), "");
@@ -217,7 +217,7 @@ fn columns_are_left_out_in_the_order_that_the_help_says() {
     let mut left_out = 0;
     for width in (30..200).rev() {
         let header = shown(width);
-        // A heading may be part of another.
+        // A heading may be part of another one, so it must match as a whole.
         let is_there = |head: &&&str| {
             header.split("  ").any(|part| part.trim() == **head)
                 || header.contains(&format!(" {head} "))
@@ -313,7 +313,7 @@ fn keys_ask_for_times() {
     assert_eq!(view.key(control_c), Wish::Quit, "also while something is typed");
 }
 
-/// The picture that `homenode run` redraws must fit, or copies of it remain on the terminal.
+/// The picture that `homenode run` redraws must fit, otherwise copies of it would remain on the terminal.
 #[test]
 fn the_picture_of_a_run_fits_its_terminal() {
     for vms in [1, 8, 40] {

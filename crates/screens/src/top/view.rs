@@ -1,4 +1,4 @@
-//! What the page shows, and how keys change it. Nothing here asks, reads or draws.
+//! What the page shows, and how keys change that. Nothing here asks an agent, reads a history or draws.
 
 use chrono::NaiveDateTime;
 use homenode_control::VmStatus;
@@ -9,12 +9,12 @@ use crate::pictures::Picture;
 use crate::table::Colours;
 use crate::top::vms::Choice;
 
-/// The time that is shown.
+/// The time that the page shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// The present, from the agent.
+    /// The present, as the agent reports it.
     Now,
-    /// The past, from the history.
+    /// A time in the past, read from the history.
     Then {
         /// The times of the first and the last period, in nanoseconds since 1970.
         span: (i64, i64),
@@ -29,22 +29,22 @@ pub enum Page {
     /// All VMs.
     #[default]
     List,
-    /// The chosen VM.
+    /// The page of the chosen VM.
     Vm,
     /// Keys and limits.
     Help,
 }
 
-/// An input line.
+/// An input line that is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
-    /// A filter; holds the previous one.
+    /// For a filter; holds the previous filter.
     Filter(String),
-    /// A time to go to.
+    /// For a time to go to; holds the text typed so far.
     Jump(String),
 }
 
-/// A key's request that the view cannot carry out itself.
+/// What a key requests that the view cannot carry out itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wish {
     /// Nothing.
@@ -63,26 +63,26 @@ pub enum Wish {
     Now,
     /// Start or pause the replay.
     Play,
-    /// Go to the time that was typed.
+    /// Go to the time that was typed, which is not parsed yet.
     Jump(String),
 }
 
-/// Everything the page is drawn from.
+/// Everything that the page is drawn from.
 #[derive(Clone, Debug)]
 pub struct View {
     /// The picture that is shown.
     pub picture: Option<Picture>,
     /// The time that is shown.
     pub when: When,
-    /// An error or notice for the user.
+    /// An error or a notice for the user.
     pub message: Option<String>,
     /// The page that is shown.
     pub page: Page,
-    /// Number of lines scrolled.
+    /// Number of lines that the page is scrolled down.
     pub scroll: usize,
-    /// The VMs to show, and their order.
+    /// Which VMs to show, and in which order.
     pub choice: Choice,
-    /// The chosen VM, and its name in case it is gone.
+    /// The chosen VM, with its name in case the VM is gone.
     pub chosen: Option<(VmId, String)>,
     /// The open input line.
     pub prompt: Option<Prompt>,
@@ -93,7 +93,7 @@ pub struct View {
 }
 
 impl View {
-    /// A view without a picture yet.
+    /// Creates a view that has no picture yet.
     pub fn new(when: When, choice: Choice, colours: Colours, clock: fn(i64) -> NaiveDateTime) -> View {
         View {
             picture: None,
@@ -109,13 +109,13 @@ impl View {
         }
     }
 
-    /// The VMs that are shown, in their order.
+    /// Returns the VMs to show, in their order.
     pub fn vms(&self) -> Vec<&VmStatus> {
         let picture = self.picture.as_ref();
         picture.map_or_else(Vec::new, |picture| self.choice.of(&picture.overview.status))
     }
 
-    /// The row of the chosen VM among them.
+    /// Returns the row of the chosen VM among these.
     pub fn chosen_row(&self, vms: &[&VmStatus]) -> Option<usize> {
         let (id, _) = self.chosen.as_ref()?;
         vms.iter().position(|vm| vm.id == *id)
@@ -164,7 +164,7 @@ impl View {
         Wish::Nothing
     }
 
-    /// Pauses the replay: a message about a time must stay readable.
+    /// Pauses the replay, so that a message about a time stays readable.
     pub fn pause(&mut self) {
         if let When::Then { is_playing, .. } = &mut self.when {
             *is_playing = false;
@@ -176,7 +176,7 @@ impl View {
         self.scroll = 0;
     }
 
-    /// Opens the page of the chosen VM, or of the first.
+    /// Opens the page of the chosen VM, or of the first VM if none is chosen.
     fn open(&mut self) {
         if self.chosen_row(&self.vms()).is_none() {
             self.go(0);
@@ -186,7 +186,7 @@ impl View {
         }
     }
 
-    /// Chooses the VM this number of rows further down, or scrolls.
+    /// Chooses the VM that is this number of rows further down; on other pages, scrolls.
     fn go(&mut self, by: isize) {
         if self.page != Page::List {
             self.scroll = self.scroll.saturating_add_signed(by);
@@ -216,7 +216,7 @@ impl View {
             (Prompt::Filter(before), KeyCode::Esc) => self.choice.filter = before,
             (Prompt::Filter(_), KeyCode::Enter) | (Prompt::Jump(_), KeyCode::Esc) => {}
             (Prompt::Filter(before), _) => {
-                // The filter applies while it is typed.
+                // The filter applies while it is being typed.
                 self.choice.filter = edited(std::mem::take(&mut self.choice.filter));
                 self.prompt = Some(Prompt::Filter(before));
             }

@@ -1,4 +1,4 @@
-//! The page of one VM, with all that is known of it.
+//! The page of one VM, with everything that is known about it.
 
 use homenode_control::VmStatus;
 use ratatui::style::{Modifier, Style};
@@ -13,15 +13,15 @@ use crate::top::events::last_events;
 use crate::top::view::View;
 use crate::top::vms;
 
-/// Column where the values begin.
+/// Column at which values begin.
 const VALUES_AT: usize = 16;
-/// Most events of the VM that are shown.
+/// Most events of a VM that are shown.
 const EVENTS_MAX: usize = 200;
 
-/// Label, value and level of a line.
+/// Label, value and level of one line.
 type Said = (&'static str, String, Level);
 
-/// The page of the chosen VM.
+/// Returns the page of the chosen VM as lines.
 pub fn lines(view: &View, picture: &Picture, width: usize) -> Vec<Line<'static>> {
     let Some((id, name)) = &view.chosen else {
         return vec![Line::raw("no VM is chosen")];

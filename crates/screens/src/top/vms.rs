@@ -11,29 +11,29 @@ use crate::limits::{self, LOCAL, VM_WAITING};
 use crate::table::{Align, Cell, Column, Shape, Table};
 use crate::top::host::{gib, gigabytes};
 
-/// The order of VMs.
+/// The order in which VMs are listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sort {
-    /// Those past most limits first.
+    /// VMs past the most limits first.
     #[default]
     Worst,
     /// By name.
     Name,
     /// By home.
     Home,
-    /// The busiest first.
+    /// VMs that use the most CPU time first.
     Cpus,
-    /// Those that wait most first.
+    /// VMs whose vCPUs wait most first.
     Waiting,
-    /// The least local first.
+    /// VMs with the smallest share of local accesses first.
     Local,
-    /// The highest LLC miss rate first.
+    /// VMs with the highest LLC miss rate first.
     Llc,
-    /// The most traffic to memory controllers first.
+    /// VMs with the most traffic to memory controllers first.
     Traffic,
-    /// The most pollution of caches first.
+    /// VMs that pollute caches most first.
     Misses,
-    /// The largest first.
+    /// VMs with the most memory first.
     Memory,
 }
 
@@ -51,7 +51,7 @@ impl Sort {
         (Sort::Memory, "memory"),
     ];
 
-    /// Its name.
+    /// Returns the order's name.
     pub fn name(self) -> &'static str {
         Sort::ALL[self.place()].1
     }
@@ -60,7 +60,7 @@ impl Sort {
         Sort::ALL.iter().position(|(sort, _)| *sort == self).unwrap_or(0)
     }
 
-    /// The order this number of places further on.
+    /// Returns the order that is this number of places further on, around the list.
     pub fn next(self, by: isize) -> Sort {
         let count = Sort::ALL.len();
         Sort::ALL[self.place().saturating_add_signed(count.cast_signed() + by) % count].0
@@ -114,12 +114,12 @@ pub struct Choice {
     pub sort: Sort,
     /// Whether the order is reversed.
     pub is_reversed: bool,
-    /// Only VMs with this text in their name, ignoring case.
+    /// Only VMs whose name contains this text are shown, ignoring case.
     pub filter: String,
 }
 
 impl Choice {
-    /// The chosen VMs of a status, in their order.
+    /// Returns the VMs to show, in their order.
     pub fn of<'a>(&self, status: &'a Status) -> Vec<&'a VmStatus> {
         let filter = self.filter.to_lowercase();
         let is_wanted = |vm: &&VmStatus| vm.name.to_lowercase().contains(&filter);
@@ -132,7 +132,7 @@ impl Choice {
     }
 }
 
-/// vCPUs by node.
+/// Returns the number of vCPUs on each node.
 pub fn vcpus_on(vm: &VmStatus) -> String {
     let on: Vec<String> = vm
         .vcpus_by_node
@@ -142,7 +142,7 @@ pub fn vcpus_on(vm: &VmStatus) -> String {
     on.join(" ")
 }
 
-/// Shares of pages by node.
+/// Returns the share of pages on each node.
 pub fn pages_on(vm: &VmStatus) -> Option<String> {
     let on = vm.pages_by_node.as_ref()?;
     let total: u64 = on.iter().map(|on| on.pages.0).sum();
@@ -155,7 +155,7 @@ pub fn pages_on(vm: &VmStatus) -> Option<String> {
     Some(shares.collect::<Vec<String>>().join(" "))
 }
 
-/// What a VM used of the resource that its permit books, per slice of 30 ms.
+/// Returns what a VM used, per slice of 30 ms, of the resource that its permit books.
 pub fn used_per_slice(vm: &VmStatus) -> Option<String> {
     let units = vm.permit.units_per_slice?;
     let is_bandwidth = vm
@@ -171,7 +171,7 @@ pub fn used_per_slice(vm: &VmStatus) -> Option<String> {
     })
 }
 
-/// A VM's permit, and how well it keeps to it.
+/// Returns a VM's permit, marked `OVER` if the VM exceeds it.
 pub fn permit(vm: &VmStatus) -> Option<String> {
     let booked = vm.permit.permit?;
     Some(match vm.permit.standing {
@@ -180,13 +180,13 @@ pub fn permit(vm: &VmStatus) -> Option<String> {
     })
 }
 
-/// The share of a CPU that a quota leaves each vCPU.
+/// Returns the share of a CPU's time that a quota leaves to each vCPU.
 pub fn quota(vm: &VmStatus) -> Option<f64> {
     let quota = vm.permit.quota?;
     Some(quota.run_ns.as_secs_f64() / quota.period_ns.as_secs_f64().max(1e-9))
 }
 
-/// The VM's memory, and how much it could have if that is more.
+/// Returns the VM's memory; if the memory has a limit, also the maximum.
 pub fn memory(vm: &VmStatus) -> String {
     let now = gib(vm.memory_bytes);
     let most = vm
@@ -196,13 +196,13 @@ pub fn memory(vm: &VmStatus) -> String {
     most.map_or_else(|| now.clone(), |most| format!("{now}/{}", gib(most)))
 }
 
-/// A column of VMs: heading, rank (the highest is left out first), alignment, whether it is shown empty, and the function for
-/// its cells.
+/// A column of VMs: heading, rank (the highest is left out first), alignment, whether it is shown even if empty, and the function
+/// that makes its cells.
 type VmColumn = (&'static str, u8, Align, bool, fn(&VmStatus) -> Cell);
 
 const RIGHT: Align = Align::Right;
 
-/// The columns, from left to right.
+/// All columns, from left to right.
 const COLUMNS: [VmColumn; 15] = [
     ("VM", 0, Align::Left, true, |vm| Cell::plain(&vm.name)),
     ("home", 4, RIGHT, true, |vm| {
@@ -252,7 +252,7 @@ const COLUMNS: [VmColumn; 15] = [
     }),
 ];
 
-/// The order in which columns are left out, for the help.
+/// Returns the order in which columns are left out, for the help.
 pub fn dropped_in_order() -> String {
     let mut columns: Vec<&VmColumn> = COLUMNS.iter().filter(|column| column.1 > 0).collect();
     columns.sort_by_key(|column| std::cmp::Reverse(column.1));
@@ -263,7 +263,7 @@ pub fn dropped_in_order() -> String {
         .join(", ")
 }
 
-/// The columns of these VMs that fit into a width.
+/// Returns a table of these VMs, with the columns that fit into a width.
 pub fn table(vms: &[&VmStatus], width: usize) -> Table {
     let columns = COLUMNS
         .iter()

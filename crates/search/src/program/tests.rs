@@ -1,13 +1,13 @@
-//! Tests that programs, and the processes they start, end.
+//! Tests that programs and their child processes end.
 
 use std::path::{Path, PathBuf};
 
 use super::*;
 
-/// Environment variable with the directory for the process that is killed.
+/// Environment variable that names the directory for the process that is killed.
 const HELD: &str = "HOMENODE_TEST_HOLDS_A_PROGRAM_IN";
 
-/// A program that starts another; neither ends by itself. It writes down both ids.
+/// Writes a program that starts another program and records both ids; neither ends by itself.
 fn program(dir: &Path, begin: &str) -> Program {
     let script = dir.join("policy.sh");
     let ids = dir.join("ids");
@@ -20,7 +20,7 @@ fn program(dir: &Path, begin: &str) -> Program {
     format!("exec:/bin/sh {}", script.display()).parse().unwrap()
 }
 
-/// Waits until `look` finds something, with a time limit.
+/// Waits until `look` finds something, up to a time limit.
 fn eventually<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
     for _ in 0..6_000 {
         if let Some(found) = look() {
@@ -79,7 +79,7 @@ fn what_a_program_started_ends_though_the_program_ended_before() {
     all_end(&ids);
 }
 
-/// Holds a program until it is killed, in the process that the test below starts; does nothing in a normal test run.
+/// Holds a program until this process, which the test below starts, is killed. Does nothing in a normal test run.
 #[test]
 fn a_process_that_holds_a_program() {
     let Some(dir) = std::env::var_os(HELD) else { return };

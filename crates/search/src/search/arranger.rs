@@ -1,4 +1,4 @@
-//! Carries out a schedule as the agent would, cycle by cycle and within the agent's budgets.
+//! Carries out a schedule like the agent: cycle by cycle, and within the agent's budgets.
 
 use std::collections::BTreeMap;
 
@@ -14,20 +14,20 @@ use homenode_units::{MemoryPolicy, NodeSet, VmId};
 
 use super::schedule::{Goal, Place, Schedule};
 
-/// Policy name of these decisions in plans.
+/// Name of the policy that these decisions have in plans.
 pub const POLICY: &str = "search";
 
 /// A VM that uses less than this many CPUs counts as idle.
 const ACTIVE_CPUS: f64 = 0.2;
 
-/// An agent whose decisions and their times are given in advance.
+/// An agent that takes its decisions, and their times, from a schedule.
 #[derive(Clone, Debug)]
 pub struct Arranger {
     schedule: Schedule,
     config: Config,
-    /// Place in the scenario of each running VM, by id.
+    /// Position in the scenario of each running VM, by id.
     places: BTreeMap<VmId, usize>,
-    /// The goal that was carried out for each running VM.
+    /// The last goal that was carried out for each running VM.
     done: BTreeMap<VmId, Goal>,
     /// Home nodes of each VM's memory.
     homes: BTreeMap<VmId, NodeSet>,
@@ -41,7 +41,7 @@ pub struct Arranger {
 }
 
 impl Arranger {
-    /// Creates one without decisions; `places` maps ids to the scenario's VMs.
+    /// Creates an arranger without decisions; `places` maps ids to positions in the scenario.
     pub fn new(config: Config, places: BTreeMap<VmId, usize>) -> Arranger {
         Arranger {
             schedule: Schedule::default(),
@@ -65,7 +65,7 @@ impl Arranger {
         self
     }
 
-    /// Returns the VMs that did something in the last cycle.
+    /// Returns the VMs that were not idle in the last cycle.
     pub fn active(&self) -> Vec<VmId> {
         let rates = self.last.as_ref().and_then(|(_, rates)| rates.as_ref());
         let vms = rates.map_or(&[][..], |rates| &rates.vms);
@@ -118,7 +118,8 @@ impl Arranger {
         sample.vms.iter().filter_map(goal).collect()
     }
 
-    /// Sets decided memory policies as if the operator had chosen them; without a decision each VM keeps its own.
+    /// Sets the decided memory policies, as if the operator had chosen them. A VM without such a decision keeps its own
+    /// policy.
     fn choose_memory(&mut self, sample: &mut Sample, goals: &BTreeMap<VmId, Goal>) {
         for vm in &mut sample.vms {
             let before = *self.before.entry(vm.id).or_insert(vm.memory_policy);

@@ -1,30 +1,31 @@
 //! Searches for the best known decisions, made before and during a run, by trying them on the twin.
 //!
 //! # Problem
-//! That a policy beats `default` says little without knowing what was possible. There are too many schedules (which VM is
-//! where from when on) to try them all; the result is an upper bound on the least mean ratio.
+//! If a policy beats `default`, that says little unless we know what was possible. There are too many schedules (where each
+//! VM is at each time) to try them all, so the result is only an upper bound on the least mean ratio.
 //!
 //! # Terms
-//! - *Schedule*: decisions with their times ([`Schedule`]). An empty one is `default` with monitoring.
-//! - *Static*: a schedule that decides for each VM once, at the agent's first sample that has it.
-//! - *Evaluation*: a run on the twin under one schedule, from time 0 or rolled out from a point of another run: as the twin
-//!   is deterministic and can be copied, both give the same.
-//! - *Value*: mean over VMs of the ratio to `default` with the same seed ([`crate::score`]); less is better.
+//! - *Schedule*: decisions with their times ([`Schedule`]). An empty schedule is `default` with monitoring.
+//! - *Static schedule*: one that decides once about each VM, at the agent's first sample that contains the VM.
+//! - *Evaluation*: a run on the twin under one schedule, from time 0 or rolled out from a point of another run. Both give
+//!   the same result, because the twin is deterministic and can be copied.
+//! - *Value*: mean over VMs of the ratio to `default` with the same seed ([`crate::score`]); lower is better.
 //!
 //! # Algorithm
-//! 1. Starts: those of the caller (decisions of policies that were run, earlier results), some systematic arrangements and
-//!    drawn ones, until [`STARTS_SHARE`] of the evaluations are used. All but the caller's are static.
-//! 2. Then, VM by VM in order of arrival, try each other place in the best schedule, until no VM gains by another place or
-//!    [`PASSES_SHARE`] of the evaluations are used.
-//! 3. Then run batches of [`BATCH`]: each candidate changes one of the [`ELITES`] best schedules (the best one every second
-//!    time), mostly at time 0 in the first half of the remaining evaluations, afterwards mostly at a *point*: a time when
-//!    VMs arrived, left, began or ended their work, and some in between. A change moves a VM, takes its home, swaps two, pools
-//!    two, adds or takes a node, spreads its memory, or arranges all VMs again; later decisions for that VM are dropped.
-//!    From a point on only the rest of the run is simulated, and only while it can still be among the best ([`Cut`]).
+//! 1. Try starts: those of the caller (decisions of policies that were run, earlier results), some systematic arrangements,
+//!    then random ones until [`STARTS_SHARE`] of the evaluations is used. All except the caller's are static.
+//! 2. In the best schedule, try every other place for one VM after the other, in order of arrival, until no VM gains from
+//!    another place or [`PASSES_SHARE`] of the evaluations is used.
+//! 3. Run batches of [`BATCH`] candidates. Each candidate changes one of the [`ELITES`] best schedules (the best one at
+//!    least every second time): mostly at time 0 in the first half of the remaining evaluations, and mostly at a *point* in
+//!    the second half. Points are times at which VMs arrived, left, began or ended their work, and some times in between. A
+//!    change moves a VM, removes its home, swaps or pools two VMs, adds or removes a node, spreads a VM's memory, or
+//!    arranges all VMs again; later decisions about a changed VM are dropped. For a change at a point, only the rest of the
+//!    run is simulated, and only while it can still be among the best ([`Cut`]).
 //! 4. No schedule is tried twice; if nothing new can be drawn, the search ends early. It reports the number of evaluations.
 //!
-//! Decisions are carried out by [`arranger`]: by the policies' own `settle`, `repatriate`, `memory`, `pace` and `merge`,
-//! once per agent cycle, within the agent's page budgets.
+//! [`arranger`] carries out the decisions with the policies' own `settle`, `repatriate`, `memory`, `pace` and `merge`, once
+//! per agent cycle and within the agent's page budgets.
 //!
 //! # Properties (tests of the same names)
 //! - `never_worse_than_the_best_start`
@@ -33,8 +34,8 @@
 //! - `a_rollout_from_a_point_equals_the_run_from_the_beginning`
 //!
 //! # What it is not
-//! A policy: it knows the future of its seed and picks the best of many runs, so part of the gap to it is luck that no
-//! policy can have.
+//! The search is not a policy. It knows the future of its seed and picks the best of many runs, so a part of each policy's
+//! gap to it is luck that no policy can have.
 
 pub mod arranger;
 mod moves;
@@ -58,25 +59,25 @@ use crate::score::ratios;
 use homenode_twin::Setup;
 use moves::Choices;
 
-/// Number of candidates that run together, independent of the number of jobs.
+/// Number of candidates that run together; it does not depend on the number of jobs.
 pub const BATCH: usize = 8;
-/// Number of best schedules that changes start from.
+/// Number of best schedules from which changes start.
 pub const ELITES: usize = 4;
-/// Share of the evaluations for starts.
+/// Share of the evaluations that is spent on starts.
 pub const STARTS_SHARE: f64 = 0.15;
 /// Share of the evaluations after which the systematic passes over VMs end.
 pub const PASSES_SHARE: f64 = 0.6;
 /// Minimum number of evaluations of a search.
 pub const EVALUATIONS_MIN: usize = 8;
-/// After this many draws in a row that were all tried before, the search has run out of candidates.
+/// The search ends when this many draws in a row yield only schedules that were tried before.
 const DRAWS_MAX: usize = 200;
 
-/// How long to search.
+/// The effort that a search may spend.
 #[derive(Clone, Debug)]
 pub struct Effort {
-    /// Evaluations.
+    /// Maximum number of evaluations.
     pub evaluations: usize,
-    /// Number of parallel runs.
+    /// Number of runs at the same time.
     pub jobs: usize,
     /// Seed of the search's own draws.
     pub seed: u64,
@@ -87,11 +88,11 @@ pub struct Effort {
 pub struct Found {
     /// The best schedule.
     pub schedule: Schedule,
-    /// Its value.
+    /// Value of the best schedule.
     pub mean: f64,
-    /// The run under it.
+    /// The run under the best schedule.
     pub run: Run,
-    /// Evaluations made.
+    /// Number of evaluations that were made.
     pub evaluations: usize,
     /// Value of the best static schedule that was tried; infinite if none was.
     pub static_mean: f64,
@@ -101,19 +102,20 @@ pub struct Found {
 struct Tried {
     schedule: Schedule,
     rollout: Rollout,
-    /// Points from the beginning: those of the run that it was rolled out from, then its own.
+    /// Points of the whole run: first those of the run from which it was rolled out, then its own.
     points: Vec<Point>,
 }
 
-/// A schedule to try, and the point from which it differs.
+/// A schedule to try, and the point at which it begins to differ from another schedule.
 struct Candidate {
     schedule: Schedule,
     from: Point,
-    /// Points before the one it differs from.
+    /// Points before that point.
     before: Vec<Point>,
 }
 
-/// Searches for the schedule of least value. `base` is the run under `default` with the same seed, `starts` are tried first.
+/// Searches for the schedule with the lowest value. `base` is the run under `default` with the same seed; `starts` are tried
+/// first.
 ///
 /// # Errors
 /// A scenario that the machine cannot run.
@@ -192,16 +194,16 @@ struct State<'a> {
     choices: Choices,
     chance: Chance,
     seen: BTreeSet<Schedule>,
-    /// The best so far, best first.
+    /// The best schedules so far, the best first.
     elites: Vec<Tried>,
     evaluations: usize,
     static_mean: f64,
-    /// The least ratio of each VM so far.
+    /// The lowest ratio of each VM so far.
     least: Vec<f64>,
 }
 
 impl State<'_> {
-    /// Draws untried schedules: first those of the caller.
+    /// Draws untried schedules; those of the caller come first.
     fn draw_starts(
         &mut self,
         count: usize,
@@ -228,7 +230,7 @@ impl State<'_> {
         batch
     }
 
-    /// Returns VMs by their first arrival, which no policy changes.
+    /// Returns the VMs in the order of their first arrival, which no policy changes.
     fn by_arrival(&self) -> Vec<usize> {
         let mut vms: Vec<usize> = (0..self.base.report.vms.len()).collect();
         vms.retain(|vm| self.base.report.vms[*vm].first_arrival_s().is_some());
@@ -239,7 +241,7 @@ impl State<'_> {
         vms
     }
 
-    /// Draws variants of the best schedule with one VM anywhere else from its arrival on.
+    /// Draws variants of the best schedule in which one VM has another place from its arrival on.
     fn draw_places(&mut self, vm: usize, count: usize) -> Vec<Candidate> {
         let Some(best) = self.elites.first() else {
             return Vec::new();
@@ -257,7 +259,7 @@ impl State<'_> {
         let mut batch = Vec::new();
         for goal in goals {
             let mut schedule = best.schedule.clone();
-            // Any time before its arrival has the same effect; 0 says "from the beginning".
+            // Every time before the arrival has the same effect; 0 means "from the beginning".
             schedule.decide(Ns::ZERO, vm, goal);
             if batch.len() < count && self.seen.insert(schedule.clone()) {
                 batch.push(Candidate {
@@ -270,7 +272,7 @@ impl State<'_> {
         batch
     }
 
-    /// Draws changes of the best schedules; `done` is the used share of the evaluations for changes.
+    /// Draws changes of the best schedules. `done` is the share of this phase's evaluations that is used.
     fn draw_changes(&mut self, count: usize, done: f64) -> Vec<Candidate> {
         let mut batch = Vec::new();
         let at_points = if done < 0.5 { 0.2 } else { 0.85 };
@@ -328,7 +330,7 @@ impl State<'_> {
             }
             let mut points = candidate.before;
             points.extend(rollout.points.iter().cloned());
-            // Ties keep the earlier one.
+            // On a tie the earlier schedule stays ahead.
             let place = self
                 .elites
                 .partition_point(|elite| elite.rollout.mean <= rollout.mean);

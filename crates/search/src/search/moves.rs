@@ -1,4 +1,4 @@
-//! The moves of the search: where a VM may be, and how one schedule becomes another.
+//! The moves of the search: the places that a VM may have, and the changes that turn one schedule into another.
 
 use homenode_machine::Machine;
 use homenode_twin::Scenario;
@@ -11,17 +11,17 @@ const SPREADS: [&str; 3] = ["round-4k", "round-4k+carrefour", "first-touch+carre
 /// Number of node sets tried for a VM that needs several nodes.
 const SETS_MAX: usize = 6;
 
-/// The choices for each VM.
+/// The places that are possible for each VM.
 #[derive(Clone, Debug)]
 pub struct Choices {
     machine: Machine,
     nodes: Vec<NodeId>,
-    /// Number of nodes each VM needs for its CPUs, in the scenario's order.
+    /// Minimum number of nodes that each VM needs for its CPUs, in the scenario's order.
     nodes_min: Vec<usize>,
 }
 
 impl Choices {
-    /// Returns the choices of a scenario on a machine.
+    /// Returns the possible places for a scenario on a machine.
     pub fn new(machine: &Machine, scenario: &Scenario) -> Choices {
         let nodes: Vec<NodeId> = machine.home_nodes().iter().collect();
         let cpus = machine.cpus_of(&machine.home_nodes()).len();
@@ -34,21 +34,21 @@ impl Choices {
         }
     }
 
-    /// Returns a schedule with one decision per VM: the first few fill nodes in the VMs' order, with one node or as few as
-    /// each needs; later ones are random.
+    /// Returns a schedule with one decision per VM. Schedules with a number below [`Choices::STARTS`] are systematic, the
+    /// others random.
     pub fn start(&self, number: usize, chance: &mut Chance) -> Schedule {
         let mut schedule = Schedule::default();
         let (mut next, count) = (0, self.nodes.len());
         for (vm, least) in self.nodes_min.iter().enumerate() {
             let goal = match number {
-                // All apart, round robin over the nodes; wide ones over as many as they need.
+                // All VMs apart, round robin over the nodes; each gets as many nodes as it needs.
                 0 => {
                     let homes = (0..*least).map(|offset| self.nodes[(next + offset) % count]);
                     let home = homes.collect();
                     next += least;
                     Goal::home(home)
                 }
-                // All together on all nodes: one pool.
+                // All VMs together on all nodes: one pool.
                 1 => Goal::home(self.nodes.iter().copied().collect()),
                 // Wide ones pooled on the first nodes, small ones round robin on the rest.
                 2 => {
@@ -60,7 +60,7 @@ impl Choices {
                         _ => Goal::home(self.nodes[..widest].iter().copied().collect()),
                     }
                 }
-                // Only memory is spread: interleaved, and by use.
+                // Only memory is spread: interleaved, moved by use, or both.
                 3..=5 => self.spread(SPREADS[number - 3]),
                 _ => self.goal(vm, chance),
             };
@@ -69,7 +69,7 @@ impl Choices {
         schedule
     }
 
-    /// Number of starts that are not random.
+    /// Number of systematic starts.
     pub const STARTS: usize = 6;
 
     fn spread(&self, policy: &str) -> Goal {
@@ -106,8 +106,9 @@ impl Choices {
         }
     }
 
-    /// Returns every place worth trying for one VM while the others stay: unplaced, on each node, or sets of as many as it
-    /// needs; the homes of others that have several; all nodes; with its memory spread.
+    /// Returns every place worth trying for one VM while the others stay: unplaced; each node, or random sets of as many
+    /// nodes as it needs; a set with one node more; all nodes; memory spread; and the homes of other VMs that have several
+    /// nodes.
     pub fn all_for(&self, vm: usize, schedule: &Schedule, at: Ns, chance: &mut Chance) -> Vec<Goal> {
         let (least, count) = (self.nodes_min[vm], self.nodes.len());
         let mut goals = vec![Goal::default()];
@@ -129,7 +130,7 @@ impl Choices {
         goals
     }
 
-    /// Draws a set of `size` nodes, each adjacent to another of the set if the machine allows.
+    /// Draws a connected set of `size` nodes: each is adjacent to another one, if the machine allows.
     fn connected(&self, size: usize, chance: &mut Chance) -> NodeSet {
         let mut home = NodeSet::one(self.nodes[chance.below(self.nodes.len() as u64) as usize]);
         while home.len() < size {
@@ -147,7 +148,7 @@ impl Choices {
         home
     }
 
-    /// Returns another schedule, which differs from a time on.
+    /// Returns a schedule that differs from this one from a time on.
     pub fn change(&self, schedule: &Schedule, at: Ns, chance: &mut Chance) -> Schedule {
         let mut changed = schedule.clone();
         let count = self.nodes_min.len() as u64;
@@ -155,16 +156,16 @@ impl Choices {
         let other = chance.below(count) as usize;
         let (goal, others) = (schedule.goal(vm, at), schedule.goal(other, at));
         match chance.unit() {
-            // Elsewhere.
+            // Move the VM elsewhere.
             draw if draw < 0.5 => changed.decide(at, vm, self.goal(vm, chance)),
             // Swap places.
             draw if draw < 0.65 && vm != other => {
                 changed.decide(at, vm, others);
                 changed.decide(at, other, goal);
             }
-            // To the other VM's place.
+            // Move the VM to the other VM's place.
             draw if draw < 0.73 && vm != other => changed.decide(at, vm, others),
-            // Pool both.
+            // Pool both VMs.
             draw if draw < 0.83 && vm != other => {
                 if let (Place::Home(one), Place::Home(two)) = (&goal.place, &others.place) {
                     let pool: NodeSet = one.iter().chain(two.iter()).collect();
@@ -195,7 +196,7 @@ impl Choices {
                 }
                 _ => changed.decide(at, vm, self.goal(vm, chance)),
             },
-            // Draw everything again, or leave everything unplaced.
+            // Draw all VMs again, or leave all unplaced.
             draw => {
                 for vm in 0..self.nodes_min.len() {
                     let goal = if draw < 0.96 {

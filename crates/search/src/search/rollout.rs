@@ -1,4 +1,4 @@
-//! A run from a point in time to its end.
+//! Continues a run from a point in time to its end.
 
 use std::collections::BTreeMap;
 
@@ -50,28 +50,29 @@ impl Point {
 /// Result of a schedule.
 #[derive(Clone, Debug)]
 pub struct Rollout {
-    /// What each VM did.
+    /// What each VM did in the run.
     pub run: Run,
-    /// Mean over VMs of the ratio to the base run; infinite if there is none.
+    /// Mean over VMs of the ratio to the base run; infinite if no VM has a ratio.
     pub mean: f64,
-    /// Points after the one it was rolled out from: when VMs arrived, left, began or ended their work, and some in between.
+    /// Points after the one from which the run was rolled out: when VMs became active or idle, and some times in between.
     pub points: Vec<Point>,
 }
 
-/// When a rollout can stop early: when even the best ratio ever seen of each VM, from now on, cannot beat a bound.
+/// Decides when a rollout stops early: when it could not beat a bound even if each VM, from now on, were as fast as in its
+/// best run so far.
 ///
-/// For a VM at work, the time so far is spent, and the rest of its work takes its share of the least time seen.
+/// For a VM at work, the time so far is spent, and the rest of its work takes the same share of the least time seen.
 #[derive(Clone, Debug)]
 pub struct Cut {
-    /// Values at or above this are of no use.
+    /// A rollout with this value or a higher one is of no use.
     pub bound: f64,
-    /// The least ratio of each VM in any run so far, above 0.
+    /// The lowest ratio of each VM in any run so far; above 0.
     pub least: Vec<f64>,
 }
 
-/// Margin by which a VM may still undercut the least ratio seen.
+/// Factor by which a VM may still beat its lowest ratio so far.
 const SLACK: f64 = 0.97;
-/// Boot and first touches, which runtimes leave out, take less than this.
+/// Upper bound for the time of boot and first touches, which runtimes leave out.
 const BOOT_S: f64 = 4.0;
 /// Cycles between two checks for stopping early.
 const LOOK_CYCLES: u32 = 5;
@@ -81,7 +82,7 @@ impl Cut {
         let vms = base.report.vms.iter().zip(&report.vms).zip(&self.least);
         let least = |((base, vm), least): ((&VmReport, &VmReport), &f64)| {
             let least = least * SLACK;
-            // With several starts or programs nothing is known before the end.
+            // For a VM with several starts or programs, nothing is known before the end.
             let (Some(base_s), 1, [] | [_]) =
                 (base.whole_s(), base.runtimes_s().count(), vm.programs.as_slice())
             else {
@@ -102,7 +103,7 @@ impl Cut {
     }
 }
 
-/// Continues from a point to the end of the run; `None` if it was cut.
+/// Continues from a point to the end of the run; `None` if the cut stopped it.
 ///
 /// # Errors
 /// When the host cannot be read, or refuses a plan.
@@ -139,7 +140,7 @@ pub fn rollout(
     }
     let run = arranger.came_to(&twin);
     let all = points.len().max(1);
-    // Thin out evenly.
+    // Keep at most this many points, evenly distributed.
     let kept = POINTS_MAX.min(all);
     let mut at = 0;
     points.retain(|_| {

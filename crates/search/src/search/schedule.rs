@@ -9,12 +9,12 @@ use homenode_units::{MemoryPolicy, MemoryPolicyError, NodeSet, Ns, ParseQuantity
 /// Where a VM should run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
-    /// Where the kernel puts it.
+    /// Unplaced: the kernel chooses.
     #[default]
     Unplaced,
-    /// vCPUs and memory on these nodes.
+    /// vCPUs and memory are on these nodes.
     Home(NodeSet),
-    /// Memory on these nodes, vCPUs where the kernel puts them.
+    /// Memory is on these nodes; the kernel chooses where vCPUs run.
     Memory(NodeSet),
 }
 
@@ -40,21 +40,21 @@ impl Goal {
 /// A decision for a VM at a time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Change {
-    /// Takes effect at the agent's first sample at or after this time that has the VM in it.
+    /// The decision takes effect at the agent's first sample at or after this time that contains the VM.
     pub at: Ns,
-    /// Place of the VM in the scenario.
+    /// Position of the VM in the scenario.
     pub vm: usize,
     /// The goal.
     pub goal: Goal,
 }
 
-/// All decisions of a run, by time, then VM. A VM without a decision is unplaced.
+/// All decisions of a run, sorted by time, then VM. A VM without a decision is unplaced.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Schedule {
     changes: Vec<Change>,
 }
 
-/// Text that is not a decision.
+/// A text that is not a decision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{text}` is no decision about a VM of scenario {scenario}: {why}; write `12s NAME: unplaced`, or `0ns NAME: home 0-1, round-4k`"
@@ -80,16 +80,16 @@ enum LineError {
     Goal(#[from] GoalError),
 }
 
-/// A text that is no goal.
+/// A text that is not a goal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GoalError {
-    /// A home or memory on no node.
+    /// A place without nodes.
     #[error("it names no node")]
     NoNode,
     /// The nodes cannot be parsed.
     #[error(transparent)]
     Nodes(#[from] ParseSetError),
-    /// It is neither `unplaced` nor a home nor memory.
+    /// The place is not `unplaced`, a home or memory.
     #[error("`{0}` is no place")]
     NoPlace(String),
     /// The memory policy cannot be parsed.
@@ -98,12 +98,12 @@ pub enum GoalError {
 }
 
 impl Schedule {
-    /// Returns the decisions, by time, then VM.
+    /// Returns the decisions, sorted by time, then VM.
     pub fn changes(&self) -> &[Change] {
         &self.changes
     }
 
-    /// Whether everything is decided at the beginning.
+    /// Returns true if everything is decided at the beginning.
     pub fn is_static(&self) -> bool {
         self.changes.iter().all(|change| change.at == Ns::ZERO)
     }
@@ -115,7 +115,7 @@ impl Schedule {
         in_force.map(|change| change.goal.clone()).unwrap_or_default()
     }
 
-    /// Sets the goal from a time on, and drops later decisions for this VM.
+    /// Sets the goal of a VM from a time on, and drops later decisions about the VM.
     pub fn decide(&mut self, at: Ns, vm: usize, goal: Goal) {
         self.changes.retain(|change| change.vm != vm || change.at < at);
         if self.goal(vm, at) != goal {
@@ -184,7 +184,7 @@ impl FromStr for Goal {
             nodes => Ok(nodes?),
         };
         let place = match place.split_once(' ') {
-            // `free` is its name up to 0.2.0.
+            // Up to 0.2.0 it was called `free`.
             None if ["unplaced", "free"].contains(&place) => Place::Unplaced,
             Some(("home", list)) => Place::Home(nodes(list)?),
             Some(("memory", list)) => Place::Memory(nodes(list)?),
@@ -225,7 +225,7 @@ mod tests {
         // An earlier decision replaces later ones.
         schedule.decide(at(2), 1, home(2));
         assert_eq!(schedule.goal(1, at(9)), home(2));
-        // Deciding what already holds adds nothing.
+        // Deciding what holds already adds nothing.
         schedule.decide(at(3), 1, home(2));
         assert_eq!(schedule.changes().len(), 2);
     }

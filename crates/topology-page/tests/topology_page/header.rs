@@ -1,4 +1,4 @@
-//! The C header and this crate agree: the same layout, the same verdict on any page, the same nodes.
+//! Checks that the C header and this crate agree on the layout, on the verdict on any page, and on the nodes.
 
 use std::io::Write as _;
 use std::mem::{offset_of, size_of};
@@ -13,7 +13,7 @@ use homenode_topology_page::{
 use homenode_units::NodeId;
 use proptest::prelude::*;
 
-/// Compiles the program that judges pages with the header, once.
+/// Compiles, once, the program that judges pages with the C header.
 fn judge() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -58,7 +58,7 @@ fn judged(arguments: &[&str], pages: &[u8]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Returns the judge's number for the reader's result.
+/// Returns the number that the judge prints for this result of a reader.
 fn verdict(read: &Result<(u64, Topology), ReadError>) -> u32 {
     match read {
         Ok(_) => 0,
@@ -79,7 +79,7 @@ fn verdict(read: &Result<(u64, Topology), ReadError>) -> u32 {
     }
 }
 
-/// Returns this crate's result for a page, in the judge's format.
+/// Returns this crate's result for a page, in the format that the judge prints.
 fn line(words: &[AtomicU64]) -> String {
     let read = Reader::new(words).read();
     let mut line = verdict(&read).to_string();
@@ -187,7 +187,7 @@ fn both_sides_have_the_same_layout() {
 
 #[test]
 fn both_sides_judge_every_page_alike() {
-    // One program judges all pages, so pages are drawn from the strategy by hand.
+    // The judge is started once for all pages, so they are drawn from the strategy here, in advance.
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut draw =
         |strategy: &BoxedStrategy<Vec<u8>>| strategy.new_tree(&mut runner).expect("a page").current();
@@ -207,6 +207,6 @@ fn both_sides_judge_every_page_alike() {
         assert_eq!(lines.next(), Some(ours.as_str()));
         seen.insert(verdict(&Reader::new(&words).read()));
     }
-    // The drawn pages reach every verdict.
+    // Together, the pages reach every verdict.
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), (0..=12).collect::<Vec<_>>());
 }

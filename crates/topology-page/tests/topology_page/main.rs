@@ -1,4 +1,4 @@
-//! The topology page, written and read on both sides.
+//! The topology page, written and read from both sides.
 
 mod header;
 mod page;

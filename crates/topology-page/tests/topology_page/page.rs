@@ -1,4 +1,4 @@
-//! What holds for the page, whatever is written to it.
+//! Properties that the page keeps, whatever is written to it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -13,7 +13,7 @@ fn words() -> Vec<AtomicU64> {
     (0..WORDS).map(|_| AtomicU64::new(0)).collect()
 }
 
-/// All vCPUs on one host node, the memory of virtual node n on host node n, nodes in a line.
+/// All vCPUs are on one host node, the memory of virtual node n is on host node n, and host nodes form a line.
 fn line_of_nodes(vcpus: usize, node: u16, nodes: u16) -> Topology {
     let distance = |from: u16, to: u16| 10 + from.abs_diff(to) as u8;
     Topology::new(Facts {
@@ -128,8 +128,8 @@ fn a_vcpu_belongs_to_the_nearest_memory_and_stays_among_equals() {
     assert_eq!(unknown.node(77, VirtualNode(2)), VirtualNode(2));
 }
 
-/// Limited by versions, not by time: each version puts all vCPUs on one node, so a mix of two is visible. Miri runs it too,
-/// with other orders of threads and memory accesses.
+/// Ends after a number of versions, not after a time. Each version puts all vCPUs on one node, so a mix of two versions is
+/// visible. Miri also runs this test, with other orders of threads and memory accesses.
 #[test]
 fn nobody_reads_parts_of_two_versions() {
     let (vcpus, last) = if cfg!(miri) { (20, 30) } else { (1024, 60_000usize) };
@@ -149,7 +149,7 @@ fn nobody_reads_parts_of_two_versions() {
                         last = sequence;
                         whole += 1;
                     }
-                    // The writer may have been preempted while writing.
+                    // The writer may have been preempted while it wrote.
                     Err(error) => assert_eq!(error, ReadError::Torn),
                 }
             }
@@ -174,7 +174,7 @@ proptest! {
     ) {
         let mut bytes = noise;
         if repaired {
-            // A valid header, so that the rest is checked.
+            // Writes a valid header, so that the rest is checked too.
             bytes[..16].copy_from_slice(&[b"HNTOPOLO".as_slice(), &[1, 0, 0, 0], &6272u32.to_le_bytes()].concat());
             bytes[16] &= !1;
             bytes[24..28].copy_from_slice(&counts.0.to_le_bytes());
@@ -217,7 +217,7 @@ proptest! {
         let least = (0..memory.len() as u16).filter_map(away).min();
         prop_assert_eq!(away(chosen.0), least);
         prop_assert!(away(present) != least || chosen.0 == present);
-        // The choice is stable.
+        // A second call with the chosen node as `present` must return it again.
         prop_assert_eq!(topology.node(0, chosen), chosen);
     }
 }

@@ -4,18 +4,18 @@ use super::Curve;
 use crate::recency::Recency;
 use crate::table::Table;
 
-/// Exact stack distances of a stream, counted up to a largest capacity.
+/// Exact stack distances of a stream, counted up to a maximum.
 #[derive(Clone, Debug)]
 pub struct Mattson {
     recency: Recency,
     slots: Table,
-    /// Accesses by distance.
+    /// Number of accesses by stack distance.
     by_distance: Vec<f64>,
     accesses: u64,
 }
 
 impl Mattson {
-    /// Creates a counter of distances below this many lines.
+    /// Creates a counter of stack distances below this many lines.
     pub fn new(lines_max: usize) -> Mattson {
         Mattson {
             recency: Recency::new(lines_max),
@@ -25,7 +25,7 @@ impl Mattson {
         }
     }
 
-    /// Takes in an access; returns its distance, `None` for the first use of a line.
+    /// Records an access; returns its stack distance, or `None` for the first use of the line.
     pub fn access(&mut self, line: u64) -> Option<usize> {
         self.accesses += 1;
         let distance = reuse(&mut self.recency, &mut self.slots, line);
@@ -35,7 +35,7 @@ impl Mattson {
         distance
     }
 
-    /// Resets the counts, but keeps the lines: everything before was warm-up.
+    /// Resets the counts, but keeps the lines: accesses so far were warm-up.
     pub fn restart(&mut self) {
         self.by_distance.fill(0.0);
         self.accesses = 0;

@@ -2,15 +2,15 @@
 //!
 //! # Terms
 //!
-//! - Stack distance of an access: how many other lines were used since the line's last use. An LRU cache of `c` lines hits
-//!   exactly when it is below `c` (Mattson and others, IBM Systems Journal 9, 1970).
-//! - [`Mattson`] is exact. [`Shards`] samples only lines whose hash falls below a threshold, a share `R` of all, and
-//!   multiplies distances by `1 / R` (Waldspurger and others, FAST 2015): `R` fixed, or lowered so that a fixed number of
-//!   lines is tracked.
+//! - Stack distance of an access: the number of other lines used since this line's last use. An LRU cache of `c` lines hits if
+//!   and only if the distance is below `c` (Mattson and others, IBM Systems Journal 9, 1970).
+//! - [`Mattson`] is exact. [`Shards`] samples only lines whose hash is below a threshold, a share `R` of all lines, and
+//!   multiplies distances by `1 / R` (Waldspurger and others, FAST 2015). `R` is fixed, or lowered to keep the number of tracked
+//!   lines fixed.
 //!
 //! # Left out
 //!
-//! Write-backs, and policies other than LRU: their curves are measured by running a cache of each size.
+//! Write-backs; and policies other than LRU, whose curves are measured by running a cache of each size.
 
 mod mattson;
 mod shards;
@@ -21,14 +21,14 @@ pub use shards::Shards;
 /// Miss ratios at capacities that are multiples of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
-    /// Lines from one point to the next.
+    /// Number of lines from one point to the next.
     pub step: f64,
-    /// Miss ratio with no line, with `step` lines, with twice as many, …
+    /// Miss ratios with no line, with `step` lines, with twice `step` lines, …
     pub ratios: Vec<f64>,
 }
 
 impl Curve {
-    /// Returns the miss ratio with this many lines: linear between points, constant beyond the last.
+    /// Returns the miss ratio with this many lines, interpolated between points and constant beyond the last.
     pub fn at(&self, lines: f64) -> f64 {
         let place = (lines / self.step).max(0.0);
         let last = self.ratios.len() - 1;
@@ -38,7 +38,7 @@ impl Curve {
         self.ratios[below] + (self.ratios[above] - self.ratios[below]) * share
     }
 
-    /// Returns the curve of weighted accesses by stack distance, out of `total`.
+    /// Returns the curve that follows from the weights of accesses by stack distance. `total` is the weight of all accesses.
     fn of_distances(step: f64, by_step: &[f64], total: f64) -> Curve {
         let mut hits = 0.0;
         let mut ratios = vec![1.0];

@@ -13,15 +13,15 @@ use homenode_units::mix;
 pub struct Shards {
     recency: Recency,
     slots: Table,
-    /// A line is sampled if its hash is below.
+    /// A line is sampled if its hash does not exceed this.
     threshold: u64,
-    /// Lower limit of the threshold.
+    /// The threshold is never lowered below this.
     floor: u64,
-    /// Maximum number of tracked lines, and their hashes, the largest on top.
+    /// Maximum number of tracked lines, and a heap of their hashes with the largest on top.
     limit: Option<(usize, BinaryHeap<(u64, u64)>)>,
     step: f64,
     by_step: Vec<f64>,
-    /// Total weight of the sampled accesses.
+    /// Sum of the weights of all sampled accesses.
     weight: f64,
     accesses: u64,
 }
@@ -33,18 +33,18 @@ fn threshold(rate: f64) -> u64 {
 }
 
 impl Shards {
-    /// Samples this share of lines, in (0, 1].
+    /// Samples a fixed share of lines, in (0, 1].
     pub fn with_rate(rate: f64, lines_max: usize) -> Shards {
         Shards::new(threshold(rate), 0, None, lines_max)
     }
 
-    /// Samples at most this many lines, at least 1: the share falls as the stream uses more lines.
+    /// Samples at most this many lines, at least 1. The share falls as the stream uses more lines.
     pub fn with_size(lines_tracked: usize, lines_max: usize) -> Shards {
         Shards::with_size_or_rate(lines_tracked, 0.0, lines_max)
     }
 
-    /// Samples this many lines, or this share of lines if that is more: exact for a stream of few lines, and never worse
-    /// than the share.
+    /// Samples this many lines, or this share of lines if that is more. Exact for a stream of few lines, and never worse than
+    /// sampling the share.
     pub fn with_size_or_rate(lines_tracked: usize, rate: f64, lines_max: usize) -> Shards {
         let limit = (lines_tracked.max(1), BinaryHeap::new());
         Shards::new(u64::MAX, threshold(rate), Some(limit), lines_max)
@@ -79,7 +79,7 @@ impl Shards {
         self.threshold as f64 / u64::MAX as f64
     }
 
-    /// Takes in an access.
+    /// Records an access.
     #[inline]
     pub fn access(&mut self, line: u64) {
         self.accesses += 1;
@@ -95,7 +95,7 @@ impl Shards {
         let distance = reuse(&mut self.recency, &mut self.slots, line);
         match distance {
             Some(distance) => {
-                // Half a sampled line: the distance is between this and the next that the sample could show.
+                // Adds half a sampled line: the true distance is between this sampled one and the next larger one.
                 let point = ((distance as f64 + 0.5) * stands_for / self.step) as usize;
                 if let Some(weight) = self.by_step.get_mut(point) {
                     *weight += stands_for;
@@ -105,7 +105,7 @@ impl Shards {
         }
     }
 
-    /// A new line: if there are too many, those with the largest hash are dropped for good.
+    /// Tracks a new line. If that makes too many, drops the lines with the largest hashes for good.
     fn limit_lines(&mut self, line: u64, hash: u64) {
         let Some((most, hashes)) = &mut self.limit else {
             return;
@@ -125,15 +125,15 @@ impl Shards {
         }
     }
 
-    /// Resets the counts, but keeps the lines: everything before was warm-up.
+    /// Resets the counts, but keeps the lines: accesses so far were warm-up.
     pub fn restart(&mut self) {
         self.by_step.fill(0.0);
         self.weight = 0.0;
         self.accesses = 0;
     }
 
-    /// Returns the curve so far. Sampled lines may be used more or less than others; the difference to all accesses is
-    /// counted as reuse at the shortest distance (the paper's adjustment).
+    /// Returns the curve so far. Sampled lines may be used more or less often than other lines; the difference to the number of
+    /// all accesses is added as reuse at the shortest distance (the paper's adjustment).
     pub fn curve(&self) -> Curve {
         let mut by_step = self.by_step.clone();
         by_step[0] += self.accesses as f64 - self.weight;

@@ -1,10 +1,10 @@
-//! Nested page tables (EPT): the rights of each entry, and its accessed and dirty flags.
+//! Nested page tables (EPT): the rights in each entry, and its accessed and dirty flags.
 //!
-//! Flags follow the manual (SDM 3C, 28.2.4): with the flags enabled every entry used in a translation gets its accessed
-//! flag, the leaf its dirty flag on a write; both stay until software clears them, without effect on translations cached in
-//! a TLB.
+//! Flags follow the manual (SDM 3C, 28.2.4). If they are enabled, every entry used in a translation gets its accessed flag, and
+//! on a write the leaf gets its dirty flag. Flags stay until software clears them, which does not affect translations cached in a
+//! TLB.
 //!
-//! An entry is a byte. Entries above 1 GiB count as accessed: there is one for each 512 GiB.
+//! An entry is a byte. Entries of higher levels, each for 512 GiB or more, are not modelled, and count as accessed.
 
 use crate::tlb::{Access, PageSize};
 
@@ -12,51 +12,51 @@ const PRESENT: u8 = 1;
 const WRITABLE: u8 = 2;
 const ACCESSED: u8 = 4;
 const DIRTY: u8 = 8;
-/// The entry maps a page of its level, instead of leading to a table.
+/// The entry maps a page of its level, rather than leading to a table.
 const LEAF: u8 = 16;
 
 /// Whether the processor keeps accessed and dirty flags (bit 6 of the EPT pointer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flags {
-    /// It does.
+    /// The processor keeps the flags.
     Kept,
-    /// It does not: no flag, no log.
+    /// The processor does not keep them: no flag is set, and nothing is logged.
     Ignored,
 }
 
-/// Why an access is denied: an EPT violation.
+/// Why an access is denied, which causes an EPT violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denied {
     /// The page is not mapped.
     NotPresent,
-    /// It may not be written.
+    /// The page must not be written.
     NotWritable,
 }
 
-/// The effects of a reference to a page on its entries.
+/// The effects that a reference to a page has on its entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reference {
-    /// The leaf's size.
+    /// Size of the page.
     pub size: PageSize,
-    /// An accessed or dirty flag has to be set.
+    /// Whether an accessed or dirty flag has to be set.
     pub updates: bool,
-    /// A dirty flag goes from 0 to 1.
+    /// Whether a dirty flag goes from 0 to 1.
     pub dirties: bool,
-    /// Whether later writes need no further walk.
+    /// Whether a TLB may use the translation for later writes without another walk.
     pub writable: bool,
 }
 
 /// The nested page tables of a VM.
 #[derive(Clone, Debug)]
 pub struct Ept {
-    /// Entries by level: 4 KiB, 2 MiB, 1 GiB.
+    /// Entries of each level: 4 KiB, 2 MiB, 1 GiB.
     levels: [Vec<u8>; 3],
     flags: Flags,
     frames: u64,
 }
 
 impl Ept {
-    /// Creates tables that map this many guest frames with writable pages of one size.
+    /// Creates tables that map this many guest frames, using writable pages of one size.
     pub fn new(frames: u64, size: PageSize, flags: Flags) -> Ept {
         let level = |level: PageSize| {
             let leaf = if level == size { LEAF } else { 0 };
@@ -69,7 +69,7 @@ impl Ept {
         }
     }
 
-    /// Returns one past the highest guest frame.
+    /// Returns the number of guest frames.
     pub fn frames(&self) -> u64 {
         self.frames
     }
@@ -80,8 +80,8 @@ impl Ept {
         self.leaf(frame).0
     }
 
-    /// Returns size and entry of the page that maps a frame: the lowest entry that maps a page, as unused tables below do
-    /// not.
+    /// Returns size and entry of the page that maps a frame: the lowest entry that is a leaf. Tables below a large page are
+    /// present here, but have no leaves.
     #[inline(always)]
     fn leaf(&self, frame: u64) -> (PageSize, u8) {
         let small = self.levels[0][frame as usize];
@@ -100,10 +100,10 @@ impl Ept {
         &mut self.levels[level as usize][(frame >> level.order()) as usize]
     }
 
-    /// Returns the effects of a reference to a frame, without applying them. Frames from [`Ept::frames`] on are not mapped.
+    /// Returns the effects of a reference to a frame, but does not apply them. Frames from [`Ept::frames`] on are not mapped.
     ///
     /// # Errors
-    /// [`Denied`]: the processor exits with an EPT violation, no flag set.
+    /// [`Denied`]: the processor exits with an EPT violation, without setting a flag.
     #[inline(always)]
     pub fn consider(&self, frame: u64, access: Access) -> Result<Reference, Denied> {
         if frame >= self.frames {
@@ -128,14 +128,14 @@ impl Ept {
         let dirties = write && leaf & DIRTY == 0;
         Ok(Reference {
             size,
-            // If a page is accessed, the entries that lead to it are too: all are set and cleared together.
+            // If a page's flag is set, so are those of the entries that lead to it: all are set and cleared together.
             updates: dirties || leaf & ACCESSED == 0,
             dirties,
             writable: leaf & WRITABLE != 0 && (write || leaf & DIRTY != 0),
         })
     }
 
-    /// Sets the flags that such a reference needs.
+    /// Sets the flags that this reference has to set.
     #[inline]
     pub fn update(&mut self, frame: u64, reference: Reference) {
         for level in &PageSize::ALL[reference.size as usize..] {
@@ -146,13 +146,13 @@ impl Ept {
         }
     }
 
-    /// Whether the page that maps a frame was accessed, and written.
+    /// Returns whether the page that maps a frame was accessed, and whether it was written.
     pub fn flags(&self, frame: u64) -> (bool, bool) {
         let (_, leaf) = self.leaf(frame);
         (leaf & ACCESSED != 0, leaf & DIRTY != 0)
     }
 
-    /// Clears dirty flags of all pages. To see the next write, the caller must flush TLBs.
+    /// Clears the dirty flags of all pages. To see the next write, the caller must also flush TLBs.
     pub fn clear_dirty(&mut self) {
         self.each(|entry| entry & !DIRTY);
     }
@@ -168,7 +168,7 @@ impl Ept {
         self.each(|entry| entry & !ACCESSED);
     }
 
-    /// Unmaps all pages: present-bit invalidation. Tables above stay.
+    /// Unmaps all pages (present-bit invalidation). The tables above them stay.
     pub fn invalidate_all(&mut self) {
         self.take_from_pages(PRESENT);
     }
@@ -184,7 +184,7 @@ impl Ept {
         self.take_from_pages(WRITABLE);
     }
 
-    /// Removes a right from all entries that map a page.
+    /// Removes a right from all leaf entries.
     fn take_from_pages(&mut self, right: u8) {
         self.each(|entry| if entry & LEAF != 0 { entry & !right } else { entry });
     }
@@ -195,7 +195,7 @@ impl Ept {
         *self.entry(frame, size) |= PRESENT | WRITABLE;
     }
 
-    /// Splits the 2 MiB page that maps a frame into small ones, which inherit its flags; other sizes stay.
+    /// Splits the 2 MiB page that maps a frame into small pages, which inherit its flags. Pages of other sizes stay.
     pub fn split(&mut self, frame: u64) {
         if self.size_of(frame) != PageSize::Medium {
             return;

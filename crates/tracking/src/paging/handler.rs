@@ -6,20 +6,20 @@
 //!                                                                ▲ └─ a buffer filled meanwhile ─┘
 //! ```
 //!
-//! One run copies every full buffer, regardless of which vCPU's interrupt began it, and interrupts are masked meanwhile;
-//! before it ends it checks again, as NAPI does. Then it resets the indices in memory and makes the processors refresh
-//! theirs. Time is in nanoseconds, supplied by the caller.
+//! One run copies every full buffer, whichever vCPU's interrupt began it, resets the indices in memory, and makes the processors
+//! refresh theirs. Interrupts are masked meanwhile; before the run ends it checks for full buffers again, as NAPI does. The
+//! caller supplies the time, in nanoseconds.
 
 use super::Vcpu;
 
-/// Costs of a run, nanoseconds.
+/// Costs of a run of the handler, nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
-    /// From a vCPU's interrupt to the first instruction of the handler: delivery, and the privileged VM's exit.
+    /// From a vCPU's interrupt to the handler's first instruction: delivery, and an exit of the privileged VM.
     pub begin_ns: f64,
-    /// Copying and counting an entry.
+    /// Copying and counting one entry.
     pub entry_ns: f64,
-    /// Resetting and refreshing an index.
+    /// Resetting and refreshing one index.
     pub refresh_ns: f64,
 }
 
@@ -27,18 +27,18 @@ pub struct Costs {
 enum State {
     Idle,
     Coming,
-    /// Copying the buffers of marked vCPUs.
+    /// The handler copies the buffers of marked vCPUs.
     Copying,
 }
 
-/// The handler, for one VM.
+/// The handler of one VM's buffers.
 #[derive(Clone, Debug)]
 pub struct Handler {
     costs: Costs,
     state: State,
     /// Whether each vCPU's buffer is being copied.
     marked: Vec<bool>,
-    /// When the state ends.
+    /// When the current state ends.
     until_ns: f64,
     interrupts: u64,
     runs: u64,
@@ -59,12 +59,12 @@ impl Handler {
         }
     }
 
-    /// Returns interrupts sent, runs begun by them, and nanoseconds of the privileged VM's CPU they took.
+    /// Returns the interrupts sent, the runs that they began, and the nanoseconds that these took on the privileged VM's CPU.
     pub fn counts(&self) -> (u64, u64, f64) {
         (self.interrupts, self.runs, self.busy_ns)
     }
 
-    /// A vCPU sends an interrupt. While another is served it is masked: the current run will handle it.
+    /// Records that a vCPU sends an interrupt. It is masked during a run, which also serves this interrupt.
     pub fn raise(&mut self, now_ns: f64) {
         self.interrupts += 1;
         if self.state == State::Idle {
@@ -73,7 +73,7 @@ impl Handler {
         }
     }
 
-    /// Does all due work until now; frames go into the VM's larger buffer, which all its vCPUs share.
+    /// Does all work that is due by now. Copied frames go into the VM's larger buffer, which all its vCPUs share.
     #[inline]
     pub fn advance(&mut self, now_ns: f64, vcpus: &mut [Vcpu], frames: &mut Vec<u64>) {
         while self.until_ns <= now_ns {
@@ -101,7 +101,7 @@ impl Handler {
         }
     }
 
-    /// Begins to copy the currently full buffers; goes idle if there are none.
+    /// Begins to copy the buffers that are full now; becomes idle if there are none.
     fn copy(&mut self, vcpus: &[Vcpu]) {
         let mut takes_ns = 0.0;
         self.marked.clear();

@@ -2,19 +2,20 @@
 //!
 //! # PML (SDM 3C, 28.2.5)
 //!
-//! The index counts down from the last entry. A reference that has to set an accessed *or* dirty flag while the index is out
-//! of range exits, without setting the flag or making the access. In range, a dirty flag that goes from 0 to 1 is logged.
+//! The index counts down from the last entry. While it is in range, a dirty flag that goes from 0 to 1 is logged. While it is out
+//! of range, a reference that has to set an accessed *or* dirty flag exits instead, without setting the flag or making the
+//! access.
 //!
 //! # PRL in its mode PAML [PRL, section 4.1]
 //!
-//! For each frame that results from a walk, whatever its flags:
+//! Each frame that a walk results in is handled as follows, whatever its flags are:
 //!
 //! 1. index 0: the buffer is full. The index becomes negative, an interrupt goes to a CPU of the privileged VM, the frame is
 //!    not logged, and the vCPU continues;
-//! 2. index negative: the handler is running. The frame is lost;
-//! 3. otherwise the frame is logged and the index goes down.
+//! 2. index negative: the handler has not emptied the buffer yet. The frame is lost;
+//! 3. otherwise, the frame is logged and the index decreases.
 //!
-//! The handler resets the index in memory; the processor's own copy follows on request ([`Buffer::refresh`]).
+//! The handler resets the index in memory. The processor updates its own copy on request ([`Buffer::refresh`]).
 //!
 //! # What the paper leaves open
 //!
@@ -30,11 +31,11 @@
 /// The events that a processor logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Nothing.
+    /// No events.
     Off,
-    /// Dirty flags that go from 0 to 1; the same as PRL in its mode PML.
+    /// Dirty flags that go from 0 to 1; PRL in PML mode does the same.
     Pml,
-    /// Every walk.
+    /// Every walk (PRL in PAML mode).
     Paml,
 }
 
@@ -43,54 +44,54 @@ pub enum Mode {
 pub enum Start {
     /// At the last entry: a buffer of 512 logs 511 frames.
     Last,
-    /// One past it: it logs 512.
+    /// One past the last entry: a buffer of 512 logs 512 frames.
     PastLast,
 }
 
-/// How many buffers a vCPU has for PRL.
+/// Number of buffers that a vCPU has for PRL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffers {
-    /// One: frames that arrive while it is emptied are lost.
+    /// One buffer: frames that arrive while the handler empties it are lost.
     One,
-    /// Two: one is filled while the other is emptied.
+    /// Two buffers: the vCPU fills one while the handler empties the other.
     Two,
 }
 
-/// Whether the guest's page tables, which a walk reads, are logged by PRL.
+/// Whether PRL logs the guest's page tables that a walk reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TablePages {
-    /// They are not.
+    /// PRL does not log them.
     Silent,
-    /// If they had to be walked to.
+    /// PRL logs a table if the walker had to walk nested tables to locate it.
     Walked,
-    /// Whenever they are read, even if their location was cached.
+    /// PRL logs a table whenever it is read, even if its location was cached.
     Each,
 }
 
-/// Whether the walker continues to the next page.
+/// Whether the walker also fetches the translation of the next page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextPage {
-    /// No.
+    /// It does not.
     Left,
-    /// It fetches its translation into the second-level TLB, and PRL logs that as any walk.
+    /// It does, into the second-level TLB; PRL logs this like any walk.
     Walked,
 }
 
 /// The points that the paper leaves open for PRL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where the index begins.
+    /// Where the index starts.
     pub start: Start,
-    /// Buffers of a vCPU.
+    /// Number of buffers of a vCPU.
     pub buffers: Buffers,
-    /// The guest's page tables.
+    /// Whether the guest's page tables are logged.
     pub tables: TablePages,
-    /// Prefetch.
+    /// Whether the next page's translation is prefetched.
     pub next: NextPage,
 }
 
 impl Options {
-    /// The paper's text, with PML's behaviour for the points it leaves open.
+    /// The behaviour in the paper's text; for the points it leaves open, PML's behaviour.
     pub const PUBLISHED: Options = Options {
         start: Start::Last,
         buffers: Buffers::One,
@@ -102,13 +103,13 @@ impl Options {
 /// Result of logging a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logged {
-    /// It is in the buffer, or the mode does not log it.
+    /// The frame is in the buffer, or the mode does not log it.
     Done,
-    /// It is lost.
+    /// The frame is lost.
     Lost,
-    /// It is lost, and the buffer was found full: an interrupt goes out.
+    /// The frame is lost because the buffer has just become full; an interrupt goes out.
     Full,
-    /// It is logged, in the second buffer, since the first is full: an interrupt goes out.
+    /// The first buffer is full, so the frame is logged in the second; an interrupt goes out.
     Swapped,
 }
 
@@ -118,15 +119,15 @@ pub struct Buffer {
     mode: Mode,
     options: Options,
     entries: Vec<u64>,
-    /// Initial index.
+    /// Index of an empty buffer.
     first_index: i32,
-    /// The processor's index.
+    /// The index in the processor.
     index: i32,
     /// The index in memory.
     index_in_memory: i32,
-    /// The full one of two.
+    /// With two buffers, the one that is full.
     full: Option<Vec<u64>>,
-    /// An empty one to continue in.
+    /// With two buffers, an empty one to continue in.
     spare: Option<Vec<u64>>,
     lost: u64,
     logged: u64,
@@ -137,7 +138,7 @@ impl Buffer {
     /// Creates an empty buffer of this many entries, at least 2 and below 2^15.
     ///
     /// # Panics
-    /// The number of entries is out of range.
+    /// If the number of entries is out of range.
     pub fn new(mode: Mode, entries: u16, options: Options) -> Buffer {
         assert!(
             (2..1 << 15).contains(&entries),
@@ -165,7 +166,7 @@ impl Buffer {
         }
     }
 
-    /// Returns the logged events.
+    /// Returns the mode, which tells what is logged.
     pub fn mode(&self) -> Mode {
         self.mode
     }
@@ -180,18 +181,18 @@ impl Buffer {
         self.index
     }
 
-    /// Returns frames logged, frames lost, and buffers filled so far.
+    /// Returns the numbers of frames logged, frames lost, and buffers filled so far.
     pub fn counts(&self) -> (u64, u64, u64) {
         (self.logged, self.lost, self.filled)
     }
 
-    /// Whether a reference that sets flags must exit first (PML only).
+    /// Returns true if a reference that sets flags must exit first (PML only).
     #[inline]
     pub fn must_exit(&self) -> bool {
         self.mode == Mode::Pml && self.index < 0
     }
 
-    /// Logs a dirty flag that went from 0 to 1. Check [`Buffer::must_exit`] first.
+    /// Logs that a frame's dirty flag went from 0 to 1. Check [`Buffer::must_exit`] first.
     #[inline]
     pub fn dirtied(&mut self, frame: u64) {
         if self.mode == Mode::Pml {
@@ -202,7 +203,7 @@ impl Buffer {
         }
     }
 
-    /// Logs the frame of a walk.
+    /// Logs the frame that a walk resulted in.
     #[inline]
     pub fn walked(&mut self, frame: u64) -> Logged {
         if self.mode != Mode::Paml {
@@ -238,18 +239,18 @@ impl Buffer {
         Logged::Full
     }
 
-    /// Whether there is a full buffer for the handler.
+    /// Returns true if a full buffer waits for the handler.
     pub fn is_full(&self) -> bool {
         self.full.is_some() || self.index < 0
     }
 
-    /// Returns the contents of a full buffer, oldest first, for the handler to copy before it resets.
+    /// Returns the frames in the full buffer, oldest first. The handler copies them before it calls [`Buffer::reset`].
     pub fn contents(&self) -> impl Iterator<Item = u64> {
         let (entries, index) = match &self.full {
             Some(full) => (full, -1),
             None => (&self.entries, self.index),
         };
-        // Entries above the index were written; a `PastLast` index begins one above the last entry.
+        // Entries above the index are filled; with `PastLast`, the entry at the index as well.
         let first = match (self.mode, self.options.start) {
             (Mode::Paml, Start::Last) => index.max(0) + 1,
             (Mode::Paml, Start::PastLast) => index.max(0),
@@ -258,8 +259,8 @@ impl Buffer {
         entries[first as usize..].iter().rev().copied()
     }
 
-    /// Called when the handler has copied the contents: resets the index in memory. With two buffers the copied one becomes
-    /// free, and if the other has filled meanwhile the vCPU continues in the free one and the handler has another to copy.
+    /// Resets the index in memory, after the handler has copied the contents. With two buffers, the copied one becomes free. If
+    /// the other has filled meanwhile, the vCPU continues in the free one, and the handler has another buffer to copy.
     pub fn reset(&mut self) {
         self.index_in_memory = self.first_index;
         if let Some(copied) = self.full.take() {
@@ -272,7 +273,7 @@ impl Buffer {
         }
     }
 
-    /// The processor takes its index from memory (the paper's new instruction; a VM entry for PML).
+    /// Loads the processor's index from memory (the paper's new instruction; for PML, a VM entry).
     pub fn refresh(&mut self) {
         self.index = self.index_in_memory;
     }

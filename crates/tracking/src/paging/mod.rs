@@ -1,4 +1,4 @@
-//! Models what a hypervisor can learn of a vCPU's accesses: nested page tables, their flags, and the page logs of \[PRL\].
+//! Models what a hypervisor can learn about a vCPU's accesses: nested page tables, their flags, and the page logs of \[PRL\].
 //!
 //! ```text
 //!   Vcpu::access ──▶ tlb ──hit──▶ invisible
@@ -10,7 +10,7 @@
 //!                    PML: exit when full               PRL: interrupt to the privileged VM when full ──▶ handler
 //! ```
 //!
-//! Software is up to the caller: handling exits, clearing flags, flushing TLBs, and the cost of all that.
+//! The caller does what software does: it handles exits, clears flags, flushes TLBs, and accounts for the cost of these.
 //!
 //! # Properties (tests of the same names)
 //!

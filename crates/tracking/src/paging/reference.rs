@@ -1,4 +1,4 @@
-//! A vCPU written for clarity: sets are lists, and nothing is cached for speed. [`Vcpu`] must behave the same.
+//! A model of a vCPU written for clarity: sets are lists, and nothing is cached for speed. [`Vcpu`] must behave the same.
 
 use super::tables::{Entry, LEVELS, Node};
 use super::*;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-/// Entries by set, the newest first.
+/// The entries of each set, the newest first.
 struct Lists<T> {
     sets: Vec<Vec<(u64, u16, T)>>,
     shape: Shape,
@@ -29,7 +29,7 @@ impl<T: Copy> Lists<T> {
         &mut self.sets[((number ^ above) % sets) as usize]
     }
 
-    /// Finds and uses an entry.
+    /// Finds an entry, which counts as a use of it.
     fn find(&mut self, number: u64, space: u16) -> Option<&mut T> {
         let set = self.set(number);
         let at = set
@@ -46,7 +46,7 @@ impl<T: Copy> Lists<T> {
         set.truncate(ways);
     }
 
-    /// Finds an entry without using it.
+    /// Finds an entry; does not count as a use.
     fn entry(&mut self, number: u64, space: u16) -> Option<&mut T> {
         let set = self.set(number).iter_mut();
         set.filter(|entry| (entry.0, entry.1) == (number, space))
@@ -61,7 +61,7 @@ impl<T: Copy> Lists<T> {
     }
 }
 
-/// A vCPU of a guest with small pages only. TLB entries say whether they may be used for writing.
+/// A vCPU of a guest that has only small pages. A TLB entry says whether it may be used for writing.
 struct Plain {
     first: Lists<bool>,
     second: Lists<bool>,
@@ -158,7 +158,7 @@ impl Plain {
         Ok(writable)
     }
 
-    /// Makes the four references that set a frame's flags; returns whether it is dirty now.
+    /// Makes the four references of a nested walk and sets the frame's flags. Returns true if the frame is dirty now.
     fn reach(&mut self, frame: u64, write: bool) -> Result<bool, Exit> {
         self.counts.references += 4;
         let (accessed, dirty) = self.flags.get(&frame).copied().unwrap_or_default();
@@ -186,7 +186,7 @@ impl Plain {
 /// An event of a vCPU.
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// Accesses a number of consecutive pages.
+    /// Accesses this many consecutive pages.
     Access(u64, u64, Access),
     Switch(Space),
     DropPage(u64),
@@ -195,10 +195,10 @@ enum Act {
     ClearFlags,
 }
 
-/// 1 GiB and 512 GiB apart.
+/// First pages of the mapped stretches: at 0, 1 GiB and 512 GiB.
 const STRETCHES: [u64; 3] = [0, 1 << 18, 1 << 27];
 
-/// Draws a page of the stretches; each extends a little beyond its mapped part.
+/// Draws a page in or slightly beyond a mapped stretch.
 fn page() -> impl Strategy<Value = u64> {
     (prop::sample::select(STRETCHES.to_vec()), 0_u64..4100).prop_map(|(base, page)| base + page)
 }
@@ -216,7 +216,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// A guest with two address spaces of three stretches each, which share frames.
+/// A guest with two address spaces of three stretches each, both mapped to the same frames.
 static GUEST: LazyLock<Guest> = LazyLock::new(|| {
     let mut guest = Guest::new(1 << 15, 256, PageSize::Small, Flags::Kept);
     for space in 0..2 {

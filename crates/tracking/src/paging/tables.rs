@@ -1,26 +1,26 @@
 //! Guest page tables: radix trees of four levels in guest memory, one for each address space.
 //!
-//! Tables are in guest frames, which a walk reads through nested tables; so each table has its frame here.
+//! Each table has a guest frame, because a walk has to find the table through nested tables.
 
 use crate::tlb::{PageSize, Space};
 
-/// Entries of a table: 0 maps nothing, otherwise a frame or the index of a table, and whether it is a leaf.
+/// The entries of a table. An entry is 0 if it maps nothing; otherwise a frame or the index of a table, and whether it is a leaf.
 type Table = [u32; 512];
 const LEAF: u32 = 1 << 31;
 
-/// Levels of a tree, the root's last.
+/// Number of levels of a tree. The root is at the highest.
 pub const LEVELS: usize = 4;
 
-/// Location of a page.
+/// Where a page is mapped to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapped {
     /// Guest frame of the requested base page.
     pub frame: u64,
-    /// Size of the guest's page.
+    /// Size of the guest's page that contains it.
     pub size: PageSize,
 }
 
-/// A table in a tree: what a walker's caches hold.
+/// Index of a table. This is what a walker's caches hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Node(pub u32);
 
@@ -35,9 +35,9 @@ pub(super) enum Entry {
 /// Why a page could not be mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmappable {
-    /// No guest frame is left for a table.
+    /// No guest frame is left for a new table.
     NoFrame,
-    /// Part of it is already mapped with pages of another size, or it is not aligned to its size.
+    /// Part of the page is already mapped with another page size, or the page is not aligned to its size.
     Occupied,
 }
 
@@ -58,14 +58,14 @@ impl std::error::Error for Unmappable {}
 #[derive(Clone, Debug)]
 pub struct Tables {
     tables: Vec<Table>,
-    /// Guest frames for tables, beginning with that of table 0.
+    /// Guest frames for tables; table 0 has the first.
     frames: std::ops::Range<u64>,
-    /// Root of each space, by its number.
+    /// Root of each address space, by its number.
     roots: Vec<Node>,
 }
 
 impl Tables {
-    /// Creates tables without a space; they take these guest frames, in order.
+    /// Creates tables without an address space. Tables will take these guest frames, in order.
     pub fn new(frames: std::ops::Range<u64>) -> Tables {
         Tables {
             tables: Vec::new(),
@@ -92,14 +92,13 @@ impl Tables {
         Ok(Node(self.tables.len() as u32 - 1))
     }
 
-    /// Maps a page of this size to the frames that begin here. Page and frame are counted in base pages, below 2^36 and
-    /// 2^31.
+    /// Maps a page of this size to the frames from `frame` on. `page` and `frame` count base pages, and are below 2^36 and 2^31.
     ///
     /// # Errors
-    /// [`Unmappable`], with the mapping unchanged, except for tables created on the way.
+    /// [`Unmappable`]. The mapping is unchanged then, apart from tables that were created on the way.
     ///
     /// # Panics
-    /// There is no such space.
+    /// If there is no such space.
     pub fn map(&mut self, space: Space, page: u64, frame: u64, size: PageSize) -> Result<(), Unmappable> {
         if !(page | frame).is_multiple_of(size.pages()) || page >= 1 << 36 || frame >= u64::from(LEAF) {
             return Err(Unmappable::Occupied);
@@ -136,7 +135,7 @@ impl Tables {
         self.frames.start + u64::from(node.0)
     }
 
-    /// Returns a page's entry in the table of a level (0 maps small pages).
+    /// Returns a page's entry in a table of this level (0: the level that maps small pages).
     #[inline]
     pub(super) fn entry(&self, node: Node, level: usize, page: u64) -> Entry {
         let entry = self.tables[node.0 as usize][index(page, level)];
@@ -151,7 +150,7 @@ impl Tables {
         }
     }
 
-    /// Returns the location of a page, by the tables only.
+    /// Returns where a page is mapped to, according to the tables alone.
     pub fn look_up(&self, space: Space, page: u64) -> Option<Mapped> {
         let mut node = self.root(space);
         for level in (0..LEVELS).rev() {
@@ -164,7 +163,7 @@ impl Tables {
         None
     }
 
-    /// Returns the frames that tables take.
+    /// Returns the frames that tables occupy.
     pub fn table_frames(&self) -> std::ops::Range<u64> {
         self.frames.start..self.frames.start + self.tables.len() as u64
     }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use Access::{Read, Write};
 
-/// A guest of 64 MiB with pages in the frames of the same number; its tables take the last 256 frames.
+/// A guest of 64 MiB whose pages are in frames of the same number. Its tables take the last 256 frames.
 const FRAMES: u64 = 1 << 14;
 const TABLES: u64 = FRAMES - 256;
 
@@ -40,11 +40,11 @@ fn a_cold_walk_makes_24_references_and_a_warm_one_5() {
     let (mut guest, mut vcpu) = (small(100), paml(512));
     assert_eq!(vcpu.access(&mut guest, 0, Read), Step::Walked);
     assert_eq!(vcpu.counts().references, 24);
-    // The next page's table and its location are cached: one read of it, four for the page.
+    // The next page's table and the table's location are cached: one reference reads the table, four walk to the page.
     assert_eq!(vcpu.access(&mut guest, 1, Read), Step::Walked);
     assert_eq!(vcpu.counts().references, 24 + 5);
     assert_eq!(vcpu.access(&mut guest, 1, Read), Step::Hit);
-    // With nested pages of 2 MiB: four tables of 4, and 3; then 1 and 3.
+    // With nested pages of 2 MiB, a nested walk takes 3 references: four tables of 1 + 3 each, and 3 for the page.
     let (mut guest, mut vcpu) = (guest_with(PageSize::Medium), paml(512));
     vcpu.access(&mut guest, 0, Read);
     assert_eq!(vcpu.counts().references, 4 * (1 + 3) + 3);
@@ -62,7 +62,7 @@ fn pml_logs_what_was_written_and_the_tables_that_were_walked() {
         vcpu.access(&mut guest, page, access);
         vcpu.access(&mut guest, page, access);
     }
-    // Root first, then the requested page.
+    // The tables come first, the root at their head; then the written pages.
     let tables = guest.tables.table_frames();
     let expected: Vec<u64> = tables.clone().chain((0..50).step_by(2)).collect();
     assert_eq!(log(&vcpu), expected);
@@ -79,7 +79,7 @@ fn pml_logs_what_was_written_and_the_tables_that_were_walked() {
 
 #[test]
 fn an_accessed_flag_alone_can_exit_with_a_full_log() {
-    // Four entries: the four tables of the first walk fill them.
+    // The log has four entries, which the four tables of the first walk fill.
     let (mut guest, mut vcpu) = (small(100), vcpu(Mode::Pml, 4, Options::PUBLISHED));
     let full = Step::Exit(Exit::LogFull);
     assert_eq!(vcpu.access(&mut guest, 0, Read), full);
@@ -95,7 +95,7 @@ fn an_accessed_flag_alone_can_exit_with_a_full_log() {
     for page in 0..4 {
         assert_eq!(vcpu.access(&mut guest, page, Write), Step::Walked);
     }
-    // An access that needs no flag needs no entry.
+    // An access that sets no flag needs no entry in the log.
     guest.ept.clear_accessed();
     assert_eq!(vcpu.access(&mut guest, 3, Read), Step::Hit);
     assert_eq!(vcpu.access(&mut guest, 4, Read), full);
@@ -108,7 +108,7 @@ fn an_interrupt_owed_by_a_walk_that_exits_goes_out_with_the_next() {
         ..Options::PUBLISHED
     };
     let (mut guest, mut vcpu) = (small(100), vcpu(Mode::Paml, 4, each));
-    // Its four tables fill the log, with three entries left, and then it is unmapped.
+    // The log holds three frames; the four tables of this walk fill it. Then the page turns out to be unmapped.
     assert_eq!(vcpu.access(&mut guest, 150, Read), Step::Exit(Exit::Unmapped));
     assert!(vcpu.log.is_full());
     assert_eq!(vcpu.access(&mut guest, 7, Read), Step::Raised);
@@ -136,7 +136,7 @@ fn flags_that_are_not_kept_are_not_set_and_nothing_is_logged_as_dirty() {
     let mut vcpu = vcpu(Mode::Pml, 512, Options::PUBLISHED);
     assert_eq!(vcpu.access(&mut guest, 0, Write), Step::Walked);
     assert_eq!((guest.ept.flags(9), log(&vcpu).len()), ((false, false), 0));
-    // Write protection is seen at the next walk.
+    // The next walk notices the write protection.
     guest.ept.protect_all();
     assert_eq!(vcpu.access(&mut guest, 0, Write), Step::Hit);
     vcpu.flush();
@@ -171,7 +171,7 @@ fn what_a_guest_maps_beyond_its_memory_or_not_at_all_exits() {
 
 #[test]
 fn paml_logs_reads_and_repeats_and_no_tlb_hits() {
-    // Twice through 3000 pages, which no TLB holds; each is used four times in a row.
+    // Passes twice through 3000 pages, which no TLB holds, and uses each page four times in a row.
     let (mut guest, mut vcpu) = (small(3000), paml(8192));
     for page in (0..2).flat_map(|_| 0..3000) {
         for _ in 0..4 {
@@ -179,7 +179,7 @@ fn paml_logs_reads_and_repeats_and_no_tlb_hits() {
         }
     }
     assert!(log(&vcpu).into_iter().eq((0..3000).chain(0..3000)));
-    // The first write to a page that was read is a walk as well, and [PRL, 4.1] logs each walk.
+    // The first write to a page that was only read is also a walk, and PRL logs every walk [PRL, 4.1].
     vcpu.access(&mut guest, 2999, Write);
     assert_eq!(log(&vcpu).last(), Some(&2999));
     assert_eq!(log(&vcpu).len(), 6001);
@@ -211,13 +211,13 @@ fn a_large_page_is_logged_once_at_the_frame_that_was_used() {
     for page in 700..1100 {
         vcpu.access(&mut guest, page, Write);
     }
-    // 700 is in the page that begins at 512, 1024 begins the next.
+    // Page 700 is in the large page that begins at 512; page 1024 begins the next one.
     assert_eq!(log(&vcpu), [700, 1024]);
     assert_eq!(
         (guest.ept.flags(512), guest.ept.flags(1536)),
         ((true, true), (false, false))
     );
-    // Split, as software does to see more detail: flags are inherited, and each page is walked to.
+    // Splits the page, as software does to see more detail. The small pages inherit its flags, and each needs a walk.
     guest.ept.split(700);
     assert_eq!(
         (guest.ept.size_of(700), guest.ept.flags(700)),
@@ -242,14 +242,14 @@ fn each_option_changes_what_it_says() {
         (logged.len() - tables, tables)
     };
     let seed = Options::PUBLISHED;
-    // Two tables of pages, and one of each level above.
+    // Two tables map pages, and each of the three levels above has one table.
     assert_eq!(run(seed), (1000, 0));
     let tables = TablePages::Walked;
     assert_eq!(run(Options { tables, ..seed }), (1000, 5));
-    // Four tables at the first page, three at the 512th, where the table of 1 GiB stretches is cached; one at each other.
+    // The first walk reads four tables; that to page 512 two, because the table above the page's own is cached; others one.
     let tables = TablePages::Each;
     assert_eq!(run(Options { tables, ..seed }).1, 4 + 2 + 998);
-    // Each page but the first of a table was fetched with the previous one; its own walk does not take place.
+    // Each page, except the first of a table, was prefetched by the walk to the page before, so it needs no walk of its own.
     let next = NextPage::Walked;
     assert_eq!(run(Options { next, ..seed }), (1000, 0));
     let (mut guest, mut vcpu) = (small(10), vcpu(Mode::Paml, 512, Options { next, ..seed }));
@@ -287,7 +287,7 @@ fn one_run_of_the_handler_drains_all_full_buffers() {
     };
     assert_eq!(fill(&mut vcpus, 0, 0), 1);
     handler.raise(0.0);
-    // The second fills while the interrupt is on its way, the third while the handler copies.
+    // The second buffer fills while the interrupt is on its way, the third while the handler copies.
     assert_eq!(fill(&mut vcpus, 1, 1000), 1);
     handler.raise(500.0);
     handler.advance(1001.0, &mut vcpus, &mut frames);
@@ -295,7 +295,7 @@ fn one_run_of_the_handler_drains_all_full_buffers() {
     assert_eq!(fill(&mut vcpus, 2, 2000), 1);
     handler.raise(1050.0);
     assert!(vcpus.iter().all(|vcpu| vcpu.log.is_full()));
-    // Two buffers of 4 and two refreshes: 180 ns; then the third: 90.
+    // Two buffers of 4 entries and two refreshes take 180 ns; then the third takes 90 ns.
     handler.advance(1179.0, &mut vcpus, &mut frames);
     assert_eq!(frames.len(), 0);
     handler.advance(1180.0, &mut vcpus, &mut frames);

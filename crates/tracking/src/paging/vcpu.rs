@@ -2,14 +2,14 @@
 //!
 //! # The walk
 //!
-//! The guest's tables are read from the level that the walker's caches hold. Each is in a guest frame, whose location comes
-//! from the nested cache or a walk of nested tables; such a read counts as a write (SDM 3C, 28.2.4). Then nested tables are
-//! walked for the page itself. Cold and with small pages that is 24 references to memory: four tables of five each, and
-//! four.
+//! The guest's tables are read, beginning at the lowest level that the walker's caches hold. Each table is in a guest frame,
+//! whose location comes from the nested cache or from a walk of nested tables; reading a table counts as a write (SDM 3C,
+//! 28.2.4). Then nested tables are walked to the page itself. With cold caches and small pages a walk makes 24 references to
+//! memory: five for each of four tables, and four for the page.
 //!
 //! # Left out
 //!
-//! Flags in the guest's own tables, walkers' caches of nested entries above the leaf, several walks at a time.
+//! Flags in the guest's own tables, caches for nested entries above the leaf, several walks at a time.
 
 use super::ept::{Denied, Reference};
 use super::log::{Buffer, Logged, NextPage, Options, TablePages};
@@ -17,19 +17,19 @@ use super::tables::{Entry, LEVELS, Mapped, Node};
 use super::{Ept, Flags, Tables};
 use crate::tlb::{Access, Array, Core, Found, PageSize, Shape, Space, Tlb};
 
-/// A guest's memory: its own tables and the nested ones, shared by its vCPUs.
+/// A guest's memory: its own page tables and the nested ones. All its vCPUs share it.
 #[derive(Clone, Debug)]
 pub struct Guest {
-    /// From pages to guest frames.
+    /// Maps pages to guest frames.
     pub tables: Tables,
-    /// From guest frames to the host's, with the hypervisor's tracking.
+    /// Maps guest frames to the host's, and has the flags that the hypervisor tracks.
     pub ept: Ept,
-    /// Whether reads of guest tables count as writes: if flags are kept.
+    /// If flags are kept, reading a guest table counts as a write.
     flags: Flags,
 }
 
 impl Guest {
-    /// Creates a guest of this many frames, with its page tables in the last ones; nested tables have pages of one size.
+    /// Creates a guest of this many frames. Its page tables are in the last ones; nested tables use pages of one size.
     pub fn new(frames: u64, table_frames: u64, size: PageSize, flags: Flags) -> Guest {
         Guest {
             tables: Tables::new(frames.saturating_sub(table_frames)..frames),
@@ -39,53 +39,53 @@ impl Guest {
     }
 }
 
-/// Why a vCPU left the guest; the access was not made and is to be repeated.
+/// Why a vCPU left the guest. The access was not made, and must be repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// PML's buffer is full.
     LogFull,
-    /// Nested tables do not allow it.
+    /// Nested tables do not allow the access.
     Violation {
         /// The guest frame.
         frame: u64,
         /// The reason.
         denied: Denied,
     },
-    /// The guest maps nothing there: a fault for its kernel.
+    /// The guest's tables do not map the page, which is a fault for the guest's kernel.
     Unmapped,
 }
 
 /// Result of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A TLB hit.
+    /// The TLBs had the translation.
     Hit,
-    /// A walk.
+    /// The vCPU made a walk.
     Walked,
-    /// A walk, with an interrupt for the log's handler.
+    /// The vCPU made a walk, and sends an interrupt to the log's handler.
     Raised,
-    /// The access was not made.
+    /// The vCPU exited; the access was not made.
     Exit(Exit),
 }
 
 /// Counts of a vCPU. Two counts of one vCPU can be subtracted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Walks, without prefetches.
+    /// Number of walks, not counting prefetches.
     pub walks: u64,
-    /// References to memory by walks: reads of guest and nested tables.
+    /// References to memory that walks made: reads of guest and nested tables.
     pub references: u64,
-    /// Exits.
+    /// Number of exits.
     pub exits: u64,
 }
 
-/// A cache of table entries that lead to tables of one level.
+/// A cache of the table entries that lead to tables of one level.
 #[derive(Clone, Debug)]
 struct Known {
     array: Array,
     nodes: Vec<Node>,
     shift: u32,
-    /// The key and table used last, if none was dropped since: using them again changes nothing.
+    /// Key and table of the last use, unless an entry was dropped since. Using that entry again would change nothing.
     newest: Option<(u64, Node)>,
 }
 
@@ -127,42 +127,42 @@ impl Known {
         self.newest = Some((key, node));
     }
 
-    /// Drops the entry that leads to a page's table.
+    /// Drops the entry that leads to the table of this page.
     fn drop_page(&mut self, page: u64, space: Space) {
         let (number, key) = self.key(page, space);
         self.array.drop_one(number, key);
         self.newest = None;
     }
 
-    /// Drops the entries of matching spaces.
+    /// Drops the entries of all matching address spaces.
     fn drop_where(&mut self, doomed: impl Fn(Space) -> bool) {
         self.array.drop_where(|key| doomed(Space((key >> 1) as u16)));
         self.newest = None;
     }
 }
 
-/// A vCPU on a core of its own.
+/// A vCPU, on a core of its own.
 #[derive(Clone, Debug)]
 pub struct Vcpu {
     tlb: Tlb,
-    /// Tables known by level: 0 are those that map small pages.
+    /// Caches of tables by level; level 0 has the tables that map small pages.
     known: [Known; LEVELS - 1],
-    /// Frames of guest tables with a cached nested translation; marked if they may be written.
+    /// Cache of nested translations of guest tables' frames. An entry is marked if the frame may be written.
     nested: Array,
     /// Its log.
     pub log: Buffer,
     options: Options,
     space: Space,
-    /// The table of small pages read last, and the pages it maps: the newest in its caches, so reading it again changes
-    /// nothing there.
+    /// The table of small pages that was read last, and the pages that it maps. It is the newest entry in its caches, so reading
+    /// it again changes nothing there.
     last: Option<(u64, Node)>,
-    /// A walk that ended in an exit filled its log: the interrupt goes out with the next walk that does not exit.
+    /// Whether a walk that exited has filled the log. The interrupt then goes out with the next walk that does not exit.
     owed: bool,
     counts: Counts,
 }
 
 impl Vcpu {
-    /// Creates a vCPU with empty caches, in the first address space.
+    /// Creates a vCPU with empty caches, in address space 0.
     pub fn new(core: &Core, log: Buffer) -> Vcpu {
         Vcpu {
             tlb: Tlb::new(core),
@@ -187,7 +187,7 @@ impl Vcpu {
         &self.tlb
     }
 
-    /// Switches to another address space; entries are tagged, so nothing is dropped.
+    /// Switches to another address space. Cached entries are tagged with their space, so nothing is dropped.
     #[inline]
     pub fn switch(&mut self, space: Space) {
         if self.space != space {
@@ -196,7 +196,7 @@ impl Vcpu {
         }
     }
 
-    /// Drops everything cached of the current address space, as a switch without tags does.
+    /// Drops everything that is cached for the current address space, as a processor without tags does on a switch.
     pub fn drop_space(&mut self) {
         let space = self.space;
         self.last = None;
@@ -206,7 +206,7 @@ impl Vcpu {
         }
     }
 
-    /// Drops a page's translation and the entries that lead to it.
+    /// Drops a page's translation, and the cached table entries that lead to it.
     pub fn drop_page(&mut self, page: u64) {
         self.last = None;
         self.tlb.drop_page(page, self.space);
@@ -234,13 +234,13 @@ impl Vcpu {
         }
     }
 
-    /// Looks a page up in its TLBs only, which needs no guest: the first step of an access, and mostly the last.
+    /// Looks a page up in the TLBs only, which needs no guest. This is the first step of an access, and mostly the last.
     #[inline]
     pub fn look_up(&mut self, page: u64, access: Access) -> Found {
         self.tlb.look_up(page, self.space, access)
     }
 
-    /// Walks to a page; `found` is the preceding result of [`Vcpu::look_up`], neither `First` nor `Second`.
+    /// Walks to a page. `found` is the result of the preceding [`Vcpu::look_up`], and neither `First` nor `Second`.
     pub fn walk(&mut self, guest: &mut Guest, page: u64, access: Access, found: Found) -> Step {
         let mut raised = std::mem::take(&mut self.owed);
         match self.walk_through(guest, page, access, found, &mut raised) {
@@ -256,7 +256,7 @@ impl Vcpu {
         }
     }
 
-    /// Walks to a page, which may raise an interrupt.
+    /// Walks to a page. Sets `raised` if an interrupt goes out.
     #[inline]
     fn walk_through(
         &mut self,
@@ -294,7 +294,7 @@ impl Vcpu {
         Ok(())
     }
 
-    /// Reads guest tables down to the page's entry; returns its level and table.
+    /// Reads the guest's tables down to a page's entry. Returns the table's level, the table, and where the page is mapped to.
     #[inline(never)]
     fn read_tables(
         &mut self,
@@ -322,7 +322,7 @@ impl Vcpu {
         }
     }
 
-    /// Returns the lowest cached table, and its level.
+    /// Returns the lowest cached table on the way to a page, and its level.
     #[inline]
     fn deepest(&mut self, guest: &Guest, page: u64) -> (usize, Node) {
         for (level, known) in self.known.iter_mut().enumerate() {
@@ -333,7 +333,7 @@ impl Vcpu {
         (LEVELS - 1, guest.tables.root(self.space))
     }
 
-    /// Reads a guest table; returns whether an interrupt goes out.
+    /// Reads a guest table. Returns true if an interrupt goes out.
     #[inline]
     fn read_table(&mut self, guest: &mut Guest, frame: u64) -> Result<bool, Exit> {
         self.counts.references += 1;
@@ -352,7 +352,7 @@ impl Vcpu {
         Ok(logged && is_raised(self.log.walked(frame)))
     }
 
-    /// Walks nested tables to a frame, and sets and logs its flags.
+    /// Walks nested tables to a frame, sets the frame's flags, and logs that.
     #[inline(always)]
     fn reach(&mut self, ept: &mut Ept, frame: u64, access: Access) -> Result<Reference, Exit> {
         let considered = ept.consider(frame, access);
@@ -370,7 +370,7 @@ impl Vcpu {
         Ok(reference)
     }
 
-    /// Fetches the next page's translation: as a read, and only if it causes no exit.
+    /// Prefetches the next page's translation, as a read, unless that would exit. Returns true if an interrupt goes out.
     fn prefetch(&mut self, guest: &mut Guest, node: Node, page: u64) -> bool {
         if self.tlb.knows(page, self.space) {
             return false;

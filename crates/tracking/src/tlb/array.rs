@@ -1,22 +1,22 @@
-//! One array of a TLB, or of a walker's caches: sets of entries with LRU replacement.
+//! One array of a TLB or of a walker's caches: sets of entries with LRU replacement.
 
-/// How an entry's set is chosen.
+/// How the set of an entry is chosen from the entry's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hash {
-    /// The low bits of its number.
+    /// By the low bits of the number.
     Low,
-    /// The low bits, XORed with the bits above them.
+    /// By the low bits, XORed with the bits above them.
     Fold,
 }
 
 /// Shape of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Total entries.
+    /// Total number of entries.
     pub entries: usize,
-    /// Ways of a set, at most 128; equal to the entries if fully associative.
+    /// Ways of a set, at most 128; equal to the number of entries if the array is fully associative.
     pub ways: usize,
-    /// How an entry's set is chosen.
+    /// How the set of an entry is chosen.
     pub hash: Hash,
 }
 
@@ -36,27 +36,27 @@ impl Shape {
     }
 }
 
-/// Keys by set, and each set's order of use. A key's lowest bit is a mark of its entry and not part of its identity.
+/// The keys of each set, and the set's order of use. A key's lowest bit is a mark on its entry, and not part of its identity.
 #[derive(Clone, Debug)]
 pub(crate) struct Array {
     rows: Vec<Row>,
-    /// Rows of a set: more than one if it has more ways than a row.
+    /// Rows that a set occupies: more than one if it has more ways than a row.
     set_rows: usize,
     ways: usize,
     sets: usize,
-    /// Distance between the bits that choose a set and those XORed with them; beyond all bits without folding.
+    /// Distance between the bits that choose a set and the bits XORed with them. Beyond all bits if there is no folding.
     fold: u32,
-    /// Order of use by set, if sets have more than one row; otherwise rows hold it.
+    /// Each set's order of use, if sets have more than one row; otherwise the rows hold it.
     uses: Vec<Uses>,
 }
 
 /// Up to [`LANES`] ways of a set.
 #[derive(Clone, Copy, Debug)]
 struct Row {
-    /// Sixteen bits of each key's identity: enough for most of a lookup.
+    /// Sixteen bits of each key's identity, which decide most lookups.
     tags: [u16; LANES],
     keys: [u64; LANES],
-    /// Ways of a set of one row from the newest to the oldest, four bits each; bits above the ways are ignored.
+    /// For sets of one row: the ways from the newest to the oldest, four bits each. Bits above the ways are ignored.
     order: u64,
 }
 
@@ -66,19 +66,19 @@ pub(crate) const MARK: u64 = 1;
 const EMPTY: u64 = u64::MAX;
 /// Maximum ways of a set.
 const WAYS: usize = 128;
-/// A shift that leaves none of the bits of a number.
+/// A shift that leaves no bit of a number.
 const NEVER: u32 = 63;
 /// A one in each four-bit lane.
 const NIBBLES: u64 = 0x1111_1111_1111_1111;
 
-/// A key's tag: the highest bits of its identity times 2^64 over the golden ratio, which depend on all of it.
+/// Returns a key's tag: the highest bits of its identity times 2^64 over the golden ratio, which depend on all its bits.
 #[inline]
 fn tag_of(key: u64) -> u16 {
     ((key | MARK).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u16
 }
 
 impl Row {
-    /// Returns an empty row, in which way n is the nth newest.
+    /// Returns an empty row, in which way 0 is the newest, way 1 the next, and so on.
     fn empty() -> Row {
         Row {
             tags: [tag_of(EMPTY); LANES],
@@ -90,12 +90,12 @@ impl Row {
     /// Returns the lane of a key, with or without the mark.
     #[inline(always)]
     fn lane(&self, key: u64, tag: u16) -> Option<usize> {
-        // Compilers turn this into one comparison of all sixteen. Most calls are misses, which end here.
+        // Compilers turn this into one comparison of all sixteen tags. Most calls find nothing and end here.
         let may_be = self.tags.iter().fold(false, |any, known| any | (*known == tag));
         if may_be { self.find(key, tag) } else { None }
     }
 
-    /// A hit is predictable, its lane is not: all lanes are compared before any jump.
+    /// Finds a key's lane. A hit is predictable but its lane is not, so all lanes are compared before any branch.
     #[inline(never)]
     fn find(&self, key: u64, tag: u16) -> Option<usize> {
         let same = |(lane, known): (usize, &u16)| u32::from(*known == tag) << lane;
@@ -121,11 +121,11 @@ impl Row {
         self.tags[lane % LANES] = tag_of(key);
     }
 
-    /// Moves a way to the front: newer ones move back by one.
+    /// Moves a way to the front; ways that were newer move back by one.
     #[inline]
     fn touch(&mut self, way: usize) {
         let unlike = self.order ^ (way as u64 * NIBBLES);
-        // The highest bit of each lane that equals the way, and maybe of some above: the lowest is exact.
+        // The highest bit of each lane that equals the way, and perhaps of lanes above it. The lowest of these bits is right.
         let found = unlike.wrapping_sub(NIBBLES) & !unlike & NIBBLES << 3;
         let below = (found & found.wrapping_neg()) >> 3;
         let moved = below.wrapping_sub(1);
@@ -133,7 +133,7 @@ impl Row {
         self.order = self.order & kept | (self.order & moved) << 4 | way as u64;
     }
 
-    /// Uses and returns the least recently used of this many ways.
+    /// Returns the least recently used of this many ways, and counts that as a use.
     #[inline]
     fn take_oldest(&mut self, ways: usize) -> usize {
         let way = self.order >> (4 * (ways - 1)) & 15;
@@ -141,7 +141,7 @@ impl Row {
         way as usize
     }
 
-    /// Makes a way the next victim.
+    /// Makes a way the next one to be evicted.
     fn forget(&mut self, way: usize, ways: usize) {
         self.touch(way);
         let last = 4 * (ways - 1);
@@ -149,23 +149,23 @@ impl Row {
     }
 }
 
-/// The order of use in a set of many ways: its latest uses in sequence, in which the last one of each way counts.
+/// Order of use in a set of many ways: a sequence of uses, in which only the last use of each way counts.
 #[derive(Clone, Debug)]
 struct Uses {
     ways: Box<[u8; USES]>,
-    /// Index of each way's last use, in `ways`.
+    /// For each way, the index of its last use in `ways`.
     last: [u16; WAYS],
-    /// Uses before this index do not count.
+    /// Uses before this index no longer count.
     from: usize,
-    /// End of the uses.
+    /// Index after the last use.
     until: usize,
 }
 
-/// Uses kept before outdated ones are removed.
+/// Number of uses that are kept before outdated ones are removed.
 const USES: usize = 4096;
 
 impl Uses {
-    /// Starts with one use of each way, the lowest first.
+    /// Starts with one use of each way, the lowest way first.
     fn new(ways: usize) -> Uses {
         let mut uses = Uses {
             ways: Box::new([0; USES]),
@@ -187,7 +187,7 @@ impl Uses {
         self.until += 1;
     }
 
-    /// Uses and returns the least recently used way.
+    /// Returns the least recently used way, and counts that as a use.
     #[inline]
     fn take_oldest(&mut self) -> usize {
         while !self.counts(self.from) {
@@ -219,7 +219,7 @@ impl Uses {
         self.keep(&self.in_order());
     }
 
-    /// Makes a way the next victim.
+    /// Makes a way the next one to be evicted.
     fn forget(&mut self, way: usize) {
         let mut order = self.in_order();
         order.retain(|known| usize::from(*known) != way);
@@ -232,7 +232,7 @@ impl Array {
     /// Creates an empty array.
     ///
     /// # Panics
-    /// The number of sets is not a power of two, or a set does not have 1 to 128 ways.
+    /// If the number of sets is not a power of two, or a set does not have 1 to 128 ways.
     pub fn new(shape: Shape) -> Array {
         let Shape { entries, ways, hash } = shape;
         assert!((1..=WAYS).contains(&ways), "a set has 1 to 128 ways");
@@ -259,13 +259,13 @@ impl Array {
         }
     }
 
-    /// Returns the set of a number.
+    /// Returns the set that an entry's number chooses.
     #[inline]
     fn set(&self, number: u64) -> usize {
         (number ^ (number >> self.fold)) as usize & (self.sets - 1)
     }
 
-    /// Returns the slot of a set that holds a key, with or without the mark.
+    /// Returns the slot of the set that holds a key, with or without the mark.
     #[inline(always)]
     fn slot(&self, set: usize, key: u64) -> Option<usize> {
         let tag = tag_of(key);
@@ -292,7 +292,7 @@ impl Array {
         }
     }
 
-    /// Uses an entry; returns its slot, and its key with the mark.
+    /// Finds an entry, which counts as a use. Returns its slot, and its key with the mark.
     #[inline(always)]
     pub fn find(&mut self, number: u64, key: u64) -> Option<(usize, u64)> {
         let set = self.set(number);
@@ -306,10 +306,11 @@ impl Array {
         self.rows[slot / LANES].keys[slot % LANES]
     }
 
-    /// Like [`Array::find`], for an entry that may be in this slot; does nothing if it is not, or lacks a required mark.
+    /// Like [`Array::find`], for an entry expected in this slot. Returns false, without a use, if it is absent or lacks a
+    /// required mark.
     #[inline]
     pub fn find_at(&mut self, slot: usize, number: u64, key: u64, needs: u64) -> bool {
-        // Apart from an exact match with the mark, a read may differ only in the mark.
+        // The key must match with the mark set; if the mark is not needed, the slot's key may also lack it.
         let there = self.key(slot) ^ (key | MARK) <= MARK ^ needs;
         if there {
             self.touch(self.set(number), slot);
@@ -317,12 +318,12 @@ impl Array {
         there
     }
 
-    /// Whether an entry is present; not a use.
+    /// Returns true if an entry is present; does not count as a use.
     pub fn holds(&self, number: u64, key: u64) -> bool {
         self.slot(self.set(number), key).is_some()
     }
 
-    /// Inserts a missing entry; returns its slot.
+    /// Inserts an entry that is missing; returns its slot.
     #[inline(always)]
     pub fn fill(&mut self, number: u64, key: u64) -> usize {
         let set = self.set(number);
@@ -342,7 +343,7 @@ impl Array {
         slot
     }
 
-    /// Adds the mark of a key to its entry, if present. Not a use.
+    /// Adds the mark of a key to its entry, if present. Does not count as a use.
     pub fn mark(&mut self, number: u64, key: u64) {
         if let Some(slot) = self.slot(self.set(number), key & !MARK) {
             self.rows[slot / LANES].keys[slot % LANES] |= key & MARK;
@@ -365,7 +366,7 @@ impl Array {
         }
     }
 
-    /// An empty way is the first to be reused.
+    /// Empties a slot, which will be the first to be filled again.
     fn empty(&mut self, slot: usize) {
         let (row, lane) = (slot / LANES, slot % LANES);
         self.rows[row].put(lane, EMPTY);
@@ -383,7 +384,7 @@ impl Array {
         (0..self.slots()).filter(|slot| self.key(*slot) != EMPTY).count()
     }
 
-    /// Returns the number of its sets, if the low bits of a number choose among them.
+    /// Returns the number of sets if the low bits of a number choose among them; otherwise `None`.
     pub fn sets_by_low_bits(&self) -> Option<usize> {
         (self.fold == NEVER).then_some(self.sets)
     }
@@ -393,7 +394,7 @@ impl Array {
         self.ways * self.sets
     }
 
-    /// Returns one past the highest slot; some slots below it belong to no way.
+    /// Returns one past the highest slot. Some slots below it belong to no way.
     pub fn slots(&self) -> usize {
         self.rows.len() * LANES
     }

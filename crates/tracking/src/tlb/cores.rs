@@ -1,5 +1,5 @@
-//! TLBs and walkers of some cores. Values missing from the sources are marked; sizes of walkers' caches are not published
-//! for any.
+//! TLBs and walkers of some cores. Values that the sources lack are marked; sizes of walkers' caches are not published for any
+//! core.
 
 use super::PageSize::{self, Large, Medium, Small};
 use super::{Hash, Shape};
@@ -13,14 +13,14 @@ pub struct Core {
     pub first: &'static [(Shape, &'static [PageSize])],
     /// Second-level arrays.
     pub second: &'static [(Shape, &'static [PageSize])],
-    /// Caches of guest page-table entries that lead to tables of pages, of 2 MiB stretches and of 1 GiB stretches.
+    /// Caches of guest page-table entries: those that lead to tables of pages, of 2 MiB stretches, and of 1 GiB stretches.
     pub walk: [Shape; 3],
     /// Cache of the locations of the guest's page tables: guest-physical translations that need no nested walk.
     pub nested: Shape,
 }
 
-/// Skylake's and its servers' second level: 1536 entries for 4 KiB and 2 MiB, 12 ways, sets by exclusive or (Gras et al.,
-/// TLBleed, recalled); CPUID leaf 2 of Cascade Lake (63 03 76 b5 f0 c3) states the sizes, and 6 ways for the second level.
+/// Second level of Skylake and its servers: 1536 entries for 4 KiB and 2 MiB, 12 ways, sets chosen by exclusive or (Gras et al.,
+/// TLBleed, recalled). CPUID leaf 2 of Cascade Lake (63 03 76 b5 f0 c3) confirms the sizes, but states 6 ways.
 const SKYLAKE_SECOND: &[(Shape, &[PageSize])] = &[
     (
         Shape {
@@ -37,14 +37,14 @@ const SKYLAKE_FIRST: &[(Shape, &[PageSize])] = &[
     (Shape::low(32, 4), &[Medium]),
     (Shape::full(4), &[Large]),
 ];
-/// Estimate: about 32 for entries that lead to tables of pages, a few above.
+/// Estimate: about 32 entries that lead to tables of pages, and a few for the levels above.
 const INTEL_WALK: [Shape; 3] = [Shape::low(32, 4), Shape::low(4, 4), Shape::low(2, 2)];
-/// Estimate: as many as entries that lead to tables of pages.
+/// Estimate: as many as there are entries that lead to tables of pages.
 const NESTED: Shape = Shape::low(32, 4);
 
 /// All known cores.
 pub const CORES: [Core; 4] = [
-    // [PRL, section 3.1]: 64 entries, 4 ways. The rest is that of the i7-6700, which the machine file represents.
+    // [PRL, section 3.1]: 64 entries, 4 ways. The rest is from the i7-6700, which the machine file represents.
     Core {
         name: "i7_pml",
         first: SKYLAKE_FIRST,
@@ -59,8 +59,8 @@ pub const CORES: [Core; 4] = [
         walk: INTEL_WALK,
         nested: NESTED,
     },
-    // WikiChip: 64 fully associative for all sizes, 2048 in the second level; 16 ways by AMD's guide, recalled; 1 GiB is
-    // entered as 2 MiB. Entries that lead to tables of pages are held in the second level: modelled as a separate array.
+    // WikiChip: 64 fully associative entries for all sizes, 2048 in the second level. AMD's guide, recalled: 16 ways. Pages of 1
+    // GiB are entered as 2 MiB. The second level also holds entries that lead to tables of pages: here, a separate array.
     Core {
         name: "zen2",
         first: &[(Shape::full(64), &[Small, Medium])],
@@ -68,7 +68,7 @@ pub const CORES: [Core; 4] = [
         walk: [Shape::low(64, 4), Shape::low(16, 4), Shape::low(4, 4)],
         nested: NESTED,
     },
-    // AMD's guide, recalled: 72 and 3072.
+    // AMD's guide, recalled: 72 and 3072 entries.
     Core {
         name: "zen4",
         first: &[(Shape::full(72), &[Small, Medium])],

@@ -1,17 +1,17 @@
-//! TLBs of a core: first level by page size, a shared second level, entries tagged by address space.
+//! TLBs of a core: a first level by page size, a shared second level, and entries tagged by address space.
 //!
 //! # Model
 //!
-//! An entry translates one page of 4 KiB, 2 MiB or 1 GiB of one address space (PCID and VPID together are a [`Space`]). The
-//! [`Core`] defines the arrays, the sizes each holds, ways and set hash. A size that no array of a level holds is entered as
-//! the next smaller one, as Zen does with 1 GiB. Each set has LRU replacement.
+//! An entry translates one page of 4 KiB, 2 MiB or 1 GiB, of one address space (PCID and VPID together are a [`Space`]). The
+//! [`Core`] defines the arrays, the page sizes that each holds, its ways and its set hash. If no array of a level holds a page
+//! size, such pages are entered in the next smaller size, as Zen does with 1 GiB. Each set has LRU replacement.
 //!
-//! An entry remembers whether the page may be written without another walk: a processor that has cached a translation with
-//! the dirty flag clear walks again for the first write.
+//! An entry remembers whether the page may be written without another walk. If a processor cached a translation whose dirty flag
+//! was clear, the first write needs another walk.
 //!
 //! # Left out
 //!
-//! Entries that a processor drops spontaneously; entries for instructions.
+//! Entries that a processor drops without being told; entries for instructions.
 
 mod array;
 mod cores;
@@ -22,7 +22,7 @@ pub use cores::{CORES, Core, core};
 
 use array::MARK;
 
-/// Size of a page, of guest or nested tables.
+/// Size of a page, in guest tables or nested tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PageSize {
     /// 4 KiB.
@@ -37,12 +37,12 @@ impl PageSize {
     /// All sizes, ascending.
     pub const ALL: [PageSize; 3] = [PageSize::Small, PageSize::Medium, PageSize::Large];
 
-    /// Returns its base pages, as a power of two.
+    /// Returns the number of base pages, as a power of two.
     pub const fn order(self) -> u32 {
         9 * self as u32
     }
 
-    /// Returns its base pages.
+    /// Returns the number of base pages.
     pub const fn pages(self) -> u64 {
         1 << self.order()
     }
@@ -57,20 +57,20 @@ pub enum Access {
     Write,
 }
 
-/// An address space, as in a processor's tags.
+/// Number of an address space, with which a processor tags entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space(pub u16);
 
 /// Result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// A translation in the first level.
+    /// The first level has the translation.
     First,
-    /// One in the second level; it is in the first now.
+    /// The second level had the translation; the first level has it now too.
     Second,
-    /// One that must not be used for writing before the page's dirty flag is set.
+    /// A level has the translation, but it must not be used for writing before the page's dirty flag is set.
     Clean,
-    /// None.
+    /// No level has the translation.
     Nothing,
 }
 
@@ -78,13 +78,13 @@ const SIZE_SHIFT: u32 = 1;
 const SPACE_SHIFT: u32 = 3;
 const PAGE_SHIFT: u32 = SPACE_SHIFT + u16::BITS;
 
-/// Returns the key of a page, without the mark of writable ones.
+/// Returns the key of a page, without the mark for writable entries.
 #[inline]
 fn key(number: u64, size: PageSize, space: Space) -> u64 {
     number << PAGE_SHIFT | u64::from(space.0) << SPACE_SHIFT | (size as u64) << SIZE_SHIFT
 }
 
-/// Returns the result of a lookup for a found key.
+/// Returns the result of a lookup that found this key.
 #[inline]
 fn answer(found: u64, needs: u64, level: Found) -> Found {
     if found & needs == needs {
@@ -98,7 +98,7 @@ fn answer(found: u64, needs: u64, level: Found) -> Found {
 #[derive(Clone, Debug)]
 struct Level {
     arrays: Vec<Array>,
-    /// For each page size, the array that holds it, and the size as which it does.
+    /// For each page size, the array that holds such pages, and the size in which the array enters them.
     place: [Option<(usize, PageSize)>; 3],
 }
 
@@ -136,13 +136,13 @@ impl Level {
         })
     }
 
-    /// Returns the array for small pages: every level has one, and it is the first.
+    /// Returns the array for small pages, which every level has as its first.
     #[inline]
     fn small(&mut self) -> &mut Array {
         &mut self.arrays[0]
     }
 
-    /// Enters a missing translation; returns its slot.
+    /// Enters a translation that is missing; returns its slot.
     #[inline]
     fn fill(&mut self, page: u64, size: PageSize, space: Space, mark: u64) -> usize {
         let Some((at, size)) = self.place[size as usize] else {
@@ -152,7 +152,7 @@ impl Level {
         self.arrays[at].fill(number, key(number, size, space) | mark)
     }
 
-    /// Marks a present translation.
+    /// Adds a mark to a translation, if present.
     fn mark(&mut self, page: u64, size: PageSize, space: Space, mark: u64) {
         if let Some((at, size)) = self.place[size as usize] {
             let number = page >> size.order();
@@ -175,7 +175,7 @@ impl Level {
         self.arrays.iter_mut().for_each(|array| array.drop_where(&doomed));
     }
 
-    /// Returns the pages that it can translate at once, at the largest sizes that were entered.
+    /// Returns how many base pages the level translates at once, if each array holds its largest pages up to `largest`.
     fn reach(&self, largest: PageSize) -> u64 {
         let of = |(at, array): (usize, &Array)| {
             let sizes = PageSize::ALL.iter().filter(|size| **size <= largest);
@@ -191,9 +191,9 @@ impl Level {
 pub struct Tlb {
     first: Level,
     second: Level,
-    /// Guessed slots of small pages in the first level, by low bits.
+    /// Where small pages are expected in the first level: slots, by the page number's low bits.
     guesses: [u16; GUESSES],
-    /// Whether pages larger than small ones were entered since everything was dropped: if not, they need no lookup.
+    /// Whether larger pages were entered since the last flush. If not, lookups skip them.
     larger: bool,
 }
 
@@ -210,7 +210,7 @@ impl Tlb {
         }
     }
 
-    /// Looks a base page up.
+    /// Looks up the translation of a base page.
     #[inline]
     pub fn look_up(&mut self, page: u64, space: Space, access: Access) -> Found {
         let needs = match access {
@@ -225,7 +225,7 @@ impl Tlb {
         self.look_around(page, space, needs)
     }
 
-    /// Looks a page up after a wrong guess.
+    /// Looks up a page that is not in the expected slot.
     #[inline]
     fn look_around(&mut self, page: u64, space: Space, needs: u64) -> Found {
         let small = key(page, PageSize::Small, space);
@@ -255,14 +255,14 @@ impl Tlb {
         Found::Nothing
     }
 
-    /// Whether a level has a page's translation; not a use.
+    /// Returns true if a level has the translation of a page; does not count as a use.
     pub(crate) fn knows(&self, page: u64, space: Space) -> bool {
         PageSize::ALL
             .into_iter()
             .any(|size| self.first.holds(page, size, space) || self.second.holds(page, size, space))
     }
 
-    /// Enters the translation of a base page in a page of this size; `found` is the preceding result of the lookup.
+    /// Enters the translation of a base page, as part of a page of this size. `found` is the result of the preceding lookup.
     #[inline]
     pub fn enter(&mut self, page: u64, size: PageSize, space: Space, writable: Access, found: Found) {
         let mark = u64::from(writable == Access::Write);
@@ -288,7 +288,7 @@ impl Tlb {
         }
     }
 
-    /// Enters a translation that no level has in the second level only, as a prefetch does.
+    /// Enters a translation that no level has into the second level only, as a prefetch does.
     #[inline]
     pub fn enter_second(&mut self, page: u64, size: PageSize, space: Space, writable: Access) {
         self.second
@@ -296,37 +296,37 @@ impl Tlb {
         self.larger |= size != PageSize::Small;
     }
 
-    /// Drops a page's translation of any size (`INVLPG`, and a shootdown's part of it).
+    /// Drops a page's translation, whatever its size (`INVLPG`, or the local part of a shootdown).
     pub fn drop_page(&mut self, page: u64, space: Space) {
         self.first.drop_page(page, space);
         self.second.drop_page(page, space);
     }
 
-    /// Drops everything of an address space (`MOV CR3` without PCID, `INVPCID`).
+    /// Drops all translations of an address space (`MOV CR3` without PCID, `INVPCID`).
     pub fn drop_space(&mut self, space: Space) {
         let of = |key: u64| (key >> SPACE_SHIFT) as u16 == space.0;
         self.first.drop_where(of);
         self.second.drop_where(of);
     }
 
-    /// Drops everything (`INVEPT`, `INVVPID`).
+    /// Drops all translations (`INVEPT`, `INVVPID`).
     pub fn drop_all(&mut self) {
         self.first.drop_where(|_| true);
         self.second.drop_where(|_| true);
         self.larger = false;
     }
 
-    /// Returns the number of sets of the first level's small pages, if a page's low bits choose its set; otherwise 1.
+    /// Returns the number of sets for small pages in the first level, if a page's low bits choose the set; otherwise 1.
     ///
-    /// The last used page of a set is the youngest there: using it again changes nothing in any TLB.
+    /// The page that was used last in a set is the youngest there, so using it again changes nothing in any TLB.
     pub fn first_sets(&self) -> usize {
         self.first.arrays[0].sets_by_low_bits().unwrap_or(1)
     }
 
-    /// Returns the base pages whose translations it can hold at once, with pages up to this size: logs of walks may never
-    /// show these.
+    /// Returns the number of base pages whose translations fit at once, with pages up to this size. A log of walks may never show
+    /// them.
     pub fn reach(&self, largest: PageSize) -> u64 {
-        // Entries of the first level are mostly in the second as well; if not, both count.
+        // First-level entries are mostly in the second level too. If they are not, both levels count.
         self.second.reach(largest) + self.first.reach(largest)
     }
 }
@@ -342,7 +342,7 @@ mod tests {
         Tlb::new(core("cascade-lake").unwrap())
     }
 
-    /// Looks pages up one after the other, entering missing ones; returns the number of misses.
+    /// Looks pages up one after the other, and enters missing ones. Returns the number of misses.
     fn misses(tlb: &mut Tlb, pages: impl Iterator<Item = u64>, size: PageSize) -> usize {
         let mut missed = 0;
         for page in pages {
@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_loop_over_what_the_second_level_holds_misses_once() {
-        // 1536 entries, any consecutive pages spread evenly over sets; one page more and LRU misses in the set it falls into.
+        // Consecutive pages spread evenly over the sets of 1536 entries. One page more, and LRU misses in that page's set.
         let turns = |pages: u64| (0..5).flat_map(move |_| 0..pages);
         assert_eq!(misses(&mut cascade_lake(), turns(1536), PageSize::Small), 1536);
         let beyond = misses(&mut cascade_lake(), turns(4 * 1536), PageSize::Small);
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn larger_pages_reach_further() {
-        // 64 MiB, accessed in steps of a page: 32 pages of 2 MiB fit the first level, 16384 small ones fit nowhere.
+        // 64 MiB, accessed page by page: as 32 pages of 2 MiB they fit into the first level, as 16384 small pages into no level.
         let pages = || (0..2).flat_map(|_| 0..16_384);
         assert_eq!(misses(&mut cascade_lake(), pages(), PageSize::Medium), 32);
         assert_eq!(misses(&mut cascade_lake(), pages(), PageSize::Small), 2 * 16_384);
@@ -399,7 +399,7 @@ mod tests {
         fn what_was_dropped_is_not_found_and_the_rest_is(
             pages in prop::collection::btree_set((0_u64..32, 0_u16..3), 1..40), gone in 0_u64..32, space in 0_u16..3,
         ) {
-            // 32 pages of three spaces overfill no set of 12 ways.
+            // 32 pages in each of three spaces overfill no set of 12 ways.
             let mut tlb = cascade_lake();
             for (page, space) in &pages {
                 tlb.enter(*page, PageSize::Small, Space(*space), Access::Write, Found::Nothing);

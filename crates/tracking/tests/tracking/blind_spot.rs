@@ -1,15 +1,15 @@
-//! Shows what accessed bits miss of a loop over some pages, since clearing them does not flush the TLB:
-//! `docs/WORKING_SET.md` compares with measurements on a Cascade Lake.
+//! Shows which accesses of a loop over some pages accessed bits miss, because clearing them does not flush the TLB.
+//! `docs/WORKING_SET.md` compares this with measurements on a Cascade Lake.
 
 use homenode_tracking::paging::{Buffer, Flags, Guest, Mode, Options, Vcpu};
 use homenode_tracking::tlb::{Access, PageSize, core};
 
 /// The program's memory: 64 MiB.
 const PAGES: u64 = 16_384;
-/// Location of other pages used between two passes.
+/// First of the other pages, which are used between two passes.
 const OTHERS: u64 = 1 << 16;
 
-/// Returns the KiB of `hot` pages that show as accessed after passes over them, with this many other pages used in between.
+/// Returns how many KiB of `hot` pages show as accessed after passes over them, with this many other pages used between passes.
 fn seen_kib(hot: u64, others: u64) -> u64 {
     let mut guest = Guest::new(1 << 18, 1024, PageSize::Small, Flags::Kept);
     let space = guest.tables.space().expect("frames for tables");
@@ -46,9 +46,9 @@ fn accessed_bits_are_blind_up_to_the_second_levels_size() {
         (full, edge, crowded),
         (beyond, all, all_too),
     ] = table;
-    // 1536 entries hold 1536 consecutive pages and not one more of any set.
+    // 1536 entries hold 1536 consecutive pages; one page more overfills its set.
     assert_eq!([tiny, small, half, edge, all], [0, 0, 0, 0, 4 * beyond]);
     assert_eq!([busy, busier, all_too], [0, 0, 4 * beyond]);
-    // At the edge, the use of other pages decides.
+    // If the hot pages just fit, the use of other pages decides.
     assert_eq!((full, crowded), (1536, 4800));
 }

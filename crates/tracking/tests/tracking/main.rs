@@ -1,4 +1,4 @@
-//! Memory tracking against exact models.
+//! Compares memory tracking with exact models.
 
 mod blind_spot;
 mod shards;

@@ -1,5 +1,5 @@
-//! Compares a sample of one line in a hundred with exact stack distances, on streams of enough lines: over a million, with
-//! ten thousand sampled.
+//! Compares a sample of one line in a hundred with exact stack distances, on streams of over a million lines, which give ten
+//! thousand sampled ones.
 
 use homenode_tracking::mrc::{Mattson, Shards};
 use homenode_tracking::stream::{Pattern, Stream};
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 const POINTS: u32 = 100;
 const LINES_MAX: usize = 1 << 21;
 
-/// Returns the mean distance between both curves, at capacities spread evenly from zero to all lines of the stream.
+/// Returns the mean distance between the two curves, at capacities spread evenly from zero to all lines of the stream.
 fn distance(pattern: &Pattern, lines: usize, seed: u64) -> f64 {
     let mut stream = Stream::new(pattern, 0, seed);
     let (mut exact, mut sampled) = (Mattson::new(LINES_MAX), Shards::with_rate(0.01, LINES_MAX));

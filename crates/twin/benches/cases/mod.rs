@@ -1,4 +1,4 @@
-//! Cases measured by the bench and the example `pace`: scenarios, and the machines that they run on.
+//! Cases that the bench and the example `pace` measure: scenarios, and the machines that they run on.
 
 use homenode_machine_files::preset;
 use homenode_twin::{Backend, Hypervisor, Scenario, Transfer, Twin, VmSpec, workload};
@@ -9,7 +9,7 @@ pub struct Case {
     pub name: &'static str,
     pub machine: &'static str,
     pub scenario: Scenario,
-    /// Whether latencies are solved in every epoch, whatever has changed.
+    /// Whether latencies are solved in every epoch, even if nothing has changed.
     pub every_epoch: bool,
 }
 
@@ -72,8 +72,8 @@ fn three(programs: [&str; 3]) -> Scenario {
     Scenario::of("bench", (0..).zip(programs).map(vm).collect())
 }
 
-/// A hundred VMs of two vCPUs, four on each CPU of the AMD48, free to go anywhere: the programs of [`Scenario::mixed_for`]
-/// in turn, three in eight of which meet at barriers. Nothing ends while it is measured.
+/// A hundred VMs of two vCPUs on the AMD48, four VMs per CPU and none pinned. They run the programs of [`Scenario::mixed_for`] in
+/// turn; three of every eight meet at barriers. No program ends while the case is measured.
 fn hundred(hypervisor: Hypervisor) -> Scenario {
     let programs = [
         "cg.B", "povray", "soplex", "sp.B", "ep.B", "milc", "lu.B", "sphinx3",
@@ -87,8 +87,8 @@ fn hundred(hypervisor: Hypervisor) -> Scenario {
     scenario
 }
 
-/// 180 minutes of flipping, as in \[Flip\]: BigBench on 16 vCPUs at a hundredth of its I/O or thereabouts, behind a driver
-/// domain.
+/// 180 minutes of page flipping, as in \[Flip\]: BigBench on 16 vCPUs behind a driver domain, at about a hundredth of its I/O
+/// rate.
 pub fn flipping() -> Case {
     let node = |node| NodeSet::one(NodeId(node));
     let cpus = |first: u32, count: u32| (first..first + count).map(CpuId).collect::<CpuSet>();

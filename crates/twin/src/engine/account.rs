@@ -1,4 +1,4 @@
-//! Accounting for a stretch of time on a CPU: instructions, misses, traffic, pages touched.
+//! Accounts for what a task did in a stretch of time on a CPU: instructions, misses, traffic, pages touched.
 
 use homenode_units::PAGE_BYTES;
 
@@ -9,8 +9,8 @@ use crate::hypervisor::memory::Toucher;
 use crate::index::{CpuIx, ThreadIx, VmIx};
 
 impl Engine {
-    /// Returns a copy of the host with everything accounted up to now. A copy, because rounding would otherwise let each
-    /// look change what happens later.
+    /// Returns a copy of the host that is accounted up to now. The host itself stays untouched: rounding would otherwise let each
+    /// look at it change what happens later.
     pub fn settled(&self) -> Engine {
         let mut settled = self.clone();
         settled.settle_all();
@@ -18,7 +18,7 @@ impl Engine {
         settled
     }
 
-    /// Accounts all CPUs up to now.
+    /// Accounts for all CPUs up to now.
     pub fn settle_all(&mut self) {
         if self.epochs.settled == self.now {
             return;
@@ -92,7 +92,7 @@ impl Engine {
         }
     }
 
-    /// Touches the pages that rounding left over from a finished touch.
+    /// Touches the pages that a finished touch still lacks because of rounding.
     pub(super) fn finish_touch(&mut self, cpu: CpuIx, vm: VmIx, thread: ThreadIx) {
         if let Doing::Touching { touch, .. } = self.vms[vm].threads[thread].doing {
             self.touch(vm, thread, touch.region, cpu, touch.pages);
@@ -121,7 +121,7 @@ impl Engine {
         self.hold_to_memory(vm);
     }
 
-    /// Places `pages` of a region and adds them to `placed`; zeroing writes each placed page once.
+    /// Places `pages` pages of a region and adds them to `placed`. Counts one write per placed page, for zeroing it.
     pub(super) fn place(&mut self, vm: VmIx, region: usize, by: Toucher, pages: u64) {
         let memory = &mut self.vms[vm].memory;
         self.memory

@@ -1,4 +1,4 @@
-//! Timers, in order of time; timers for the same time fire in the order in which they were set.
+//! Timers in order of time. Timers for the same time fire in the order in which they were set.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -17,56 +17,56 @@ pub(super) enum Timer {
         vm: VmIx,
         thread: ThreadIx,
     },
-    /// A kernel may be due to scan the memory of a group of threads.
+    /// A kernel may have to scan the memory of a group of threads.
     Scan {
         vm: VmIx,
         by: By,
         group: usize,
-        /// The VM's AutoNUMA that it belongs to.
+        /// The number of the VM's AutoNUMA that the timer belongs to.
         number: u32,
     },
-    /// An interrupt that was sent from a CPU arrives at a halted vCPU.
+    /// An interrupt that a CPU sent arrives at a halted vCPU.
     Wake {
         vm: VmIx,
         thread: ThreadIx,
         waker: CpuIx,
     },
-    /// A device may have served a thread's request.
+    /// A device may have finished serving a thread's request.
     Served {
         vm: VmIx,
         thread: ThreadIx,
-        /// The life of the VM that it belongs to.
+        /// The life of the VM that the timer belongs to.
         life: u32,
     },
-    /// The rate at which a VM's accesses are sampled is chosen again.
+    /// The sampling rate of a VM's accesses has to be chosen again.
     Sampling {
         vm: VmIx,
-        /// The sampling of the VM that it belongs to.
+        /// The number of the VM's sampling that the timer belongs to.
         number: u32,
     },
-    /// Pages that a VM's guest has released are placed again.
+    /// Pages that a VM's guest has released have to be placed again.
     Releases {
         vm: VmIx,
-        /// The life of the VM that it belongs to.
+        /// The life of the VM that the timer belongs to.
         life: u32,
     },
-    /// Memory that a VM's program has allocated is placed.
+    /// Memory that a VM's program has allocated has to be placed.
     Runtime {
         vm: VmIx,
-        /// The life of the VM that it belongs to.
+        /// The life of the VM that the timer belongs to.
         life: u32,
     },
-    /// Pages that passed to or from a VM's driver domain are settled.
+    /// Pages that passed between a VM and its driver domain have to be settled.
     Flips {
         vm: VmIx,
     },
-    /// The host's permits are settled.
+    /// The host's permits have to be settled.
     Permits,
     /// Two vCPUs change places.
     Exchange,
 }
 
-/// Timers that are still to fire.
+/// Timers that have not fired yet.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Agenda {
     timers: BinaryHeap<Reverse<(Ns, u64, Timer)>>,
@@ -80,12 +80,12 @@ impl Agenda {
         self.timers.push(Reverse((at, self.set, timer)));
     }
 
-    /// Returns when the next timer fires; never if none is set.
+    /// Returns the time at which the next timer fires, or the end of time if none is set.
     pub fn next(&self) -> Ns {
         self.timers.peek().map_or(Ns(u64::MAX), |Reverse((at, ..))| *at)
     }
 
-    /// Takes the next timer, which is due.
+    /// Removes and returns the next timer, which is due.
     pub fn take(&mut self) -> Option<Timer> {
         self.timers.pop().map(|Reverse((.., timer))| timer)
     }

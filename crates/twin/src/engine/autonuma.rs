@@ -1,5 +1,5 @@
-//! AutoNUMA on the host: when the guests' kernels and the host's scan, and what their moves cost. The scans are in
-//! [`crate::guest::autonuma`].
+//! AutoNUMA as part of the host: when the guests' kernels and the host's kernel scan, and what the resulting moves cost. The
+//! scans themselves are in [`crate::guest::autonuma`].
 
 use homenode_units::{Chance, Migration, Ns, Placing};
 
@@ -16,11 +16,11 @@ use crate::scenario::Hypervisor;
 #[cfg(test)]
 mod measured;
 
-/// Share of a vCPU's accesses that a move must make local to be worth it (`SMALLIMP`, 30 of 1000).
+/// Smallest share of a vCPU's accesses that a move must make local to be worthwhile (`SMALLIMP`, 30 of 1000).
 const VCPU_GAIN_LEAST: f64 = 0.03;
 
 impl Engine {
-    /// Starts a kernel's scanning as a VM's program starts, if that kernel scans at all.
+    /// Starts a kernel's scanning when a VM's program starts, if that kernel scans the VM at all.
     pub(super) fn start_scanning(&mut self, vm: VmIx, by: By) {
         let Some(autonuma) = self.vms[vm].autonuma_by(by) else {
             return;
@@ -37,7 +37,8 @@ impl Engine {
         }
     }
 
-    /// Turns the host kernel's balancing of a VM's pages on or off, by the VM's memory policy, else by the host's setting.
+    /// Turns the host kernel's balancing of a VM's pages on or off: as the VM's memory policy says, else as the host's setting
+    /// says.
     pub(super) fn set_host_autonuma(&mut self, vm: VmIx) {
         let owner = &mut self.vms[vm];
         let policy = owner.memory_policy;
@@ -51,7 +52,7 @@ impl Engine {
             }
         } else if owner.host.autonuma.is_none() {
             owner.host.autonumas += 1;
-            // To the host a VM is one process.
+            // To the host's kernel, a VM is one process.
             let process = one_process(owner.threads.len());
             let chance = Chance::labelled(self.seed, "host autonuma", vm.0);
             let mut autonuma = Autonuma::new(process, &owner.memory, chance);
@@ -64,7 +65,7 @@ impl Engine {
         self.find_movers();
     }
 
-    /// Finds the VMs whose pages kernels move, after a change.
+    /// Finds again, after a change, the VMs whose pages a kernel moves.
     pub(super) fn find_movers(&mut self) {
         let vms = self.vms.placed();
         let moved = vms.filter(|(_, vm)| vm.page_movers().next().is_some());
@@ -72,7 +73,7 @@ impl Engine {
         self.movers.extend(moved.map(|(at, _)| at));
     }
 
-    /// Scans for a group of threads, if it is due.
+    /// Scans for a group of threads if a scan is due.
     pub(super) fn scan(&mut self, vm: VmIx, by: By, group: usize) {
         self.settle_vm(vm);
         let nodes = self.topology.nodes();
@@ -80,7 +81,7 @@ impl Engine {
         let line_ns =
             |(from, to)| self.fabric.latency_between(to, from) + self.fabric.latency_between(to, to);
         let copy_ns: Vec<f64> = pairs.map(|pair| self.copy_ns(line_ns(pair))).collect();
-        // A guest's own huge pages are not modelled.
+        // Only the host's kernel has huge pages here; those of a guest's kernel are not modelled.
         let is_hosts = by == By::Host || self.hypervisor == Hypervisor::Native;
         let node_of: IxVec<ThreadIx, usize> = self.vms[vm]
             .threads
@@ -137,7 +138,7 @@ impl Engine {
                 number,
             },
         );
-        // Threads pay what they now owe before they go on.
+        // Threads pay what they now owe before they continue.
         for thread in node_of.places() {
             let task = &self.scheduler.queues.tasks[self.vms[vm].task(thread)];
             if task.run == Run::Running {
@@ -145,15 +146,16 @@ impl Engine {
             }
         }
         if by == By::Host && self.vms[vm].host.autonuma.as_ref().is_some_and(Autonuma::prefers) {
-            // Draws vCPUs to where pages are after this scan: otherwise pages and vCPUs would keep changing places.
+            // Draws vCPUs to where the pages are after this scan. If it used the earlier weights, pages and vCPUs would keep
+            // changing places.
             self.vms[vm].memory.weigh();
             self.draw_to_memory(vm);
         }
         self.epochs.solve_soon(self.now);
     }
 
-    /// Moves running vCPUs to the nodes that hold most of the memory they use (`task_numa_migrate`): to an idle CPU there,
-    /// else in exchange for the vCPU that loses least, if the exchange is a gain for both together.
+    /// Moves running vCPUs to the nodes that hold most of the memory they use (`task_numa_migrate`). A vCPU goes to an idle CPU
+    /// there. If there is none, it changes places with the vCPU that loses least, provided that the two together gain.
     fn draw_to_memory(&mut self, vm: VmIx) {
         for thread in self.vms[vm].threads.places() {
             let task = self.vms[vm].task(thread);
@@ -204,8 +206,8 @@ impl Engine {
         }
     }
 
-    /// Returns the share of a vCPU's accesses that go to a node, as far as the host's kernel knows: nothing for tasks whose
-    /// memory it does not scan.
+    /// Returns the share of a vCPU's accesses that go to a node, as far as the host's kernel knows. Returns 0 for a task whose
+    /// memory that kernel does not scan.
     fn use_of(&self, task: TaskIx, node: usize) -> f64 {
         match self.owners[task] {
             Owner::Vcpu { vm, thread } if self.vms[vm].host.autonuma.is_some() => {
@@ -215,7 +217,7 @@ impl Engine {
         }
     }
 
-    /// Returns the node with memory that a vCPU is on, as a kernel knows it.
+    /// Returns the node that a kernel believes a vCPU is on, or the nearest node with memory.
     pub(super) fn node_seen(&self, vm: VmIx, by: By, thread: ThreadIx) -> usize {
         let vm = &self.vms[vm];
         let real = self.topology.cpus[self.scheduler.queues.tasks[vm.task(thread)].cpu].node;

@@ -1,4 +1,4 @@
-//! Background activity: the host's own daemons, and exchanges of vCPUs that a scenario asks for.
+//! Background activity: the host's own daemons, and the exchanges of vCPUs that a scenario asks for.
 
 use homenode_units::Chance;
 
@@ -8,13 +8,13 @@ use crate::index::TaskIx;
 #[derive(Clone, Debug)]
 pub(super) struct Daemons {
     pub tasks: Vec<TaskIx>,
-    /// Time that each daemon has still to run, in nanoseconds.
+    /// Remaining running time of each daemon, in nanoseconds.
     pub left: Vec<f64>,
     pub chance: Chance,
 }
 
 impl Daemons {
-    /// Creates the set without daemons.
+    /// Creates an empty set of daemons.
     pub fn new(seed: u64) -> Daemons {
         Daemons {
             tasks: Vec::new(),
@@ -24,7 +24,7 @@ impl Daemons {
     }
 }
 
-/// Exchanges of vCPUs, which the scenario asks for.
+/// Exchanges of vCPUs that the scenario asks for.
 #[derive(Clone, Debug)]
 pub(super) struct Exchanges {
     /// Mean time between two exchanges; 0 if there are none.

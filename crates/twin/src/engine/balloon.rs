@@ -1,12 +1,12 @@
-//! Memory taken from a guest and returned: the guest's balloon follows at once, and what no longer fits goes to swap.
+//! Memory taken from a guest and returned. The guest's balloon follows at once, and what no longer fits goes to swap.
 //!
-//! # What comes back [XPV, sections 4.1.2 and 4.3.1]
+//! # Pages that return [XPV, sections 4.1.2 and 4.3.1]
 //!
-//! Under KVM a page that a balloon gave up belongs to the host until the guest uses it again: a first touch. Xen hands a
-//! guest its pages when the balloon deflates, from any node: here in turn from all that have some, the home nodes first.
-//! From then on the VM's frames are its own (`owns_frames`), and its guest takes pages from its free ones. A guest with live
-//! virtual nodes finds each page on its node's list, and takes the nearest; any other takes them for the pages that it gave
-//! up, wherever they are.
+//! Under KVM a page that a balloon gave up belongs to the host until the guest uses it again, which is then a first touch. Xen
+//! gives a guest pages as soon as the balloon deflates. They may come from any node: here in turn from all nodes that have free
+//! pages, the home nodes first. From then on the VM's frames are its own (`owns_frames`), and its guest takes pages from its own
+//! free list. A guest with live virtual nodes finds each page on the list of the page's real node, and takes the nearest. Any
+//! other guest treats the pages as the ones that it gave up, wherever they are.
 
 use homenode_units::{Bytes, Ns, PAGE_BYTES, Pages};
 
@@ -17,11 +17,11 @@ use crate::hypervisor::memory::Toucher;
 use crate::index::{CpuIx, ThreadIx, VmIx};
 use crate::scenario::Hypervisor;
 
-/// How long a fault waits for a page in swap: a random read from a fast disk, plus the kernel's part. Not measured.
+/// Time that a fault waits for a page in swap: a random read from a fast disk, plus the kernel's part. Not measured.
 const FAULT_NS: f64 = 100e3;
 
 impl Vm {
-    /// Returns what its guest needs memory for now.
+    /// Returns the use that the VM's guest has for memory at its present stage.
     pub fn needs(&self) -> Needs {
         match self.stage {
             Stage::Booting | Stage::Program => Needs::Program,
@@ -29,7 +29,7 @@ impl Vm {
         }
     }
 
-    /// Returns how many pages it may still take.
+    /// Returns how many more pages the VM may take.
     fn room(&self) -> u64 {
         let has: u64 = self.memory.pages().iter().sum();
         self.memory_bytes.to_pages().0.saturating_sub(has)
@@ -58,7 +58,7 @@ impl Engine {
         is_new
     }
 
-    /// Lifts a VM's memory limit: its pages come back as they are used.
+    /// Lifts a VM's memory limit. Its pages return as they are used.
     pub fn give_back_memory(&mut self, vm: VmIx) {
         if let Some(limit) = self.vms[vm].limits.memory.take() {
             self.resize(vm, limit.before);
@@ -66,7 +66,7 @@ impl Engine {
         }
     }
 
-    /// Sets a VM's balloon to leave its guest this much memory.
+    /// Sets a VM's balloon so that it leaves the guest this much memory.
     pub(super) fn resize(&mut self, vm: VmIx, memory: Bytes) {
         let owner = &mut self.vms[vm];
         let more = memory
@@ -80,7 +80,8 @@ impl Engine {
         }
     }
 
-    /// Takes what a VM has beyond its limit: first what none of its programs needs, then what its guest writes to swap.
+    /// Takes the pages that a VM has beyond its limit: first those that its programs do not need, then those that its guest
+    /// writes to swap.
     pub(super) fn hold_to_memory(&mut self, vm: VmIx) {
         let owner = &mut self.vms[vm];
         if owner.limits.memory.is_none() {
@@ -98,12 +99,12 @@ impl Engine {
         self.memory.release(&swapped);
     }
 
-    /// Returns how much waiting for swap adds to an instruction of a thread.
+    /// Returns the time that waiting for swap adds to an instruction of a thread.
     pub(super) fn swap_ns(&self, vm: VmIx, thread: ThreadIx, accesses: f64) -> f64 {
         accesses * self.vms[vm].memory.fault_share(thread) * FAULT_NS
     }
 
-    /// Brings pages back from swap after `accesses` of a thread, as far as there is room.
+    /// Brings pages back from swap as a thread makes `accesses` accesses, as far as the VM has room.
     pub(super) fn fault(&mut self, vm: VmIx, vcpu: ThreadIx, cpu: CpuIx, accesses: f64) {
         let owner = &mut self.vms[vm];
         let faults = accesses * owner.memory.fault_share(vcpu);

@@ -1,4 +1,4 @@
-//! What a VM gets when it is created and boots: its memory, and the nodes that its guest is shown.
+//! What a VM gets when it is created and when it boots: its memory, and the nodes that its guest is shown.
 
 use homenode_units::Placing;
 
@@ -10,7 +10,7 @@ use crate::index::{TaskIx, VmIx};
 use crate::scenario::Allocation;
 
 impl Engine {
-    /// Gives a newly created VM the memory that it gets at once.
+    /// Gives a newly created VM the memory that its hypervisor allocates at creation.
     pub(super) fn create_memory(&mut self, vm: VmIx) {
         let vm = &mut self.vms[vm];
         let pages = vm.memory_bytes.to_pages().0;
@@ -31,13 +31,13 @@ impl Engine {
         self.memory.create(&mut vm.memory, pages, pieces);
     }
 
-    /// Shows a guest that boots the nodes that its vCPUs are on.
+    /// Shows a booting guest the nodes that its vCPUs are on.
     pub(super) fn show_nodes(&mut self, vm: VmIx) {
         let vm = &mut self.vms[vm];
         let home = vm.memory.home.clone().filter(|home| !home.is_empty());
         let with_memory = |task: TaskIx| {
             let node = self.topology.cpus[self.scheduler.queues.tasks[task].cpu].node;
-            // An operator's nodes are the only ones that the VM may have.
+            // If an operator has set the VM's nodes, it may use no other.
             let near = &self.topology.fallback[node];
             let may = |node: &&usize| home.as_ref().is_none_or(|home| home.contains(node));
             near.iter().find(may).copied().unwrap_or(node)

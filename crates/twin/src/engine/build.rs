@@ -1,4 +1,4 @@
-//! Builds the engine of a scenario on a machine, at time 0.
+//! Builds the engine for a scenario on a machine, at time 0.
 
 use homenode_machine::{Hardware, Machine};
 use homenode_units::{Chance, Ns};
@@ -27,7 +27,7 @@ struct Guests<'a> {
     hardware: &'a Hardware,
     seed: u64,
     line_bytes: f64,
-    /// Lines of the largest cache.
+    /// Number of lines in the largest cache.
     lines_max: f64,
     io: Plan<'a>,
     scheduler: Scheduler,
@@ -38,14 +38,14 @@ struct Guests<'a> {
 }
 
 impl Guests<'_> {
-    /// Adds the next VM: its vCPUs are the next tasks of the scheduler.
+    /// Adds the next VM. Its vCPUs become the next tasks of the scheduler.
     fn add(&mut self, spec: &VmSpec, nodes: usize) -> Result<(), TwinError> {
         let (machine, scenario, hardware) = (self.machine, self.scenario, self.hardware);
         let at = VmIx(self.vms.len());
         let workload = scenario.workload(spec)?;
         let balances = scenario.balances() == Some(true) && !scenario.owns_frames(spec);
         let is_native = scenario.hypervisor == Hypervisor::Native;
-        // Without a hypervisor the guest's kernel is the host's.
+        // Without a hypervisor the guest's kernel is the host's kernel.
         let spec = &VmSpec {
             autonuma: spec.autonuma || balances && is_native,
             ..spec.clone()
@@ -185,8 +185,8 @@ impl Engine {
     }
 }
 
-/// Returns what caches know of a VM's vCPUs. A thread can use at most the lines of its private memory and of all that is
-/// shared.
+/// Returns what caches know of a VM's vCPUs. A thread can use at most as many lines as its private memory and all shared memory
+/// have.
 pub(super) fn vm_sharers(vm: &Vm, number: VmIx, line_bytes: f64, lines_max: f64) -> Vec<Sharer> {
     let regions = vm.course.program.iter().flat_map(|program| &program.regions);
     let footprint = regions.map(|region| region.size.as_f64()).sum::<f64>() / line_bytes;

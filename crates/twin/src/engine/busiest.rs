@@ -1,14 +1,14 @@
-//! How loaded the most loaded link was, second by second [Policies, section 3.5.2].
+//! The load of the most loaded link, second by second [Policies, section 3.5.2].
 
 use homenode_units::Ns;
 
-/// A link is measured over at least this long.
+/// Shortest period over which a link is measured.
 const PERIOD: Ns = Ns::from_secs(1);
 
 /// The most loaded link's load, summed over periods.
 #[derive(Clone, Debug)]
 pub(crate) struct Busiest {
-    /// Sum of load times seconds, and of the seconds.
+    /// Sum of load times seconds, and sum of the seconds.
     pub sum: f64,
     pub seconds: f64,
     since: Ns,
@@ -25,13 +25,13 @@ impl Busiest {
         }
     }
 
-    /// Whether a period is over: it ends with the first epoch that is long enough.
+    /// Whether the period is over. It ends with the first epoch that makes it long enough.
     pub fn due(&self, now: Ns) -> bool {
         now.0 - self.since.0 >= PERIOD.0
     }
 
-    /// Adds the period's load once it is [`Busiest::due`]: what links have carried since the start (`links`, bytes) against
-    /// their bandwidth (`caps`, bytes per nanosecond, infinite where unknown).
+    /// Adds the load of the period that [`Busiest::due`] has found to be over. `links` is what each link has carried since the
+    /// start, in bytes; `caps` is each link's bandwidth in bytes per nanosecond, infinite if unknown.
     pub fn look(&mut self, now: Ns, links: Vec<f64>, caps: &[f64]) {
         let ns = (now.0 - self.since.0) as f64;
         let loads = links.iter().zip(&self.links).zip(caps);
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn the_most_loaded_link_of_each_second_counts() {
-        // Link 0 is full in the first second, link 1 half full in the next two: (1 + 0.5 * 2) / 3 seconds.
+        // Link 0 is fully loaded in the first second, link 1 half loaded in the next two: (1 + 0.5 * 2) / 3 seconds.
         let mut busiest = Busiest::new(2);
         let caps = [1.0, 2.0];
         assert!(!busiest.due(Ns(500_000_000)) && busiest.due(Ns(1_000_000_000)));

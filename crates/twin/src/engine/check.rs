@@ -1,4 +1,4 @@
-//! Conservation checks at the end of every epoch, where debug assertions are on, as in tests; and the message of a stuck
+//! Conservation checks at the end of every epoch if debug assertions are on, as they are in tests; and the message of a stuck
 //! engine.
 
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use super::Engine;
 use super::totals::Totals;
 
 impl Engine {
-    /// Panics unless the counts add up: pages, time, bytes, lines, run queues.
+    /// Panics unless the counts of pages, time, bytes, lines and run queues add up.
     pub fn check(&self) {
         self.scheduler.queues.check();
         self.check_pages();
@@ -39,7 +39,8 @@ impl Engine {
         }
     }
 
-    /// Checks that the time tasks ran is the time CPUs were busy, and that no CPU was busy for longer than time passed.
+    /// Checks that the time that tasks ran equals the time that CPUs were busy, and that no CPU was busy for longer than time
+    /// passed.
     fn check_time(&self) {
         let queues = &self.scheduler.queues;
         let cpus = self.topology.cpus.places();
@@ -52,8 +53,8 @@ impl Engine {
         assert_eq!(ran, busy, "tasks ran for longer or shorter than CPUs were busy");
     }
 
-    /// Checks that byte counts are valid counts. That links carried what controllers handled holds by construction: both are
-    /// sums of the same counts.
+    /// Checks that byte counts are valid numbers. That links carried what controllers handled needs no check: both are sums of
+    /// the same counts.
     fn check_bytes(&self) {
         let finite = |bytes: &f64| bytes.is_finite() && *bytes >= 0.0;
         let Totals { read, written, .. } = &self.totals;
@@ -76,7 +77,7 @@ impl Engine {
         }
     }
 
-    /// Checks that `movers` leaves out no VM whose pages a kernel moves.
+    /// Checks that `movers` includes every VM whose pages a kernel moves.
     fn check_movers(&self) {
         for (at, vm) in self.vms.placed() {
             let is_moved = vm.page_movers().next().is_some();

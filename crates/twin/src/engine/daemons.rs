@@ -1,4 +1,4 @@
-//! The host's own daemons: one per node, running briefly now and then.
+//! The host's own daemons: one per node, which runs briefly now and then.
 
 use homenode_units::Ns;
 
@@ -33,7 +33,7 @@ impl Engine {
         self.agenda.set(Ns(self.now.0 + after), Timer::Daemon(daemon));
     }
 
-    /// Wakes a daemon, unless it runs already.
+    /// Wakes a daemon unless it is already running.
     pub(super) fn wake_daemon(&mut self, daemon: usize) {
         let task = self.daemons.tasks[daemon];
         if self.scheduler.queues.tasks[task].run == Run::Sleeping {

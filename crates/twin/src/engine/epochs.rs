@@ -6,7 +6,7 @@ use homenode_units::Ns;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cadence {
     pub began: Ns,
-    /// How long its epoch may be while nothing is switched on its CPUs.
+    /// Longest time its epoch may last while no task is switched on its CPUs.
     pub stride: Ns,
     pub due: Ns,
 }
@@ -14,24 +14,24 @@ pub(crate) struct Cadence {
 /// The epochs of all caches.
 #[derive(Clone, Debug)]
 pub(crate) struct Epochs {
-    /// The base length.
+    /// Base length of an epoch.
     pub length: Ns,
-    /// When the last epoch ended, of any cache.
+    /// Time at which the last epoch of any cache ended.
     pub began: Ns,
-    /// When the next epoch ends.
+    /// Time at which the next epoch ends.
     pub end: Ns,
-    /// When all CPUs were last accounted.
+    /// Time up to which all CPUs are accounted.
     pub settled: Ns,
     /// When each cache is brought up to date.
     pub cadences: Vec<Cadence>,
-    /// Whether latencies no longer fit what runs.
+    /// Whether the latencies no longer fit the running tasks.
     pub dirty: bool,
-    /// Whether to solve in every epoch, whatever has changed.
+    /// Whether to solve in every epoch, even if nothing has changed.
     pub always_solve: bool,
 }
 
 impl Epochs {
-    /// Creates the epochs of `caches` caches, at the start.
+    /// Creates the epochs of `caches` caches at time 0.
     pub fn new(length: Ns, caches: usize) -> Epochs {
         let cadence = Cadence {
             began: Ns::ZERO,
@@ -49,7 +49,7 @@ impl Epochs {
         }
     }
 
-    /// Notes that a CPU of a cache does something else now: the cache is brought up to date soon.
+    /// Notes that a CPU of a cache now does something else, so the cache is brought up to date at the next boundary.
     pub fn unsettle(&mut self, llc: usize, now: Ns) {
         let soon = self.next_boundary(now);
         let cadence = &mut self.cadences[llc];
@@ -57,13 +57,13 @@ impl Epochs {
         self.end = self.end.min(soon);
     }
 
-    /// Has latencies solved again soon, since the load on memory has changed.
+    /// Has latencies solved again at the next boundary, because the load on memory has changed.
     pub fn solve_soon(&mut self, now: Ns) {
         self.dirty = true;
         self.end = self.end.min(self.next_boundary(now));
     }
 
-    /// Returns the next multiple of the base length: epochs end there, so that those of several caches end together.
+    /// Returns the next multiple of the base length. Epochs end only there, so the epochs of several caches end together.
     fn next_boundary(&self, now: Ns) -> Ns {
         Ns((now.0 / self.length.0 + 1) * self.length.0)
     }

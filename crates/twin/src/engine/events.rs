@@ -2,13 +2,13 @@
 //!
 //! # Model
 //!
-//! - A VM that is started again is a new one under the old name: it boots, its guest has touched nothing, and its pins and
-//!   home are those of the scenario. Its counts go on.
-//! - A balloon acts at once. If it leaves a guest less than it has touched, the guest releases pages drawn evenly from those
-//!   it can spare, and never what a running program needs: the balloon then stops there, and the report says so. A larger
-//!   target returns nothing at once: pages come when they are touched.
-//! - Memory moves as under a policy ([`super::moves`]), one VM after the other: the end of each epoch moves what that epoch
-//!   had time for. It waits while a policy moves pages itself.
+//! - A VM that is started again is a new VM under the old name: it boots, its guest has touched nothing, and its pins and home
+//!   are those of the scenario. Its counts continue.
+//! - A balloon acts at once. If it leaves a guest less memory than the guest has touched, the guest releases pages drawn evenly
+//!   from those it can spare. It never releases what a running program needs: the balloon then stops there, and the report says
+//!   so. A larger target returns nothing at once: pages come when they are touched.
+//! - Memory moves as under a policy ([`super::moves`]), one VM after the other. The end of each epoch moves what that epoch had
+//!   time for. An event's move waits while a policy moves pages.
 //!
 //! # Left out
 //!
@@ -25,7 +25,7 @@ use crate::report::{EventReport, EventResult};
 use crate::scenario::EventAction;
 
 impl Engine {
-    /// Sets the timers of a new engine's events.
+    /// Sets a timer for each event of a new engine.
     pub(super) fn set_events(&mut self) {
         for at in 0..self.script.events.len() {
             self.agenda.set(self.script.events[at].at, Timer::Event(at));
@@ -134,7 +134,7 @@ impl Engine {
     fn balloon(&mut self, vm: VmIx, memory: Bytes) -> (EventResult, Option<String>) {
         let owner = &mut self.vms[vm];
         let needs = owner.needs();
-        // From here on the operator sets its memory.
+        // From here on the operator controls the VM's memory, so its limit ends.
         owner.limits.memory = None;
         let asked = memory.to_pages().0;
         let left = asked.max(owner.memory.needed(needs));
@@ -150,7 +150,7 @@ impl Engine {
         (EventResult::Partly, Some(note))
     }
 
-    /// Moves as many of the pages that events have set on their way as an epoch has time for.
+    /// Moves pages for the events' migrations, as many as one epoch has time for.
     pub(super) fn migrate_slice(&mut self) {
         if self
             .moving
@@ -159,7 +159,7 @@ impl Engine {
         {
             return;
         }
-        // Pages copied in the last epoch have arrived.
+        // Pages copied during the last epoch have arrived.
         self.epochs.dirty |= self.moving.take().is_some();
         while self.script.migrations.front().is_some_and(|front| front.over) {
             self.script.migrations.pop_front();
@@ -172,7 +172,7 @@ impl Engine {
                 .filter(|node| !work.to.contains(node))
                 .collect();
             let page_ns = self.page_move_ns(work.vm, &from, &work.to);
-            // A migration that waited for another began with the epoch.
+            // A migration that waited for another began when the epoch did.
             let slice = (self.now.0 - work.since.max(self.epochs.began).0) as f64;
             work.carry += slice / page_ns;
             let budget = (work.carry as u64).min(work.left);

@@ -1,5 +1,5 @@
-//! A balancer known only by its rate: at random times two running vCPUs on different nodes, drawn by chance, change places
-//! ([`crate::Scenario::vcpu_exchanges_per_minute`]). Caches, memory and load play no part.
+//! A balancer of which only the rate is known: at random times two running vCPUs on different nodes, drawn at random, change
+//! places ([`crate::Scenario::vcpu_exchanges_per_minute`]). Caches, memory and load play no part.
 
 use homenode_units::Ns;
 
@@ -20,7 +20,7 @@ impl Engine {
         }
     }
 
-    /// Exchanges two vCPUs that may use each other's CPU, if there are such.
+    /// Exchanges two vCPUs that may each use the other's CPU, if there are two such.
     pub(super) fn exchange(&mut self) {
         self.set_exchange();
         let queues = &self.scheduler.queues;

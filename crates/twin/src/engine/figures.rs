@@ -1,4 +1,4 @@
-//! Fixed costs on this host: figures that do not change while it runs.
+//! Costs on this host that do not change while it runs.
 
 use homenode_machine::Hardware;
 
@@ -10,13 +10,13 @@ use crate::scenario::{Hypervisor, Scenario};
 pub(super) struct Figures {
     pub clock_ghz: f64,
     pub line_bytes: f64,
-    /// Factor on the time that threads wait for memory by the machine's figures.
+    /// Factor applied to the time that threads wait for memory according to the machine's figures.
     pub memory_waits: f64,
     /// Cost of an interrupt to another CPU under this hypervisor.
     pub ipi_ns: f64,
-    /// Cost that a woken vCPU owes in addition to the interrupt; nothing on the bare machine.
+    /// Extra cost for a woken vCPU on top of the interrupt; 0 on the bare machine.
     pub wake_ns: f64,
-    /// Cost of a lock that changes hands: fetching a line from another node, all nodes alike.
+    /// Cost of passing a lock on: fetching a line from another node, the mean over all nodes.
     pub handoff_ns: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Driver domains on the host: what their VMs' I/O costs, and when pages change owners. The exchange itself is in
+//! Driver domains on the host: what the I/O of their VMs costs, and when pages change owners. The exchange of pages itself is in
 //! [`crate::io::flip`].
 
 use homenode_units::{Bytes, Ns, PAGE_BYTES};
@@ -13,7 +13,8 @@ use crate::io::flip::{
 };
 use crate::scenario::{Scenario, Transfer, TwinError, VmSpec};
 
-/// Returns the channel of a VM's I/O to its driver domain, if it has one. Its pool may grow until programs would run short.
+/// Returns the channel that carries a VM's I/O to its driver domain, if it has one. The channel's pool may grow only while enough
+/// memory is left for the VM's programs.
 pub(super) fn channel(scenario: &Scenario, spec: &VmSpec) -> Result<Option<Channel>, TwinError> {
     let Some(backend) = &spec.driver_domain else {
         return Ok(None);
@@ -36,7 +37,7 @@ pub(super) fn channel(scenario: &Scenario, spec: &VmSpec) -> Result<Option<Chann
 }
 
 impl Engine {
-    /// Returns what a page of a VM costs on its way.
+    /// Returns the cost of passing one page between a VM and its driver domain.
     pub(super) fn page_cost(&self, vm: VmIx, driver: VmIx) -> PageCost {
         let node_of = |vm: VmIx| self.vms[vm].memory.home.as_ref().map_or(0, |home| home[0]);
         let (from, to) = (node_of(driver), node_of(vm));
@@ -55,7 +56,7 @@ impl Engine {
         }
     }
 
-    /// Sets the timer that settles the pages that passed.
+    /// Sets the timer that settles the passed pages.
     pub(super) fn set_settling(&mut self, vm: VmIx) {
         let now = self.now;
         let Some(channel) = &mut self.vms[vm].channel else {
@@ -67,7 +68,7 @@ impl Engine {
         }
     }
 
-    /// Exchanges the pages that passed since the last time, and has the driver domain run the work it owes.
+    /// Exchanges the pages that passed since the last time, and makes the driver domain run the work that it owes.
     pub(super) fn settle_channel(&mut self, vm: VmIx) {
         let used = RING_PAGES + self.pages_under_way(vm);
         let size = self.vms[vm].memory.pool_pages();
@@ -88,7 +89,7 @@ impl Engine {
             .get_disjoint_mut([vm.0, driver.0])
             .expect("a VM is not its own driver domain");
         let (guest, backend) = (&mut guest.memory, &mut backend.memory);
-        // A pool finds its size within tens of flips, long before the last.
+        // A pool reaches its final size within tens of flips, long before the last flip, so it is resized first.
         if let Some(size) = sized {
             guest.size_pool(size, &mut self.chance);
         }
@@ -105,7 +106,7 @@ impl Engine {
         self.set_settling(vm);
     }
 
-    /// Returns the pages of unfinished requests.
+    /// Returns the number of pages in unfinished requests.
     fn pages_under_way(&self, vm: VmIx) -> u64 {
         let threads = self.vms[vm].threads.iter();
         let requests = threads.flat_map(|thread| &thread.requests.list);
@@ -129,7 +130,7 @@ impl Engine {
         }
     }
 
-    /// Has the vCPU of a VM's backend thread run the work that thread owes, once it has done what it ran before.
+    /// Makes the vCPU of a VM's backend thread run the work that the thread owes, once it has finished its current work.
     fn run_backend(&mut self, vm: VmIx, driver: VmIx) {
         let domain = &mut self.vms[driver];
         let thread = ThreadIx(vm.0 % domain.threads.len());

@@ -1,4 +1,4 @@
-//! I/O on the host: when threads make requests, wait and go on, and what devices transfer. The devices are in [`crate::io`].
+//! I/O on the host: when threads make requests, wait and continue, and what devices transfer. The devices are in [`crate::io`].
 
 use homenode_units::Ns;
 
@@ -10,10 +10,10 @@ use crate::index::{ThreadIx, VmIx};
 use crate::io::flip::PageCost;
 
 impl Engine {
-    /// Makes a thread's request if it has come to one, or has it wait until the last one is done. Returns what the thread
-    /// does next, unless its stretch is over.
+    /// Makes the request that a thread has come to, if any, or makes the thread wait until its last request is done. Returns what
+    /// the thread does next within its stretch of work, or `None` if the stretch has ended.
     pub(super) fn request(&mut self, vm: VmIx, thread: ThreadIx) -> Option<Next> {
-        // Called whenever anything ends, and most threads use no device.
+        // A quick way out: this is called whenever any work ends, and most threads use no device.
         let state = &self.vms[vm].threads[thread];
         if state.doing != Doing::Computing || state.requests.list.is_empty() {
             return None;
@@ -66,7 +66,7 @@ impl Engine {
         self.agenda.set(until, Timer::Served { vm, thread, life });
     }
 
-    /// Notes that a device has served a request, or a rest is over: the waiting thread goes on once it gets a CPU.
+    /// Notes that a device has served a request, or that a rest is over. The waiting thread continues once it gets a CPU.
     pub(super) fn served(&mut self, vm: VmIx, thread: ThreadIx, life: u32) {
         let owner = &mut self.vms[vm];
         if owner.life != life
@@ -75,7 +75,7 @@ impl Engine {
         {
             return;
         }
-        // A device's service time for a guest was measured in a guest, and includes its wake-up.
+        // A device's service time was measured in a guest, so it includes the wake-up; a rest does not.
         let rested = owner.threads[thread].doing == Doing::Resting;
         owner.threads[thread].doing = Doing::Computing;
         if rested {
@@ -88,7 +88,7 @@ impl Engine {
         self.after_scheduling();
     }
 
-    /// Counts what devices have transferred in the last `ns` nanoseconds; returns whether that affects others.
+    /// Counts what devices have transferred in the last `ns` nanoseconds. Returns true if that affects others.
     pub(super) fn transfer(&mut self, ns: f64) -> bool {
         let mut changed = false;
         for device in &mut self.devices {

@@ -2,20 +2,20 @@
 //!
 //! # Time
 //!
-//! Time is in integer nanoseconds. Everything a scheduler or a guest does is an event at its own time: the end of a slice, a
-//! thread that reaches a barrier, a timer. Between events every CPU runs one task at a constant speed. Once per epoch (1 ms
-//! by default) caches take in what was missed, and latencies are solved again if anything changed; a task that is switched
-//! to in mid-epoch runs at the latencies of the last solution. While a cache is steady its epoch grows up to 64-fold, as far
-//! as the drift of miss ratios and occupancies allows; a switch on its CPUs, memory touched or pages on the move bring it
-//! back. What ran on its CPUs is accounted when its epoch ends. Events at equal time have a fixed order: timers in the order
-//! they were set, then CPUs by number, then the scheduler's own, then the epoch.
+//! Time is in integer nanoseconds. Everything that a scheduler or a guest does is an event at its own time: the end of a slice, a
+//! thread that reaches a barrier, a timer. Between events every CPU runs one task at a constant speed. At the end of each epoch
+//! (1 ms by default) the caches take in the misses, and latencies are solved again if anything changed. A task that a CPU
+//! switches to within an epoch runs at the latencies of the last solution. While a cache is steady, its epoch grows up to
+//! 64-fold, as far as the drift of miss ratios and occupancies allows. A switch on its CPUs, touched memory or moving pages
+//! shorten it again. What ran on its CPUs is accounted when its epoch ends. Events at equal time have a fixed order: timers in
+//! the order in which they were set, then CPUs by number, then the scheduler's own events, then the epoch.
 //!
 //! The epoch is a resolution, not a quantum: halving or doubling it changes pinned runs by less than 2 percent, and so does
 //! solving in every epoch (tests show it).
 //!
 //! # Silence
 //!
-//! An engine that handles a million events without advancing time stops and reports what it was doing.
+//! An engine that handles a million events while time does not advance stops and reports what it was doing.
 
 mod account;
 mod agenda;
@@ -65,7 +65,7 @@ use crate::index::{IxVec, TaskIx, ThreadIx, VmIx};
 use crate::io::Device;
 use crate::scenario::{Attribution, Hypervisor};
 
-/// Events without progress of time after which the engine gives up.
+/// Number of events without progress of time after which the engine gives up.
 const SILENCE_MAX: u32 = 1_000_000;
 
 /// The owner of a task of the scheduler.
@@ -75,21 +75,21 @@ pub(crate) enum Owner {
     Daemon(usize),
 }
 
-/// The origin of a page move.
+/// The cause of a page move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mover {
-    /// A policy, which waits for the pages.
+    /// A policy, which waits until the pages have moved.
     Policy,
     /// An event of the scenario.
     Event,
 }
 
-/// Pages of a VM on the move.
+/// Pages of a VM that are being moved.
 #[derive(Clone, Debug)]
 pub(crate) struct Moving {
     pub vm: VmIx,
     pub by: Mover,
-    /// Share of time that the VM's vCPUs lose.
+    /// Share of time that the VM's vCPUs lose to the move.
     pub stall: f64,
     pub copying: Vec<Copying>,
 }
@@ -101,12 +101,12 @@ pub(crate) struct Engine {
     pub hardware: Hardware,
     pub fabric: Fabric,
     pub llcs: Vec<Llc>,
-    /// Devices that programs of the scenario use.
+    /// Devices that the scenario's programs use.
     pub devices: Vec<Device>,
     figures: Figures,
     pub scheduler: Scheduler,
     pub memory: HostMemory,
-    /// The host's own ledger, where VMs have permits.
+    /// The host's own ledger, if VMs have permits.
     pub permits: Option<Permits>,
     attribution: Attribution,
     hypervisor: Hypervisor,
@@ -118,10 +118,10 @@ pub(crate) struct Engine {
     exchanges: Exchanges,
     pub script: Script,
     pub moving: Option<Moving>,
-    /// VMs whose pages a kernel moves, in order: every solution asks what is being copied, and most VMs have no such kernel.
+    /// VMs whose pages a kernel moves, in order. Every solution asks what is being copied, and most VMs have no such kernel.
     movers: Vec<VmIx>,
     pub totals: Totals,
-    /// Requests of the scenario that the machine cannot meet, in sentences.
+    /// Requests of the scenario that the machine cannot meet, as sentences.
     pub notes: Vec<String>,
     pub now: Ns,
     pub version: u64,
@@ -130,12 +130,12 @@ pub(crate) struct Engine {
     agenda: Agenda,
     pub epochs: Epochs,
     pace: Pace,
-    /// Scratch: pages by the node that a touch placed them on.
+    /// Scratch: number of pages that a touch placed on each node.
     placed: Vec<u64>,
 }
 
 impl Engine {
-    /// Solves in every epoch from now on, as a reference for speed and for what skipping costs in accuracy.
+    /// Solves in every epoch from now on: a reference for speed, and for the accuracy that skipping solutions costs.
     pub fn solve_every_epoch(&mut self) {
         self.epochs.always_solve = true;
     }
@@ -145,8 +145,7 @@ impl Engine {
         let mut silent = 0;
         while self.now < end {
             let (cpu, work) = self.pace.first_end();
-            // A queue that grows shortens the running slice, perhaps to less than the task has already used: the slice is
-            // then over.
+            // A growing queue shortens the running slice, perhaps to less than the task has already used. The slice is then over.
             let scheduling = self.scheduler.next_event().max(self.now);
             let timer = self.agenda.next();
             let next = work.min(timer).min(scheduling).min(self.epochs.end).min(end);

@@ -2,16 +2,16 @@
 //!
 //! # Model
 //!
-//! One kernel thread moves page after page: each costs a fixed amount of kernel work, and a copy as fast as one core's
-//! misses in flight allow at the present latencies. Copies load controllers and links. Each page's shootdown takes every
-//! running vCPU of the VM out of the guest for a moment. A huge page moves whole: one piece of work and one shootdown for
-//! 512 pages. Pages are drawn evenly from all on the nodes to leave, or from the classes that a policy names. The call
-//! returns when the pages are there: simulated time passes. If the VM has a driver domain, that domain's vCPU runs the
-//! kernel thread's work ([Flip, section IV.B]: "handled by the privVM resources").
+//! One kernel thread moves page after page. Each page costs a fixed amount of kernel work, and a copy at the speed that one
+//! core's misses in flight allow at the present latencies. Copies load controllers and links. Each page's shootdown takes every
+//! running vCPU of the VM out of the guest for a moment. A huge page moves whole: one piece of work and one shootdown for 512
+//! pages. Pages are drawn evenly from all pages on the nodes to leave, or from the classes that a policy names. Simulated time
+//! passes until the pages have moved; then the call returns. If the VM has a driver domain, that domain's vCPU runs the kernel
+//! thread's work ([Flip, section IV.B]: "handled by the privVM resources").
 //!
 //! # Left out
 //!
-//! The CPU that the kernel thread needs elsewhere, busy pages (no page ever is), huge pages that are split.
+//! The CPU time that the kernel thread takes from other tasks; busy pages (a page is never busy here); huge pages that are split.
 
 use homenode_units::{Ns, PAGE_BYTES};
 
@@ -20,7 +20,7 @@ use crate::hardware::fabric::Copying;
 use crate::hypervisor::{PAGE_MOVE_NS, SHOOTDOWN_CYCLES};
 use crate::index::VmIx;
 
-/// Pages to move that are alike, named by the guest frame of one of them.
+/// Pages of one class to move, identified by the guest frame of one of them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Alike {
     pub frame: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Alike {
 }
 
 impl Engine {
-    /// Moves up to `pages` pages of a VM from nodes onto others while simulated time passes. Returns how many moved.
+    /// Moves up to `pages` pages of a VM from some nodes to others while simulated time passes. Returns how many moved.
     pub fn move_pages(&mut self, vm: VmIx, from: &[usize], to: &[usize], pages: u64) -> u64 {
         let page_ns = self.page_move_ns(vm, from, to);
         self.let_move(vm, pages, page_ns, |engine, budget| {
@@ -39,7 +39,7 @@ impl Engine {
         })
     }
 
-    /// Moves pages that are alike from node to node while simulated time passes. Returns how many moved.
+    /// Moves pages of some classes from node to node while simulated time passes. Returns how many moved.
     pub fn move_alike(&mut self, vm: VmIx, moves: &[Alike]) -> u64 {
         let pages: u64 = moves.iter().map(|alike| alike.pages).sum();
         let line_ns = |alike: &Alike| {
@@ -65,7 +65,7 @@ impl Engine {
                     left -= moved;
                 }
                 alike.pages -= now;
-                // A page that is missing or finds no room will not do better later.
+                // Pages that are missing or find no room will not do better later.
                 if moved == now && alike.pages > 0 {
                     rest.push(alike);
                 }
@@ -78,8 +78,8 @@ impl Engine {
         moved
     }
 
-    /// Moves pages of a VM in slices of time, until `pages` have moved or `some` finds no more; `some` moves up to a budget
-    /// and returns (from, to, pages). Returns how many moved.
+    /// Moves pages of a VM in slices of time, until `pages` have moved or `some` finds no more. `some` moves at most a given
+    /// number of pages and returns (from, to, pages). Returns how many pages moved.
     fn let_move(
         &mut self,
         vm: VmIx,
@@ -127,7 +127,7 @@ impl Engine {
         (shootdown_ns / page_ns).min(0.9)
     }
 
-    /// Returns the time one page takes to move: the kernel's work, and copying its lines as fast as one core's misses allow.
+    /// Returns the time that one page takes to move: the kernel's work, and copying its lines as fast as one core's misses allow.
     pub(super) fn page_move_ns(&self, vm: VmIx, from: &[usize], to: &[usize]) -> f64 {
         let pages = self.vms[vm].memory.pages();
         let reads: Vec<f64> = from
@@ -139,7 +139,7 @@ impl Engine {
         self.page_ns(vm, reads.iter().sum::<f64>() / reads.len().max(1) as f64)
     }
 
-    /// Returns the time one page of a VM takes to move if reading a line and writing it take this long.
+    /// Returns the time that one page of a VM takes to move if reading and writing a line takes `line_ns`.
     fn page_ns(&self, vm: VmIx, line_ns: f64) -> f64 {
         PAGE_MOVE_NS * self.vms[vm].host.per_page() + self.copy_ns(line_ns)
     }
@@ -150,7 +150,7 @@ impl Engine {
         lines * line_ns / f64::from(self.hardware.misses_in_flight_max)
     }
 
-    /// Notes pages that were moved: (from, to, pages), already taken from the free pages of `to`.
+    /// Counts pages that were moved: (from, to, pages). They are already taken from the free pages of `to`.
     pub(super) fn count_moved(&mut self, moved: &[(usize, usize, u64)]) {
         for (from, _, pages) in moved {
             self.memory.free[*from] += pages;
@@ -158,7 +158,7 @@ impl Engine {
         self.note_copies(moved);
     }
 
-    /// Notes pages that were copied: (from, to, pages).
+    /// Counts pages that were copied: (from, to, pages).
     pub(super) fn note_copies(&mut self, moved: &[(usize, usize, u64)]) {
         for (from, to, pages) in moved {
             self.totals.copy(*from, *to, (pages * PAGE_BYTES) as f64);
@@ -184,7 +184,7 @@ impl Engine {
     }
 }
 
-/// Returns the traffic of moves that take some time.
+/// Returns the traffic of moves that take `ns` nanoseconds.
 pub(super) fn copying(moved: &[(usize, usize, u64)], ns: f64) -> Vec<Copying> {
     let mut copying: Vec<Copying> = Vec::new();
     for (from, to, pages) in moved {

@@ -1,4 +1,4 @@
-//! Speeds of the CPUs' tasks, and the state they were solved from.
+//! Speeds of the CPUs' tasks, and the state from which they were solved.
 
 use homenode_units::Ns;
 
@@ -17,10 +17,10 @@ pub(super) struct Speed {
 /// State of a CPU from which the present latencies were solved.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Solved {
-    /// The vCPU that ran, if one did.
+    /// The vCPU that was running, if any.
     pub task: Option<TaskIx>,
     pub cost: CoreCost,
-    /// Share of its speed that throughput caps left it.
+    /// Share of the task's speed that bandwidth limits left it.
     pub granted: f64,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Loading {
     pub cpu: CpuIx,
     pub vm: VmIx,
     pub thread: ThreadIx,
-    /// Its number in the fabric, if it misses at all.
+    /// Its number in the fabric, if it has any misses.
     pub flow: Option<usize>,
 }
 
@@ -38,22 +38,22 @@ pub(super) struct Loading {
 #[derive(Clone, Debug)]
 pub(super) struct Pace {
     pub speeds: IxVec<CpuIx, Speed>,
-    /// When the current task's work is done, by CPU; kept apart, since every event looks for the earliest.
+    /// When each CPU's current task completes its work. A separate vector, because every event looks for the earliest of them.
     pub ends: IxVec<CpuIx, Ns>,
-    /// Demand of each CPU's task at the last solution.
+    /// Demand of each CPU's task in the last solution.
     pub solved: IxVec<CpuIx, Solved>,
-    /// Cache that each CPU's task could use when last looked at.
+    /// Part of the cache that each CPU's task could use when it was last determined.
     pub seen: IxVec<CpuIx, InLlc>,
     /// What caches know of each vCPU.
     pub sharers: IxVec<TaskIx, Sharer>,
     /// Cost of translating each VM's addresses.
     pub paging: IxVec<VmIx, Paging>,
-    /// The running vCPUs of a solution, kept for its memory.
+    /// The running vCPUs of a solution. Kept between solutions to reuse its allocation.
     pub loading: Vec<Loading>,
 }
 
 impl Pace {
-    /// Returns the pace of `cpus` CPUs that run nothing yet.
+    /// Returns the pace of `cpus` CPUs that do not run anything yet.
     pub fn new(cpus: usize, sharers: IxVec<TaskIx, Sharer>, paging: IxVec<VmIx, Paging>) -> Pace {
         Pace {
             speeds: IxVec::filled(Speed::default(), cpus),
@@ -66,7 +66,7 @@ impl Pace {
         }
     }
 
-    /// Returns the CPU whose task is done first, and when; on a tie the first CPU.
+    /// Returns the CPU whose task completes first, and when; the lowest-numbered CPU if several do.
     pub fn first_end(&self) -> (CpuIx, Ns) {
         let mut soonest = (CpuIx(0), Ns(u64::MAX));
         for (cpu, end) in self.ends.placed() {
@@ -77,7 +77,7 @@ impl Pace {
         soonest
     }
 
-    /// Whether a CPU's demand on caches was zero when latencies were solved, and still is.
+    /// Whether a CPU's demand on caches was zero when latencies were solved and is still zero.
     pub fn asks_nothing(&self, cpu: CpuIx, runs: bool) -> bool {
         let now = if runs { self.speeds[cpu].cost.accesses } else { 0.0 };
         now == 0.0 && self.solved[cpu].cost.accesses == 0.0

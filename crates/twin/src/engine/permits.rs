@@ -1,4 +1,4 @@
-//! Ticks of the host's own permits: counters are read, accounts settled, VMs stopped and let go.
+//! Ticks of the host's own permits: the host reads counters, settles accounts, and stops VMs or lets them run.
 
 use homenode_host::Counters;
 use homenode_policy::permits::meter::Reading;
@@ -36,7 +36,7 @@ impl Engine {
         self.set_permit_tick();
     }
 
-    /// Forgets a VM that leaves the host, so that nothing keeps it from running when it is started again.
+    /// Forgets a VM that leaves the host, so that no permit stops it after it is started again.
     pub(super) fn forget_permit(&mut self, vm: VmIx) {
         let measure = self.permits.as_mut().map(|permits| permits.forget(vm));
         self.enforce(vm, measure.unwrap_or(Measure::None));
@@ -55,7 +55,7 @@ impl Engine {
         self.after_scheduling();
     }
 
-    /// Returns the counters of a VM's vCPUs; the misses are as the host's attribution counts them.
+    /// Returns the counters of a VM's vCPUs. The misses are those that the host attributes to the VM.
     fn readings(&self, vm: VmIx) -> Vec<Reading> {
         let owner = &self.vms[vm];
         let tasks = owner.tasks().map(|task| &self.scheduler.queues.tasks[task]);

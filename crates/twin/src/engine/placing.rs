@@ -2,11 +2,11 @@
 //!
 //! # Model [Policies, section 4.2.1]
 //!
-//! Pages that are touched stay where they are. To *first-touch*: what the VM has and has not touched goes back to the host
-//! (the guest says which pages are free), and is placed when it is touched. To *round-4K*: from now on pages are dealt out
-//! in turn over the home nodes, or over all nodes, when they are touched. *Round-1G* is for VMs that are created with it, as
-//! in the paper. A VM that drives devices itself cannot have first-touch: a device's access to a page that is not mapped
-//! fails (section 4.4.1). A change of policy discards what the host's AutoNUMA knows of a VM.
+//! Pages that are touched stay where they are. A change to *first-touch* returns to the host all memory that the VM has but has
+//! not touched (the guest says which pages are free); the host places it when it is touched. After a change to *round-4K*, pages
+//! are dealt out in turn over the home nodes, or over all nodes if there are none, when they are touched. *Round-1G* is only for
+//! VMs that are created with it, as in the paper. A VM that drives devices itself cannot have first-touch: a device's access to a
+//! page that is not mapped fails (section 4.4.1). A change of policy discards what the host's AutoNUMA knows of a VM.
 
 use homenode_units::{MemoryPolicy, Migration, Ns, Placing};
 
@@ -18,14 +18,14 @@ use crate::hypervisor::turns::{Turns, WhenFull};
 use crate::index::VmIx;
 use crate::scenario::Allocation;
 
-/// How often the rate of memory sampling is chosen.
+/// Interval at which the rate of memory sampling is chosen.
 const SAMPLING_PERIOD: Ns = Ns::from_secs(1);
 
 impl Engine {
     /// Places and samples a VM's pages by this policy from now on.
     ///
     /// # Errors
-    /// Says why the VM cannot have the policy, and what to do instead; nothing is changed then.
+    /// Why the VM cannot have the policy, and what to do instead. Nothing is changed in this case.
     pub fn set_memory_policy(&mut self, vm: VmIx, policy: MemoryPolicy) -> Result<(), &'static str> {
         let owner = &self.vms[vm];
         let native = owner.memory.view == View::Truth;
@@ -80,7 +80,7 @@ impl Engine {
         self.memory.release(&free);
     }
 
-    /// Starts or stops sampling which nodes use a VM's pages, as its policy wants.
+    /// Starts or stops sampling which nodes use a VM's pages, as the VM's policy requires.
     pub(super) fn set_sampling(&mut self, vm: VmIx) {
         let owner = &mut self.vms[vm];
         if owner.memory_policy.migration != Migration::Carrefour {
@@ -94,7 +94,7 @@ impl Engine {
         }
     }
 
-    /// Ends a second of sampling, unless the sampling was stopped since.
+    /// Ends a second of sampling, unless the sampling has been stopped since it began.
     pub(super) fn sampled(&mut self, vm: VmIx, number: u32) {
         let owner = &mut self.vms[vm];
         if number != owner.host.samplings || !owner.present() {

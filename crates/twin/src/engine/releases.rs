@@ -1,30 +1,30 @@
-//! Pages that guests release: what notifying the hypervisor costs, and where they are placed again.
+//! Pages that guests release: what it costs to notify the hypervisor, and where the pages are placed again.
 //!
 //! # Model [Policies, section 4.2]
 //!
-//! A program releases pages as its profile says and takes as many again. Under first-touch a hypervisor that is notified of
-//! a release invalidates the page, and the next touch places it where it is touched. Calls are
-//! - *empty*: one per release, and nothing is done, which is what the paper timed;
-//! - *each*: one per release, the page is invalidated;
-//! - *batched*: releases and allocations go to four queues by the two low bits of the frame; the thread whose entry is the
-//!   32nd sends its queue. [`crate::page_queue`] reads such queues to find what is invalidated: released frames
-//!   are drawn from the program's, allocated ones from those free at the time, including the queue's own releases.
+//! A program releases as many pages as its profile says, and allocates as many again. Under first-touch, a hypervisor that is
+//! notified of a release invalidates the page; the next touch places the page on the node of that touch. Calls are
+//! - *empty*: one call per release, and the hypervisor does nothing; the paper timed this;
+//! - *each*: one call per release, and the hypervisor invalidates the page;
+//! - *batched*: releases and allocations go to one of four queues, chosen by the two low bits of the frame. The thread that adds
+//!   the 32nd entry sends its queue. [`crate::page_queue`] reads such queues to find which pages to invalidate: released frames
+//!   are drawn from the program's, allocated frames from those free at the time, including the queue's own releases.
 //!
-//! A guest holds a lock during a call: that of its list of free pages, or that of the queue. So threads wait for each other:
-//! mean value analysis with one customer per thread, the program's own time between two visits, and the mean time that the
-//! lock is held (closed network, exponential times). A lock changes hands at the price of a line from another node.
+//! A guest holds a lock during a call: the lock of its list of free pages, or that of the queue. So threads wait for each other.
+//! The model is mean value analysis with one customer per thread, the program's own time between two visits, and the mean time
+//! that the lock is held (closed network, exponential times). Passing a lock on costs the fetch of a line from another node.
 //!
-//! The result is not fitted: empty calls make the paper's wrmem on 48 CPUs 2.1 times slower here and 3 times there, and 78
-//! percent of the time of sent queues is invalidation here, 87.5 there. The paper names neither a lock around the single
-//! call nor the length of a queue; its published guest sends 32 entries.
+//! The result is not fitted. Empty calls make the paper's wrmem on 48 CPUs 2.1 times slower here and 3 times slower there.
+//! Invalidation takes 78 percent of the time of sent queues here, 87.5 percent there. The paper mentions neither a lock around
+//! the single call nor the length of a queue; its published guest sends 32 entries.
 //!
-//! Every 10 ms the pages that a thread has released meanwhile are drawn evenly from its own (from all that it uses, if it
-//! has none); afterwards they are on the thread's node as far as there is room.
+//! Every 10 ms, the pages that a thread has released since the last time are drawn evenly from its private pages (if it has none,
+//! from all that it uses). They are then placed on the thread's node as far as that has room.
 //!
 //! # Left out
 //!
-//! That a queue's holder keeps others longer than exponential times say; a holder of a lock that loses its CPU; pages that
-//! another thread takes up; the guest's own work for either; other guests' use of the hypervisor's locks.
+//! That a queue's holder keeps others longer than exponential times say; the holder of a lock that loses its CPU; released pages
+//! that another thread allocates; the guest's own work for releases and allocations; other guests' use of the hypervisor's locks.
 
 use crate::page_queue::{Entry, PARTITIONS};
 use homenode_units::{Ns, Placing};
@@ -38,36 +38,36 @@ use crate::hypervisor::memory::Toucher;
 use crate::index::{ThreadIx, VmIx};
 use crate::scenario::ReleaseCalls;
 
-/// Bytes of a queue that the hypervisor fetches line by line from where it was written.
+/// Bytes of a queue, which the hypervisor fetches line by line from where they were written.
 const QUEUE_BYTES: f64 = (QUEUE * size_of::<Entry>()) as f64;
-/// CPU cycles to invalidate one entry of the hypervisor's page table and return its page: a walk in the cache, and the
-/// allocator's list (estimate).
+/// CPU cycles to invalidate one entry of the hypervisor's page table and to free its page: a page-table walk in the cache, and an
+/// insertion into the allocator's list (estimate).
 const INVALIDATE_CYCLES: f64 = 600.0;
-/// CPU cycles of the hypervisor's fault when such a page is touched: an exit, and taking a page (estimate).
+/// CPU cycles of the hypervisor's fault when an invalidated page is touched: an exit, and allocating a page (estimate).
 const FAULT_CYCLES: f64 = EXIT_CYCLES + 1000.0;
-/// CPU cycles of adding an entry (estimate).
+/// CPU cycles of adding an entry to a queue (estimate).
 const ENQUEUE_CYCLES: f64 = 20.0;
-/// How often released pages are placed again.
+/// Interval at which released pages are placed again.
 const PERIOD: Ns = Ns::from_millis(10);
 
-/// Cost of a release for its thread.
+/// Cost of a release to its thread.
 struct Cost {
-    /// Locks taken per release, number of locks to choose from, and how long one is held.
+    /// Locks taken per release, number of locks to choose from, and time that one lock is held.
     visits: f64,
     locks: f64,
     held_ns: f64,
-    /// Time without a lock.
+    /// Time spent outside the lock.
     apart_ns: f64,
 }
 
-/// Returns a VM's releases if its hypervisor is notified of them and places pages when they are touched.
+/// Returns a VM's releases if its hypervisor is notified of them and places pages on first touch.
 fn active(vm: &Vm) -> Option<&Releases> {
     let first_touch = vm.memory_policy.placing == Placing::FirstTouch && vm.memory.view != View::Truth;
     vm.releases.as_ref().filter(|_| first_touch)
 }
 
-/// Returns the mean time from asking for a lock to releasing it, with `customers` that think and then visit one of `locks`
-/// locks.
+/// Returns the mean time from requesting a lock to releasing it. Each of the `customers` thinks for `think_ns` and then visits
+/// one of `locks` locks.
 fn response_ns(customers: usize, think_ns: f64, held_ns: f64, locks: f64) -> f64 {
     let (mut there, mut response) = (0.0, held_ns);
     for customer in 1..=customers {
@@ -78,7 +78,7 @@ fn response_ns(customers: usize, think_ns: f64, held_ns: f64, locks: f64) -> f64
 }
 
 impl Engine {
-    /// Returns what releases add to an instruction of a VM's program that takes `instruction_ns` without them.
+    /// Returns the time that releases add to an instruction that takes `instruction_ns` without them.
     pub(super) fn release_ns(&self, vm: VmIx, instruction_ns: f64) -> f64 {
         let owner = &self.vms[vm];
         let Some(releases) = active(owner) else { return 0.0 };
@@ -115,7 +115,7 @@ impl Engine {
         }
     }
 
-    /// Returns the time of sending a queue, and of invalidating what it releases.
+    /// Returns the time to send a queue, and the time to invalidate what it releases.
     fn queue_ns(&self, releases: &Releases) -> (f64, f64) {
         let sending = EXIT_CYCLES / self.figures.clock_ghz
             + QUEUE_BYTES / self.figures.line_bytes * self.figures.handoff_ns;
@@ -123,7 +123,7 @@ impl Engine {
         (sending, invalidating)
     }
 
-    /// Starts to handle releases as a VM's program starts.
+    /// Starts handling releases when a VM's program starts.
     pub(super) fn start_releases(&mut self, vm: VmIx) {
         let owner = &self.vms[vm];
         if owner.releases.is_some() {
@@ -204,9 +204,9 @@ mod tests {
     #[test]
     fn one_customer_never_waits_and_many_are_served_one_after_the_other() {
         assert!((response_ns(1, 100.0, 10.0, 1.0) - 10.0).abs() < 1e-9);
-        // 48 customers, a lock held for 10, nothing else to do: a visit takes all 48 turns.
+        // 48 customers, a lock held for 10, no time to think: a visit waits for all 48 turns.
         assert!((response_ns(48, 0.0, 10.0, 1.0) - 480.0).abs() < 1e-6);
-        // Over four locks 48 turns, and the three others' work: (48 + 3) / 4 turns.
+        // With M = 4 locks and N = 48 customers, a visit takes (N + M - 1) / M turns: (48 + 3) / 4.
         assert!((response_ns(48, 0.0, 10.0, 4.0) - 10.0 * 51.0 / 4.0).abs() < 1e-6);
     }
 }

@@ -4,20 +4,21 @@
 //! # Model
 //!
 //! A program frees and allocates memory as its profile says ([`crate::workload::RuntimeProfile`]). The library keeps freed
-//! memory and hands it out again, so the kernel's first touch decides for a page only once. Memory handed to a thread
-//! - by a library that knows nodes is on the node of the thread's vCPU, as the library knows it: as its kernel said when the
-//!   program began, or as it says now. Memory handed out on another node than it was freed on is fresh from the kernel: a
-//!   first touch;
-//! - by any other library is what was freed last: by the same thread, or, if the program's threads share a heap, by any of
-//!   them. Then pages of threads change places, and pages that first touch had put near one thread end up near another.
+//! A program frees and allocates memory as its profile says ([`crate::workload::RuntimeProfile`]). The library keeps freed memory
+//! and hands it out again, so the kernel's first touch decides only once where a page is. Two kinds of library differ:
+//! - A library that knows nodes hands a thread memory on the node of the thread's vCPU. The library knows that node from its
+//!   kernel: as of the start of the program, or as of now. If the memory was freed on another node, the thread gets fresh memory
+//!   from the kernel instead: a first touch.
+//! - Any other library hands out the memory that was freed last: by the same thread or, if the program's threads share a heap, by
+//!   any of them. Then threads' pages change places: a page that first touch put near one thread ends up near another.
 //!
-//! Every 100 ms the pages that a thread has allocated meanwhile are drawn evenly from its own.
+//! Every 100 ms, the pages that a thread has allocated since the last time are drawn evenly from its own.
 //!
 //! # Left out
 //!
-//! Memory that several threads use (an old generation, which such libraries spread over nodes anyway); the time between
-//! freeing and allocating, and so when a collector looks at the topology: the paper's does at the end of each collection,
-//! several times a second; that a library keeps threads waiting.
+//! Memory that several threads use (an old generation, which such libraries spread over nodes anyway). The time between freeing
+//! and allocating, and therefore also when a collector looks at the topology; the paper's does so at the end of each collection,
+//! several times a second. The time that a library makes threads wait.
 
 use homenode_units::{Chance, Ns, PAGE_BYTES};
 
@@ -32,11 +33,11 @@ use crate::index::{IxVec, ThreadIx, VmIx};
 use crate::scenario::RuntimeNodes;
 use crate::workload::Reuse;
 
-/// How often allocated memory is placed.
+/// Interval at which allocated memory is placed.
 const PERIOD: Ns = Ns::from_millis(100);
 
 impl Engine {
-    /// Starts to place what a VM's program allocates as the program starts.
+    /// Starts placing what a VM's program allocates, when the program starts.
     pub(super) fn start_runtime(&mut self, vm: VmIx) {
         let threads = self.vms[vm].threads.places();
         let began_on = threads
@@ -87,7 +88,7 @@ impl Engine {
                 self.vms[vm].memory.mix(&allocated, &mut runtime.chance);
                 self.epochs.solve_soon(self.now);
             }
-            // The guest's kernel believes that its frames are on the nodes that it asked for.
+            // The guest's kernel believes that its frames are on the nodes that it requested.
             _ if self.vms[vm].memory.owns_frames && !self.vms[vm].memory.finds_frames() => {}
             (knows, _) => {
                 for (thread, &pages) in allocated.placed() {
@@ -102,7 +103,7 @@ impl Engine {
         self.vms[vm].runtime = Some(runtime);
     }
 
-    /// Hands a thread `pages` pages on a node, in place of as many of its own.
+    /// Hands a thread `pages` pages on a node, in exchange for as many of its own.
     fn hand_out(&mut self, vm: VmIx, thread: ThreadIx, node: usize, pages: u64, chance: &mut Chance) {
         let taken = self.vms[vm].memory.invalidate(thread, node, pages, chance);
         for (region, from, pages) in taken {

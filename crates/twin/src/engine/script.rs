@@ -1,4 +1,4 @@
-//! The events of a scenario, with positions in place of names, and their outcomes.
+//! The events of a scenario, with positions in place of names; and the outcomes of the events.
 
 use std::collections::VecDeque;
 
@@ -10,12 +10,12 @@ use crate::index::{CpuIxSet, IxVec, ThreadIx, VmIx, marked};
 use crate::report::EventReport;
 use crate::scenario::{EventAction, Scenario};
 
-/// The events of a scenario, and their outcomes.
+/// The events of a scenario and their outcomes.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     pub(super) events: Vec<Event>,
     pub log: Vec<EventReport>,
-    /// VMs that events start, in their state before the first start, and their CPUs.
+    /// VMs that events start, as they were before their first start, with their CPUs.
     pub(super) fresh: IxVec<VmIx, Option<Fresh>>,
     pub(super) starts_left: usize,
     pub(super) migrations: VecDeque<Migration>,
@@ -35,7 +35,7 @@ pub(super) struct Event {
     pub(super) allowed: CpuIxSet,
 }
 
-/// A migration of memory under way.
+/// A migration of memory that is under way.
 #[derive(Clone, Debug)]
 pub(super) struct Migration {
     /// Its entry in the log.
@@ -45,13 +45,13 @@ pub(super) struct Migration {
     pub(super) since: Ns,
     pub(super) left: u64,
     pub(super) moved: u64,
-    /// Part of a page that the last slice had time for.
+    /// Fraction of a page left over from the last slice.
     pub(super) carry: f64,
     pub(super) over: bool,
 }
 
 impl Script {
-    /// The events of a checked scenario.
+    /// Creates the script of a checked scenario.
     pub fn new(scenario: &Scenario, machine: &Machine) -> Script {
         let position = |vm: &str| scenario.vms.iter().position(|spec| spec.name == vm).map(VmIx);
         let events = scenario.events.iter().map(|event| Event {
@@ -83,7 +83,7 @@ impl Script {
         }
     }
 
-    /// Whether a VM is still to be started.
+    /// Whether an event will start a VM.
     pub fn starts_something(&self) -> bool {
         self.starts_left > 0
     }

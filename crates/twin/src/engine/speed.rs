@@ -1,4 +1,4 @@
-//! Speed of each CPU's task, and the end of an epoch, when caches and latencies are brought up to date.
+//! Speed of each CPU's task; and the end of an epoch, when caches and latencies are brought up to date.
 
 use homenode_units::Ns;
 
@@ -14,10 +14,10 @@ use crate::workload::Waiting;
 
 /// Relative change of a task's demand on memory that requires a new solution.
 const CHANGE_MAX: f64 = 2e-3;
-/// Change of the part of a cache that a thread can use, as a share of the whole, that an epoch may bring while caches fill:
-/// a steady miss ratio may drop at once when the last line of a loop arrives.
+/// How much of a cache an epoch may add to or take from a thread while caches fill, as a share of the whole. It is limited
+/// because even a steady miss ratio may drop at once when the last line of a loop arrives.
 const OCCUPANCY_CHANGE_MAX: f64 = 0.02;
-/// Epochs grow up to this many times their stated length while nothing changes.
+/// Epochs grow up to this many times the base length while nothing changes.
 const STRIDE_MAX: f64 = 64.0;
 
 impl Engine {
@@ -40,7 +40,7 @@ impl Engine {
         }
     }
 
-    /// Sets how fast the current task of a CPU goes, from the latencies of the last solution.
+    /// Sets the speed of a CPU's current task, using the latencies of the last solution.
     pub(super) fn set_speed(&mut self, cpu: CpuIx) {
         let Some(task) = self.scheduler.queues.current(cpu) else {
             self.pace.ends[cpu] = Ns(u64::MAX);
@@ -70,7 +70,7 @@ impl Engine {
         self.pace.speeds[cpu].ns_per_unit = ns_per_unit;
     }
 
-    /// Sets the speeds of all CPUs that run a VM whose program has changed; everything must be settled.
+    /// Sets the speed of every CPU that runs a given VM, whose program has changed. Everything must be settled.
     pub(super) fn set_speeds_of(&mut self, vm: VmIx) {
         for cpu in self.topology.cpus.places() {
             if self.vcpu_on(cpu).is_some_and(|(runs, _)| runs == vm) {
@@ -80,14 +80,14 @@ impl Engine {
         }
     }
 
-    /// Returns when a task will be done that owes some time and has `left` units of work; never if its work has no end.
+    /// Returns when a task completes that owes some time and has `left` units of work. It never does if its work has no end.
     pub(super) fn end_of(&self, owed_ns: f64, left: f64, ns_per_unit: f64) -> Ns {
         let ns = (owed_ns + left.max(0.0) * ns_per_unit) as u64;
         Ns(self.now.0.saturating_add(ns).saturating_add(1))
     }
 
-    /// Computes the cost of a CPU's current vCPU with this much of the cache, in place: a processor has to wait when a value
-    /// is written in parts and then copied as a whole, and this is done for every CPU in every epoch.
+    /// Computes in place the cost of a CPU's current vCPU with this much of the cache. In place, because a processor stalls when
+    /// a value is written in parts and then copied whole, and this runs for every CPU in every epoch.
     fn set_cost(&mut self, cpu: CpuIx, vm: VmIx, thread: ThreadIx, llc: InLlc) {
         let owner = &self.vms[vm];
         let cost = match (&owner.course.program, owner.threads[thread].doing) {
@@ -103,7 +103,7 @@ impl Engine {
                 cost.waits *= self.figures.memory_waits;
                 if program.waiting == Waiting::Sleep {
                     let wakeups = program.wakeups_per_m_instructions / 1e6;
-                    // All threads behave alike: each wakes others as often as it is woken.
+                    // All threads behave alike, so each wakes others as many times as it is woken.
                     let each_ns = self.figures.ipi_ns + self.figures.wake_ns;
                     cost.busy_cycles += wakeups * each_ns * self.figures.clock_ghz;
                 }
@@ -114,7 +114,7 @@ impl Engine {
         self.pace.speeds[cpu].cost = cost;
     }
 
-    /// Returns how long a unit of work of a CPU's current vCPU takes at its cost and the present latencies.
+    /// Returns the time per unit of work of a CPU's current vCPU, at its cost and the present latencies.
     fn ns_per_unit(&self, cpu: CpuIx, vm: VmIx, thread: ThreadIx) -> f64 {
         let (owner, cost) = (&self.vms[vm], &self.pace.speeds[cpu].cost);
         let stall = self
@@ -142,7 +142,7 @@ impl Engine {
         ns / ((1.0 - stall) * (1.0 - sampled))
     }
 
-    /// Ends an epoch of some caches, which take in what was missed. Solves latencies again if the running tasks, the
+    /// Ends an epoch of the caches that are due, which take in the misses. Solves latencies again if the running tasks, the
     /// placement of memory or the miss rates have changed.
     pub(super) fn end_epoch(&mut self) {
         let lasted = (self.now.0 - self.epochs.began.0) as f64;
@@ -198,12 +198,12 @@ impl Engine {
         self.apply_segments();
     }
 
-    /// Lets a cache take in what was missed, finds what its CPUs' tasks cost now, and returns when to do so next: when miss
-    /// ratios will have drifted by half of what requires a new solution, or occupancies by half of what an epoch may bring,
-    /// at most after twice the time.
+    /// Lets a cache take in the misses and computes what its CPUs' tasks cost now. Returns when to do so next: when the miss
+    /// ratios will have drifted by half of what requires a new solution, or the occupancies by half of what an epoch may change,
+    /// but at most after twice the last interval.
     fn step_llc(&mut self, llc: usize, unsteady: bool) {
         self.llcs[llc].step(&self.pace.sharers);
-        // In units of what an epoch may bring.
+        // Relative to what an epoch may change.
         let mut drift = 0.0_f64;
         let whole = self.llcs[llc].lines() * self.figures.line_bytes;
         for at in 0..self.topology.llc_cpus[llc].len() {
@@ -249,7 +249,7 @@ impl Engine {
         }
     }
 
-    /// Finds latencies for the tasks that run now, and sets their speeds.
+    /// Solves latencies for the tasks that run now, and sets the tasks' speeds.
     pub(super) fn solve(&mut self) {
         self.fabric.clear();
         let mut loading = std::mem::take(&mut self.pace.loading);
@@ -262,7 +262,7 @@ impl Engine {
             let (owner, cost) = (&self.vms[vm], self.pace.speeds[cpu].cost);
             self.pace.solved[cpu].task = self.scheduler.queues.current(cpu);
             self.pace.solved[cpu].cost = cost;
-            // Threads without misses load nothing.
+            // Threads without misses add no load.
             let flow = (cost.misses > 0.0).then(|| {
                 let write_share = owner
                     .course

@@ -1,14 +1,14 @@
-//! Counts of the host since it started.
+//! Counts of the host since its start.
 
 use super::busiest::Busiest;
 
-/// Counts of the host since it started.
+/// Counts of the host since its start.
 #[derive(Clone, Debug)]
 pub(crate) struct Totals {
     nodes: usize,
-    /// Bytes that a node read from a node's memory, by `reader * nodes + memory`.
+    /// Bytes that one node read from another's memory, or from its own, at `reader * nodes + memory`.
     pub read: Vec<f64>,
-    /// Bytes that a node wrote to a node's memory, by `writer * nodes + memory`.
+    /// Bytes that one node wrote to another's memory, or to its own, at `writer * nodes + memory`.
     pub written: Vec<f64>,
     pub busiest: Busiest,
 }
@@ -23,12 +23,12 @@ impl Totals {
         }
     }
 
-    /// Notes bytes that a CPU or device of a node wrote to a node's memory.
+    /// Counts bytes that a CPU or device of node `writer` wrote to the memory of node `memory`.
     pub fn write(&mut self, writer: usize, memory: usize, bytes: f64) {
         self.written[writer * self.nodes + memory] += bytes;
     }
 
-    /// Notes bytes that were copied from a node's memory to another's, by the latter.
+    /// Counts bytes that node `to` copied from the memory of node `from` to its own.
     pub fn copy(&mut self, from: usize, to: usize, bytes: f64) {
         self.read[to * self.nodes + from] += bytes;
         self.write(to, to, bytes);
@@ -43,7 +43,7 @@ impl Totals {
         controllers
     }
 
-    /// Returns the bytes that went from a node to a node.
+    /// Returns the bytes that went from one node to another.
     pub fn between(&self, from: usize, to: usize) -> f64 {
         self.read[to * self.nodes + from] + self.written[from * self.nodes + to]
     }

@@ -76,7 +76,7 @@ impl Engine {
             self.start_releases(vm);
             self.start_runtime(vm);
         }
-        // Wake-ups come from the CPU of the thread that released the others, so they are sent while it still runs there.
+        // Wake-ups are sent from the CPU of the thread that released the others, so they must go out while it still runs there.
         if matches!(next, Next::Start | Next::Release | Next::End) {
             let ipi_ns = if next == Next::Release {
                 self.figures.ipi_ns
@@ -92,7 +92,7 @@ impl Engine {
             self.set_speed(cpu);
         } else {
             self.set_housekeeping(vm, thread);
-            // A thread that it woke may have taken its CPU.
+            // A thread that this one woke may have taken its CPU.
             self.scheduler.stop(self.vms[vm].task(thread), self.now);
         }
         self.after_scheduling();
@@ -105,7 +105,7 @@ impl Engine {
         Some(next)
     }
 
-    /// Informs caches and TLBs of the program that a VM begins; they hold nothing of it yet.
+    /// Informs caches and TLBs that a VM begins a program, of which they hold nothing yet.
     pub(super) fn fit_program(&mut self, vm: VmIx) {
         let lines_max = self.llcs.iter().map(Llc::lines).fold(1.0, f64::max);
         let sharers = vm_sharers(&self.vms[vm], vm, self.figures.line_bytes, lines_max);
@@ -116,7 +116,7 @@ impl Engine {
         }
     }
 
-    /// Accounts the vCPUs of a VM up to now, before they change what they do.
+    /// Accounts for a VM's vCPUs up to now, before they change what they do.
     pub(super) fn settle_vm(&mut self, vm: VmIx) {
         for thread in self.vms[vm].threads.places() {
             let task = &self.scheduler.queues.tasks[self.vms[vm].task(thread)];
@@ -127,8 +127,8 @@ impl Engine {
         self.apply_segments();
     }
 
-    /// Lets the other vCPUs of a VM take up their present work. Sleeping ones are woken by interrupts, one after the other,
-    /// at a cost to the waker; those without work go to sleep.
+    /// Lets the other vCPUs of a VM take up the work that they now have. Interrupts wake the sleeping ones, one after the other,
+    /// at a cost to the waker. vCPUs without work go to sleep.
     fn rouse(&mut self, cpu: CpuIx, vm: VmIx, rouser: ThreadIx, ipi_ns: f64) {
         let mut sent_ns = 0.0;
         for other in self.vms[vm].threads.places().filter(|other| *other != rouser) {
@@ -164,7 +164,7 @@ impl Engine {
         self.vms[vm].threads[rouser].owed_ns += sent_ns;
     }
 
-    /// Lets a halted vCPU's kernel do some housekeeping.
+    /// Runs some housekeeping of a halted vCPU's kernel.
     pub(super) fn housekeep(&mut self, vm: VmIx, thread: ThreadIx) {
         let owner = &mut self.vms[vm];
         owner.threads[thread].timer_set = false;
@@ -174,7 +174,7 @@ impl Engine {
         }
     }
 
-    /// Wakes a halted vCPU, which owes its way back into the guest.
+    /// Wakes a halted vCPU, which then owes the time to re-enter the guest.
     pub(super) fn wake(&mut self, vm: VmIx, thread: ThreadIx, waker: Option<CpuIx>) {
         self.vms[vm].threads[thread].owed_ns += self.figures.wake_ns;
         let task = self.vms[vm].task(thread);
@@ -182,7 +182,7 @@ impl Engine {
         self.after_scheduling();
     }
 
-    /// Delivers an interrupt from a CPU to a vCPU, which may be awake or gone by now.
+    /// Delivers an interrupt from a CPU to a vCPU, which may be awake or gone by the time it arrives.
     pub(super) fn interrupt(&mut self, vm: VmIx, thread: ThreadIx, waker: CpuIx) {
         let owner = &self.vms[vm];
         let task = owner.task(thread);
@@ -192,7 +192,7 @@ impl Engine {
         }
     }
 
-    /// Sets the timer on which a halted vCPU that waits for nothing wakes now and then, as for its kernel's timers.
+    /// Sets a timer that wakes a halted vCPU now and then, as its kernel's timers would, if it waits for nothing else.
     fn set_housekeeping(&mut self, vm: VmIx, thread: ThreadIx) {
         let state = &mut self.vms[vm].threads[thread];
         if state.doing == Doing::Idle && !state.timer_set {
@@ -230,7 +230,7 @@ impl Engine {
         self.memory.release(&pages);
     }
 
-    /// Holds a VM's vCPUs to a quota from now on, or lifts it; renewing a quota changes its lease only.
+    /// Limits a VM's vCPUs to a quota from now on, or lifts the limit. Renewing a quota changes only its lease.
     pub fn set_quota(&mut self, vm: VmIx, lease: Option<Lease>) {
         let before = std::mem::replace(&mut self.vms[vm].limits.quota, lease);
         let quota = lease.map(|lease| lease.quota);
@@ -244,13 +244,13 @@ impl Engine {
         self.version += 1;
     }
 
-    /// Accounts what ran and sets the speed of what runs now, after the scheduler acted.
+    /// Accounts for what ran and sets the speed of what runs now, after the scheduler has acted.
     pub fn after_scheduling(&mut self) {
         self.apply_segments();
         let mut switched = std::mem::take(&mut self.scheduler.queues.switched);
         for cpu in switched.drain(..) {
             self.set_speed(cpu);
-            // A task without demand on caches and memory may come and go unnoticed, unless a sibling feels it.
+            // A task without demand on caches and memory may come and go without effect, unless an SMT sibling feels it.
             let alone = self.topology.cpus[cpu].siblings.is_empty();
             if !(alone
                 && self
@@ -259,7 +259,7 @@ impl Engine {
             {
                 self.unsettle(cpu);
             }
-            // Siblings now share the core with another task, or with none.
+            // The CPU's siblings now share the core with another task, or with none.
             for at in 0..self.topology.cpus[cpu].siblings.len() {
                 let sibling = self.topology.cpus[cpu].siblings[at];
                 self.scheduler.settle(sibling, self.now);
@@ -270,7 +270,7 @@ impl Engine {
         self.scheduler.queues.switched = switched;
     }
 
-    /// Brings a CPU's cache up to date soon, as the CPU does something else now.
+    /// Has a CPU's cache brought up to date soon, because the CPU now does something else.
     pub(super) fn unsettle(&mut self, cpu: CpuIx) {
         self.epochs.unsettle(self.topology.cpus[cpu].llc, self.now);
     }

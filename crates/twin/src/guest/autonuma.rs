@@ -1,40 +1,42 @@
-//! AutoNUMA: a kernel that moves pages to the node that uses them, a guest's or the host's.
+//! AutoNUMA: the kernel of a guest or of the host moves pages to the node that uses them.
 //!
 //! # Model (constants and rules from Linux's `kernel/sched/fair.c`, see `facts/simulators.md` 4.3)
 //!
-//! A *group* is the threads of one process: all of a program's, or one copy. Its kernel begins a second after the
-//! start, and then, whenever a thread of it has run for a period, marks the next 256 MiB of its pages. A marked page
-//! faults when it is used next. The fault's node is that of the vCPU as the guest knows it ([`super::View`]).
+//! A *group* is the threads of one process: all threads of a program, or one copy of it. Its kernel begins a second after the
+//! start. From then on, whenever a thread of the group has run for a period, the kernel marks the next 256 MiB of the group's
+//! pages. A marked page faults when it is used next. The fault's node is that of the vCPU as the guest knows it
+//! ([`super::View`]).
 //!
-//! - A fault from another node than the page's moves the page (*first* and *own* are faults on a page that had none yet, or
-//!   that had its last fault from the same thread): until the first pass with faults and in the first four passes if first
-//!   or own; else only if the page's last fault was
-//!   from this node as well (the two-stage filter) and it is own, or the process has one thread, or this node's CPUs fault
-//!   three times as often as those of the page's node, or its faults by CPU exceed its faults on memory in proportion
-//!   (4 to 3).
-//! - Each pass over all pages halves the counts and adapts the period. With tenths `l` of local and `p` of private
-//!   faults: if either is at least 7 the period grows by that minus 7 (at least 1) tenths of itself, `p` first; else it
-//!   shrinks by 7 minus the larger. Without a local or shared fault, or once a move has found no room, it doubles. The
-//!   period is between 1 and 60 s divided by the number of windows of 256 MiB, and not below 100 ms. A shared fault between two
-//!   nodes that the process uses much counts as local, so that a process that has settled is scanned less.
+//! - A fault is *first* if its page had no fault before, and *own* if the page's last fault was from the same thread. A fault
+//!   from another node than the page's may move the page. Until the first pass with faults, and in the first four passes, a first
+//!   or own fault is enough. Otherwise the page's last fault, if any, must have been from this node as well (the two-stage
+//!   filter), and one of these must hold: the fault is own; the process has one thread; this node's CPUs fault more than three
+//!   times as often as those of the page's node; or its ratio of faults by CPU to faults on memory is more than 4/3 of that
+//!   node's.
+//! - Each pass over all pages halves the counts and adapts the period. Let `l` and `p` be the tenths of faults that are local and
+//!   private. If one of them is at least 7, `p` being tested first, the period grows by as many tenths of itself as that one
+//!   exceeds 7, but at least by 1. Otherwise it shrinks by 7 minus the larger. Without a local or shared fault, or once a move
+//!   has found no room, it doubles. The period is between 1 and 60 s divided by the number of windows of 256 MiB, and not below
+//!   100 ms. A shared fault between two nodes that the process uses much counts as local, so a process that has settled is
+//!   scanned less.
 //! - Scanning takes at most a 32nd of the scanning thread's time: the next scan waits for 32 times the duration of the last.
 //!
-//! The host's AutoNUMA knows each vCPU's real node, and has one process for the VM, whose threads are the vCPUs; its faults
-//! are exits from the guest. In transparent huge pages it marks, faults and moves 2 MiB at a time: a fault counts for all
-//! 512 pages, as in the kernel, and costs one. It moves nothing of a VM whose memory is bound to nodes. After its first pass
-//! it also moves running vCPUs, at each scan, to the node that holds most of the memory they use (`engine/autonuma.rs`).
+//! The host's AutoNUMA knows each vCPU's real node. To it a VM is one process, whose threads are the vCPUs; its faults are exits
+//! from the guest. In transparent huge pages it marks, faults and moves 2 MiB at a time: a fault counts for all 512 pages, as in
+//! the kernel, and costs as much as one. It moves no pages of a VM whose memory is bound to nodes. After its first pass it also
+//! moves running vCPUs, at each scan, to the node that holds most of the memory they use (`engine/autonuma.rs`).
 //!
-//! Pages of a class are a population: a pass marks pages in their order (class by class), those of a class drawn evenly;
-//! each faults with probability `1 - exp(-rate * time of a pass)`, a huge one at 512 times the rate, by a thread drawn by the
-//! threads' LLC accesses since the last scan; each rule above gets its probability from that. The expected number of pages
-//! moves, rounded at random.
+//! Pages of a class are a population. A pass marks pages class by class; within a class it draws them evenly. Each marked page
+//! faults with probability `1 - exp(-rate * time of a pass)`, a huge page at 512 times the rate. The faulting thread is drawn
+//! according to the threads' LLC accesses since the last scan. Each rule above gets its probability from that. The expected
+//! number of pages moves, rounded at random.
 //!
-//! A fault and a moved page cost the faulting thread time, a moved page also every other running thread (shootdown). A
-//! scan's moves happen when it marks, and load controllers and links evenly until the next.
+//! A fault or a moved page costs the faulting thread time; a moved page also costs every other running thread time (shootdown). A
+//! scan's moves happen when it marks, and load controllers and links evenly until the next scan.
 //!
 //! # Left out
 //!
-//! Moving a guest's threads to their memory: they keep their vCPUs. Groups of several processes, tiers, the rate limit that
+//! Moving a guest's threads to their memory: each stays on its vCPU. Groups of several processes, tiers, the rate limit that
 //! kernels before 5.x had. Read-only shared file pages, which Linux leaves alone. If a VM's frames are not its own, the host
 //! takes back the frame that a page left, which KVM without a balloon does not.
 
@@ -49,9 +51,9 @@ use crate::hardware::fabric::Copying;
 use crate::hypervisor::PAGE_MOVE_NS;
 use crate::index::{IxVec, ThreadIx};
 
-/// Delay until scanning begins, and its period until then (`scan_delay`).
+/// Delay before scanning begins (`scan_delay`); also the period until then.
 pub(crate) const SCAN_DELAY: Ns = Ns::from_secs(1);
-/// Bounds of the time of a pass over all pages (`scan_period_min`, `scan_period_max`), and of a period.
+/// Bounds of the time of a pass over all pages (`scan_period_min`, `scan_period_max`), and lower bound of a period.
 const PASS_MIN_NS: f64 = 1e9;
 const PASS_MAX_NS: f64 = 60e9;
 const PERIOD_MIN_NS: f64 = 1e8;
@@ -59,24 +61,24 @@ const PERIOD_MIN_NS: f64 = 1e8;
 const WINDOW: u64 = Bytes::from_mib(256).0 / homenode_units::PAGE_BYTES;
 /// Pages of 4 KiB in a transparent huge page.
 pub(crate) const HUGE_PAGES: f64 = 512.0;
-/// Slots of a period, and the share of them from which on faults are local or private enough.
+/// Number of slots of a period, and the number of them from which on faults count as local or private enough.
 const SLOTS: f64 = 10.0;
 const THRESHOLD: f64 = 7.0;
-/// A scan takes at most one of this many parts of its thread's time.
+/// A scan takes at most one part in this many of its thread's time.
 const OVERHEAD_PARTS: f64 = 32.0;
-/// Passes in which a first or own fault is enough.
+/// Number of passes in which a first or own fault is enough.
 const EARLY_PASSES: u64 = 4;
-/// A node is active if its CPUs fault at least a third as often as the busiest node's (`ACTIVE_NODE_FRACTION`).
+/// A node is active if its CPUs fault more than a third as often as the busiest node's (`ACTIVE_NODE_FRACTION`).
 const ACTIVE_FRACTION: f64 = 3.0;
 /// CPU time of marking a page (estimate: 3 ms for 256 MiB).
 const MARK_NS: f64 = 50.0;
 /// CPU time of a hinting fault without a move, in addition to the exit from the guest if the fault is the host's (estimate).
 const FAULT_NS: f64 = 1000.0;
 
-/// AutoNUMA of one VM.
+/// The AutoNUMA of one kernel for one VM.
 #[derive(Clone, Debug)]
 pub(crate) struct Autonuma {
-    /// Distinguishes its timers from those of an earlier AutoNUMA of the VM.
+    /// Distinguishes this AutoNUMA's timers from those of an earlier one of the VM.
     pub number: u32,
     pub groups: Vec<Group>,
     pub counts: Counts,
@@ -88,14 +90,15 @@ pub(crate) struct Autonuma {
 pub(crate) struct Counts {
     /// Passes over all pages of a group.
     pub passes: u64,
-    /// Pages of 4 KiB that were marked and had not been yet (`numa_pte_updates`).
+    /// Pages of 4 KiB that were marked and were not marked already (`numa_pte_updates`).
     pub marked: f64,
-    /// Faults, one for a huge page, and those on pages of the node that faulted (`numa_hint_faults`, `numa_hint_faults_local`).
+    /// Faults, one for a huge page; and those of them on pages of the faulting node (`numa_hint_faults`,
+    /// `numa_hint_faults_local`).
     pub faults: f64,
     pub local: f64,
     /// Pages of 4 KiB that moved.
     pub moved: u64,
-    /// CPU time of marking.
+    /// CPU time spent marking.
     pub scan_ns: f64,
 }
 
@@ -118,19 +121,19 @@ pub(crate) struct Group {
     passes: u64,
     /// Whether a pass with faults has ended: the kernel then prefers a node.
     prefers: bool,
-    /// Pages of the pass that have been marked.
+    /// Number of pages that the present pass has marked.
     cursor: u64,
-    /// By class and node: share of the class's pages with their last fault from there. The share missing to 1 had no fault.
+    /// By class and node: share of the class's pages whose last fault was from that node. The rest to 1 had no fault.
     last: Vec<Vec<f64>>,
-    /// By class: share of its pages that wait for a fault.
+    /// By class: share of its pages that are marked and have not faulted yet.
     waiting: Vec<f64>,
-    /// Faults by the node of the page, and of the CPU; halved every pass.
+    /// Faults by the node of the page, and by the node of the CPU; halved after every pass.
     memory_faults: Vec<f64>,
     cpu_faults: Vec<f64>,
     seen: Seen,
     /// By thread: CPU time and LLC references at the last scan.
     before: Vec<(f64, f64)>,
-    /// Traffic of the last scan's moves.
+    /// Traffic that the last scan's moves cause.
     pub copying: Vec<Copying>,
 }
 
@@ -147,15 +150,16 @@ struct Seen {
 /// Inputs of a scan.
 pub(crate) struct Scene<'a> {
     pub by: By,
-    /// The VM's threads, and the node of each one's vCPU as this kernel knows it.
+    /// The VM's threads, and the node of each thread's vCPU as this kernel knows it.
     pub threads: &'a mut IxVec<ThreadIx, Thread>,
     pub node_of: &'a IxVec<ThreadIx, usize>,
     pub clock_ghz: f64,
-    /// Nanoseconds of an exit from the guest.
+    /// Duration of an exit from the guest, in nanoseconds.
     pub exit_ns: f64,
     /// Share of the memory that this kernel holds in huge pages.
     pub huge: f64,
-    /// Nanoseconds of copying a page from a node to a node, by `from * nodes + to`, and of a move for every other thread.
+    /// Time to copy a page from one node to another, at `from * nodes + to`, and time that a move costs every other thread, both
+    /// in nanoseconds.
     pub copy_ns: &'a [f64],
     pub shootdown_ns: f64,
     /// Free pages of the host.
@@ -167,7 +171,7 @@ struct Marks<'a> {
     class: usize,
     uses: &'a ClassUse,
     marked: u64,
-    /// Time of a pass over all pages.
+    /// Duration of a pass over all pages.
     pass_ns: f64,
     /// LLC references per nanosecond of each thread of the group.
     references: &'a [f64],
@@ -176,21 +180,21 @@ struct Marks<'a> {
 /// Result of a scan.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scan {
-    /// Pages that moved: (from, to, pages). If the guest's frames are not its own, they are taken from the free pages of
-    /// `to`, and not yet returned to `from`.
+    /// Pages that moved: (from, to, pages). If the guest's frames are not its own, the pages are taken from the free pages of
+    /// `to` and not yet returned to `from`.
     pub moved: Vec<(usize, usize, u64)>,
     pub counts: Counts,
-    /// When to look again, from now.
+    /// Time from now until the group is to be looked at again.
     pub after: Ns,
 }
 
-/// Returns one process of all `threads` threads.
+/// Returns one process that consists of all `threads` threads.
 pub(crate) fn one_process(threads: usize) -> Vec<Range<usize>> {
     std::iter::once(0..threads).collect()
 }
 
 impl Autonuma {
-    /// Creates it for a program whose processes are these ranges of threads.
+    /// Creates the AutoNUMA for a program whose processes are these ranges of threads.
     pub fn new(processes: Vec<Range<usize>>, memory: &VmMemory, chance: Chance) -> Autonuma {
         Autonuma {
             number: 0,
@@ -200,21 +204,21 @@ impl Autonuma {
         }
     }
 
-    /// Scans for a group; see [`Group::scan`].
+    /// Scans for a group. See [`Group::scan`].
     pub fn scan(&mut self, group: usize, memory: &mut VmMemory, scene: &mut Scene<'_>) -> Scan {
         let scan = self.groups[group].scan(memory, scene, &mut self.chance);
         self.counts.add(&scan.counts);
         scan
     }
 
-    /// Starts over for another program, about which nothing is known.
+    /// Starts over for another program, about which the kernel knows nothing.
     pub fn begin(&mut self, number: u32, processes: Vec<Range<usize>>, memory: &VmMemory) {
         self.number = number;
         self.groups = Group::all(processes, memory);
     }
 }
 
-/// Returns the least and greatest period for this many pages.
+/// Returns the shortest and the longest period for this many pages.
 fn bounds(pages: u64) -> (f64, f64) {
     let windows = pages.div_ceil(WINDOW).max(1) as f64;
     let min = (PASS_MIN_NS / windows).max(PERIOD_MIN_NS);
@@ -222,7 +226,7 @@ fn bounds(pages: u64) -> (f64, f64) {
 }
 
 impl Autonuma {
-    /// Whether it has seen enough to prefer nodes.
+    /// Whether the kernel has seen enough faults to prefer nodes.
     pub fn prefers(&self) -> bool {
         self.groups.iter().any(|group| group.prefers)
     }
@@ -248,12 +252,12 @@ impl Group {
         processes.into_iter().map(group).collect()
     }
 
-    /// Its threads.
+    /// Returns the group's threads.
     fn threads(&self) -> impl Iterator<Item = ThreadIx> + Clone + use<> {
         self.threads.clone().map(ThreadIx)
     }
 
-    /// Scans the next window, if a thread has run for a period since the last.
+    /// Scans the next window if a thread has run for a period since the last scan.
     fn scan(&mut self, memory: &mut VmMemory, scene: &mut Scene<'_>, chance: &mut Chance) -> Scan {
         let mut scan = Scan::default();
         let classes = memory.class_uses();
@@ -305,7 +309,7 @@ impl Group {
         scan
     }
 
-    /// Returns the longest time that a thread ran since the last scan, and the thread.
+    /// Returns the longest time that any thread ran since the last scan, and that thread.
     fn longest_run(&self, scene: &Scene<'_>) -> (f64, ThreadIx) {
         let run = |thread: ThreadIx| {
             let (before, _) = self.before[thread.0 - self.threads.start];
@@ -318,8 +322,8 @@ impl Group {
         )
     }
 
-    /// Returns each thread's LLC references per nanosecond since the last scan, over a period, and remembers the present
-    /// counts.
+    /// Returns each thread's LLC references per nanosecond of its run time since the last scan, or of a period if that is longer.
+    /// Remembers the present counts.
     fn references(&mut self, scene: &Scene<'_>) -> Vec<f64> {
         let mut rates = Vec::with_capacity(self.threads.len());
         for (thread, before) in self.threads().zip(&mut self.before) {
@@ -349,7 +353,7 @@ impl Group {
         if rate <= 0.0 {
             return;
         }
-        // By node: share of the faults, and of those from the same thread as the last one, once placed.
+        // By node: its share of the faults, and the share of faults from the same thread as the last one, once placed.
         let (mut by_node, mut own) = (vec![0.0; nodes], vec![0.0; nodes]);
         for (thread, thread_rate) in self.threads().zip(&rates) {
             let share = thread_rate / rate;
@@ -360,7 +364,7 @@ impl Group {
         let per_page = rate * marks.uses.share / pages as f64;
         let used = |pages: f64| 1.0 - libm::exp(-per_page * pages * marks.pass_ns);
         let (small, huge) = ((1.0 - scene.huge) * used(1.0), scene.huge * used(HUGE_PAGES));
-        // Share of the pages that fault, and per page how often the kernel does its once-per-huge-page work.
+        // Share of the pages that fault; and how many times per page the kernel does the work that it does once for a huge page.
         let faulting = small + huge;
         let per_page = (small + huge / HUGE_PAGES) / faulting;
         let fresh = marks.marked as f64 / pages as f64;
@@ -436,7 +440,7 @@ impl Group {
         own_again + (again - own_again + first) * by_group
     }
 
-    /// Whether faults of the whole process draw memory from a node to another.
+    /// Whether the whole process's faults draw memory from one node to another.
     fn is_drawn(&self, from: usize, to: usize) -> bool {
         let (cpu, memory) = (&self.cpu_faults, &self.memory_faults);
         cpu[to] > cpu[from] * ACTIVE_FRACTION || cpu[to] * memory[from] * 3.0 > cpu[from] * memory[to] * 4.0
@@ -465,8 +469,8 @@ impl Group {
         self.passes += 1;
         self.prefers |= self.seen.local + self.seen.remote >= 1.0;
         self.period_ns = adapted(self.period_ns, self.seen, min_ns, max_ns);
-        // A pass that doubles the period resets neither the faults nor the note of a failed move, so one failure doubles it
-        // for good (until a fix that was proposed in August 2026).
+        // A pass that doubles the period resets neither the faults nor the note of a failed move. So one failure doubles the
+        // period in every later pass (until a fix that was proposed in August 2026).
         self.seen = match self.seen.doubles() {
             true => Seen {
                 private: 0.0,
@@ -482,8 +486,8 @@ impl Group {
 }
 
 impl Seen {
-    /// Whether the period doubles. A pass with only private faults on other nodes doubles it, too: the kernel tests for
-    /// local or shared ones.
+    /// Whether the period doubles. It also does after a pass with only private faults on other nodes, because the kernel tests
+    /// for local or shared ones.
     fn doubles(self) -> bool {
         self.local + self.shared < 1.0 || self.no_room
     }

@@ -1,4 +1,4 @@
-//! Costs of a guest: time, and memory of its own.
+//! Costs of a guest: its time and its own memory.
 
 use homenode_units::{Bytes, Ns};
 
@@ -7,16 +7,15 @@ use homenode_units::{Bytes, Ns};
 pub(crate) const BOOT_CPU: Ns = Ns::from_millis(1200);
 /// CPU time that booting takes on every other vCPU (estimate).
 pub(crate) const BOOT_CPU_SECONDARY: Ns = Ns::from_millis(60);
-/// CPU time of touching a page for the first time: guest fault, EPT violation, host fault, two zeroings of 4 KiB, spread
-/// over huge pages if there are any (estimate).
+/// CPU time to touch a page for the first time: guest fault, EPT violation, host fault, zeroing 4 KiB twice; spread over huge
+/// pages if there are any (estimate).
 pub(crate) const TOUCH_NS: f64 = 1500.0;
-/// An idle vCPU wakes this often on average for its kernel's timers (estimate: a tickless guest wakes about ten times
-/// a second) …
+/// Mean time after which an idle vCPU wakes for its kernel's timers (estimate: a tickless guest wakes about ten times a second).
 pub(crate) const HOUSEKEEPING_PERIOD: Ns = Ns::from_millis(100);
-/// … and runs this long.
+/// Time that such a vCPU then runs.
 pub(crate) const HOUSEKEEPING_RUN: Ns = Ns(40_000);
 
-/// Where Linux's normal memory begins, which it allocates first.
+/// Start of Linux's normal memory, which it allocates first.
 pub(crate) const HIGH_MEMORY: Bytes = Bytes::from_gib(4);
 
 /// Memory that a booted guest has touched before any program runs: a 64th of its memory, between 64 and 256 MiB

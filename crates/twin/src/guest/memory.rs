@@ -1,24 +1,24 @@
-//! A VM's memory as a population: for each region and heat class the count of pages on each node.
+//! A VM's memory as a population: for each region and heat class, the number of pages on each node.
 //!
 //! # Model
 //!
-//! A page appears on the node that guest and hypervisor choose at first touch ([`crate::hypervisor::memory`]); from
-//! then on it is one of a count. All pages of a class are alike: a thread's accesses to the class are spread over nodes
-//! as the pages are, and a move draws pages evenly, without replacement (hypergeometric), from all pages of the VM on the
-//! nodes to leave.
+//! A page appears on the node that guest and hypervisor choose at first touch ([`crate::hypervisor::memory`]). From then on it is
+//! only part of a count. All pages of a class are alike: a thread's accesses to the class are spread over nodes as the pages are.
+//! A move draws pages evenly, without replacement (hypergeometric), from all pages of the VM on the nodes to leave.
 //!
-//! A class has consecutive guest frames, in the order of touch, a program's above 4 GiB if they fit there: where pages are
-//! dealt out in turn, a class of one page is on one node, and one of nine pages on eight nodes is uneven, as on a real host.
+//! A class has consecutive guest frames, in the order of touch; a program's frames are above 4 GiB if they fit there. If pages
+//! are dealt out in turn, a class of one page is therefore on one node, and one of nine pages on eight nodes is uneven, as on a
+//! real host.
 //!
-//! A VM whose memory was allocated at creation has a *free list*: pages that are on a node but untouched by any region.
+//! A VM whose memory was allocated at creation has a *free list*: pages that are on a node but that no region has touched.
 //!
-//! A balloon draws its pages the same way from those that the guest can spare: all but its kernel's, and while a program
-//! runs all but that program's.
+//! A balloon draws its pages in the same way from those that the guest can spare: all but its kernel's and, while a program runs,
+//! all but that program's.
 //!
 //! # Left out
 //!
-//! Identities of pages: a policy that picks single pages (Carrefour) picks a number of pages of a class. Memory that one
-//! thread frees and another takes; memory that one program leaves and the next takes.
+//! The identity of pages: a policy that picks single pages (Carrefour) picks a number of pages of a class. Memory that one thread
+//! frees and another allocates; memory that one program leaves and the next allocates.
 
 mod frames;
 mod hands;
@@ -34,14 +34,14 @@ use crate::hypervisor::turns::{Turns, WhenFull};
 use crate::index::{IxVec, ThreadIx, first};
 use crate::workload::{Program, RegionKind, Threads};
 
-/// Users of a region.
+/// The threads that use a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Users {
-    /// The guest's kernel: touched at boot, hardly used later.
+    /// The guest's kernel, which touches the region at boot and hardly uses it later.
     Kernel,
     One(ThreadIx),
     All,
-    /// No thread: its thread now uses another thread's region.
+    /// No thread: the thread that used the region now uses another thread's.
     Nobody,
 }
 
@@ -54,21 +54,21 @@ pub(crate) enum Needs {
     Program,
 }
 
-/// Pages that are used alike.
+/// Pages that are used in the same way.
 #[derive(Clone, Debug)]
 struct Class {
-    /// Guest frame of its first page.
+    /// Guest frame of the class's first page.
     first_frame: u64,
     pages_planned: u64,
     access_share: f64,
     /// Pages in the guest's swap.
     swapped: u64,
-    /// Pages by node.
+    /// Number of pages on each node.
     on: Vec<u64>,
 }
 
 impl Class {
-    /// Creates a class of the next guest frames.
+    /// Creates a class that takes the next guest frames.
     fn new(size: Bytes, access_share: f64, frames: &mut u64, nodes: usize) -> Class {
         let first_frame = *frames;
         *frames += size.to_pages().0;
@@ -89,7 +89,7 @@ impl Class {
 #[derive(Clone, Debug)]
 struct Region {
     users: Users,
-    /// Thread that owns it, or did.
+    /// The thread that owns the region or did, if it was ever private.
     owner: Option<ThreadIx>,
     access_share: f64,
     classes: Vec<Class>,
@@ -110,9 +110,9 @@ impl Region {
 pub(crate) struct ClassUse {
     pub first_frame: u64,
     users: Users,
-    /// Share of a user's accesses.
+    /// Share of a user's accesses that go to the class.
     pub share: f64,
-    /// Pages by node.
+    /// Number of pages on each node.
     pub on: Vec<u64>,
 }
 
@@ -130,7 +130,7 @@ impl ClassUse {
     }
 }
 
-/// Pages of one region for one thread to touch.
+/// A number of pages of one region that a thread has to touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Touch {
     pub region: usize,
@@ -140,42 +140,43 @@ pub(crate) struct Touch {
 /// Regions that each thread touches, in order.
 pub(crate) type Touches = IxVec<ThreadIx, Vec<Touch>>;
 
-/// Where the memory of one VM is.
+/// The location of one VM's memory.
 #[derive(Clone, Debug)]
 pub(crate) struct VmMemory {
     nodes: usize,
     regions: Vec<Region>,
-    /// Access weights by `thread * nodes + node`; rows of threads add up to 1 once anything is touched.
+    /// Access weights by `thread * nodes + node`. Each thread's row adds up to 1 once any page is touched.
     weights: Vec<f64>,
     threads: usize,
     stale: bool,
     /// The guest's view of nodes.
     pub view: View,
-    /// Turn of each node, if pages are dealt out by guest frame.
+    /// Turn of each node, if pages are dealt out according to their guest frame.
     pub turns: Option<Turns>,
     /// Where the host puts a page if its node is full.
     pub when_full: WhenFull,
-    /// Pages that the host has given it and no region has touched, by node.
+    /// Number of pages on each node that the host has given the VM and no region has touched.
     pub free_list: Vec<u64>,
-    /// Whether it was given pages before they were touched, at creation or by its balloon; programs then take theirs from
-    /// those.
+    /// Whether the VM was given pages before they were touched, at creation or through its balloon. Programs then take their
+    /// pages from those.
     pub owns_frames: bool,
-    /// Pages that only its I/O uses, by node, if it has a pool of them.
+    /// Number of pages on each node that only the VM's I/O uses, if it has a pool of them.
     pub pool: Option<Vec<u64>>,
     /// Pages in the guest's swap, of all classes.
     swapped: u64,
-    /// Pages exchanged since weights were last found.
+    /// Number of pages exchanged since the weights were last computed.
     exchanged: u64,
     /// Home nodes, once set.
     pub home: Option<Vec<usize>>,
-    /// Home node at which interleaving goes on.
+    /// Home node at which interleaving continues.
     pub next_home: usize,
-    /// Share of its program's pages that was touched before.
+    /// Share of the program's pages that were touched before.
     pub scattered: Scattered,
 }
 
 impl VmMemory {
-    /// Creates the memory of a VM that has not touched any, and what each thread will touch at boot and then in its program.
+    /// Creates the memory of a VM that has touched no page. Returns it, and what each thread will touch at boot and then in its
+    /// program.
     pub fn new(
         nodes: usize,
         vcpus: usize,
@@ -207,7 +208,7 @@ impl VmMemory {
             next_home: 0,
             scattered: Scattered::default(),
         };
-        // vCPU 0 boots the kernel; each other touches its own per-CPU data.
+        // vCPU 0 boots the kernel. Every other vCPU touches its own per-CPU data.
         let boot_shares: Vec<u64> = (0..vcpus)
             .map(|at| if at == 0 { 15 + vcpus as u64 } else { 1 })
             .collect();
@@ -223,7 +224,7 @@ impl VmMemory {
         (memory, boots, starts)
     }
 
-    /// Adds a program, in place of the last one if that has ended; returns what each thread will touch in it.
+    /// Adds a program, which replaces an ended one. Returns what each thread will touch in it.
     pub fn add_program(&mut self, program: &Program) -> Touches {
         let (nodes, vcpus) = (self.nodes, self.threads);
         let kernel = self.regions.iter().flat_map(|region| &region.classes);
@@ -278,8 +279,8 @@ impl VmMemory {
         starts
     }
 
-    /// Places the program's pages from this frame on, if that many frames are there: Linux allocates memory above 4 GiB
-    /// first.
+    /// Gives the program's pages the guest frames from `frame` on, if the VM has enough frames. Linux allocates memory above 4
+    /// GiB first.
     pub fn lie_from(&mut self, frame: u64, frames: u64) {
         let kernel = self.regions[0]
             .classes
@@ -299,12 +300,12 @@ impl VmMemory {
         }
     }
 
-    /// Returns the pages that the guest has touched.
+    /// Returns the number of pages that the guest has touched and that are not in swap.
     pub fn touched(&self) -> u64 {
         self.regions.iter().map(Region::touched).sum()
     }
 
-    /// Splits pages of a region that are touched now over its classes: evenly, since threads touch parts of each.
+    /// Distributes newly touched pages of a region over its classes: evenly, because threads touch parts of each class.
     pub fn by_class(&self, region: usize, pages: u64) -> Vec<u64> {
         let room: Vec<u64> = self.regions[region]
             .classes
@@ -352,7 +353,7 @@ impl VmMemory {
         self.program_classes().map(class_use).collect()
     }
 
-    /// Moves pages of a class on behalf of a kernel; `class` is its number among the program's.
+    /// Moves pages of a class on behalf of a kernel. `class` is its position among the program's classes.
     pub fn move_class(&mut self, by: By, class: usize, from: usize, to: usize, pages: u64) {
         let of_program = self
             .regions
@@ -373,7 +374,7 @@ impl VmMemory {
         self.stale = true;
     }
 
-    /// Whether a kernel moves pages among frames that are the guest's own, and none of the host's.
+    /// Whether a kernel moves pages only among the guest's own frames, without taking any from the host.
     pub fn keeps_frames(&self, by: By) -> bool {
         by == By::Guest && self.owns_frames
     }
@@ -390,8 +391,8 @@ impl VmMemory {
         )
     }
 
-    /// Whether a kernel may move pages by itself: not if pages are bound to where they belong, nor if it believes that each
-    /// is where it asked for it.
+    /// Whether a kernel may move pages by itself. It may not if pages are bound to nodes, or if it believes that each page is on
+    /// the node that it requested.
     pub fn movable_by(&self, by: By) -> bool {
         match by {
             By::Guest if self.owns_frames => self.turns.is_none() && self.finds_frames(),
@@ -400,7 +401,7 @@ impl VmMemory {
         }
     }
 
-    /// Returns the pages that a kernel finds free on a node; `free` is what the host has there.
+    /// Returns how many free pages a kernel finds on a node. `free` is the host's number of free pages there.
     pub fn room_for(&self, by: By, node: usize, free: u64) -> u64 {
         match by {
             By::Guest if self.owns_frames => self.free_list[node],
@@ -409,14 +410,14 @@ impl VmMemory {
         }
     }
 
-    /// Returns the pages by node, over all regions, the free list and the pool.
+    /// Returns the number of pages on each node, over all regions, the free list and the pool.
     pub fn pages(&self) -> Vec<u64> {
         let mut sum = vec![0; self.nodes];
         self.count_pages(&mut sum);
         sum
     }
 
-    /// Counts the pages by node into `sum`.
+    /// Counts the pages on each node into `sum`.
     pub fn count_pages(&self, sum: &mut [u64]) {
         sum.copy_from_slice(&self.free_list);
         for (sum, pages) in sum.iter_mut().zip(self.pool.iter().flatten()) {
@@ -429,12 +430,12 @@ impl VmMemory {
         }
     }
 
-    /// Returns the shares of a thread's memory accesses by node; even over all nodes if nothing is touched yet.
+    /// Returns the share of a thread's memory accesses that go to each node. The shares are equal if no page is touched yet.
     pub fn weights(&self, thread: ThreadIx) -> &[f64] {
         &self.weights[thread.0 * self.nodes..(thread.0 + 1) * self.nodes]
     }
 
-    /// Returns the share of a thread's accesses that go to memory used by all threads.
+    /// Returns the share of a thread's accesses that go to memory which all threads use.
     pub fn shared_share(&self, thread: ThreadIx) -> f64 {
         let mine = self
             .regions
@@ -451,7 +452,7 @@ impl VmMemory {
         if all > 0.0 { shared / all } else { 0.0 }
     }
 
-    /// Whether pages were touched or moved since the weights were found.
+    /// Whether pages were touched or moved since the weights were last computed.
     pub fn stale(&self) -> bool {
         self.stale
     }
@@ -464,7 +465,7 @@ impl VmMemory {
         }
     }
 
-    /// Brings the weights up to date within an epoch, at whose end they still count as stale.
+    /// Brings the weights up to date within an epoch. They still count as stale at its end.
     pub fn weigh(&mut self) {
         if !self.stale {
             return;
@@ -493,8 +494,8 @@ impl VmMemory {
         }
     }
 
-    /// Moves up to `pages` pages on the nodes `leave`, drawn evenly from all such pages, onto the nodes of `to` according to
-    /// `room` (free pages of each node, reduced as they are used). Returns what moved as (from, to, pages).
+    /// Moves up to `pages` pages from the nodes `leave` to the nodes `to`. The pages are drawn evenly from all pages on `leave`.
+    /// `room` is the number of free pages of each node and is reduced as they are used. Returns (from, to, pages) for what moved.
     pub fn migrate(
         &mut self,
         leave: &[usize],
@@ -530,8 +531,8 @@ impl VmMemory {
         moved
     }
 
-    /// Moves up to `pages` pages on `from` of the class that a guest frame belongs to, on behalf of the host. Returns how
-    /// many moved; none if no memory of the guest's has that frame.
+    /// Moves up to `pages` pages from `from` to `to` on behalf of the host, all of the class that guest frame `frame` belongs to.
+    /// Returns how many moved: 0 if no class of the guest's has that frame.
     pub fn move_alike(&mut self, frame: u64, from: usize, to: usize, pages: u64) -> u64 {
         let mut classes = self.regions.iter_mut().flat_map(|region| &mut region.classes);
         let class = classes
@@ -544,7 +545,7 @@ impl VmMemory {
         moved
     }
 
-    /// Returns the pages that the guest cannot spare, touched or still to be.
+    /// Returns how many pages the guest cannot spare, whether they are touched or not.
     pub fn needed(&self, needs: Needs) -> u64 {
         let needed = self.regions.iter().filter(|region| region.is_needed(needs));
         needed
@@ -553,8 +554,8 @@ impl VmMemory {
             .sum()
     }
 
-    /// Releases up to `pages` pages: first free ones, except those that the guest will need, then pages drawn evenly from
-    /// all that it can spare. Returns the pages taken from each node.
+    /// Releases up to `pages` pages: first free pages, except as many as the guest will need, then pages drawn evenly from all
+    /// that the guest can spare. Returns the number of pages taken from each node.
     pub fn give_back(&mut self, pages: u64, needs: Needs, chance: &mut Chance) -> Vec<u64> {
         let needed = self.regions.iter().filter(|region| region.is_needed(needs));
         let present: u64 = needed
@@ -564,7 +565,7 @@ impl VmMemory {
         self.take_spare(pages, self.needed(needs) - present, needs, chance)
     }
 
-    /// Releases like [`VmMemory::give_back`], with all free ones.
+    /// Releases pages like [`VmMemory::give_back`], but spares no free pages.
     pub fn give_back_all(&mut self, pages: u64, needs: Needs, chance: &mut Chance) -> Vec<u64> {
         self.take_spare(pages, 0, needs, chance)
     }
@@ -589,7 +590,7 @@ impl VmMemory {
         taken
     }
 
-    /// Panics unless every class has at most the pages that it was planned to have.
+    /// Panics if a class has more pages than were planned for it.
     pub fn check(&self) {
         for class in self.regions.iter().flat_map(|region| &region.classes) {
             assert!(
@@ -600,8 +601,8 @@ impl VmMemory {
     }
 }
 
-/// Takes pages of one population off their nodes: its part of `draws` pages that are drawn from `rest`; both are reduced by
-/// that population's part.
+/// Takes a population's part of an even draw off its nodes. `draws` pages are still to be drawn from `rest` pages; both are
+/// reduced by this population's part.
 fn draw_evenly(on: &mut [u64], rest: &mut u64, draws: &mut u64, taken: &mut [u64], chance: &mut Chance) {
     for (on, taken) in on.iter_mut().zip(taken) {
         let drawn = chance.hypergeometric(*rest, *on, *draws);
@@ -612,8 +613,8 @@ fn draw_evenly(on: &mut [u64], rest: &mut u64, draws: &mut u64, taken: &mut [u64
     }
 }
 
-/// Deals pages out evenly over nodes as far as each has room, and reduces the room; `next` remembers whose turn it is, so
-/// that single pages do not all go to the first node. Deals fewer pages than requested only if all rooms are used up.
+/// Deals pages out evenly over nodes as far as each has room, and reduces the room. `next` remembers whose turn it is, because
+/// otherwise all single pages would go to the first node. Deals fewer pages than requested only if all rooms are used up.
 pub(crate) fn spread(pages: u64, nodes: &[usize], next: &mut usize, room: &mut [u64]) -> Vec<(usize, u64)> {
     let mut dealt = Vec::new();
     let mut left = pages.min(nodes.iter().map(|node| room[*node]).sum());

@@ -1,4 +1,4 @@
-//! What a VM's program releases. The effects are in `engine/releases.rs`.
+//! Pages that a VM's program releases. The effects are in `engine/releases.rs`.
 
 use homenode_units::Chance;
 
@@ -7,7 +7,7 @@ use crate::page_queue::{self, Entry, Op, Outcome, PARTITIONS, Scratch};
 use crate::index::{IxVec, ThreadIx, VmIx};
 use crate::scenario::ReleaseCalls;
 
-/// Entries of a queue when it is sent (as in the paper's published guest).
+/// Number of entries at which a queue is sent (as in the paper's published guest).
 pub(crate) const QUEUE: usize = 32;
 
 /// Releases of one VM's program.
@@ -15,11 +15,11 @@ pub(crate) const QUEUE: usize = 32;
 pub(crate) struct Releases {
     pub calls: ReleaseCalls,
     pub per_instruction: f64,
-    /// Releases of each thread that have been handled.
+    /// Number of each thread's releases that have been handled.
     pub done: IxVec<ThreadIx, f64>,
     pub scratch: Scratch,
     pub chance: Chance,
-    /// Share of a queue's entries that invalidate their page.
+    /// Share of a queue's entries that invalidate their pages.
     pub invalidating: f64,
     pub counts: ReleaseCounts,
 }
@@ -29,7 +29,7 @@ pub(crate) struct Releases {
 pub(crate) struct ReleaseCounts {
     pub released: u64,
     pub invalidated: u64,
-    /// Time of sending queues or calling, and of invalidating.
+    /// Time spent sending queues or calling, and time spent invalidating pages.
     pub sending_ns: f64,
     pub invalidating_ns: f64,
 }
@@ -48,8 +48,8 @@ impl Releases {
         }
     }
 
-    /// Fills one queue as a guest does, and reads it as the hypervisor does: every other entry releases one of `used`
-    /// frames, the others take frames that are free.
+    /// Fills one queue as a guest does and reads it as the hypervisor does. Every other entry releases one of `used` frames; the
+    /// other entries allocate free frames.
     pub fn queue(&mut self, used: u64, frames: u64) -> Outcome {
         let of = self.chance.below(PARTITIONS as u64);
         let per_queue = |frames: u64| (frames / PARTITIONS as u64).max(1);
@@ -88,7 +88,7 @@ mod tests {
             .map(|_| releases.queue(1 << 20, 1 << 22).invalidated)
             .sum();
         assert!(roomy > 1590, "{roomy} of 1600 releases");
-        // With nothing else free a guest takes up what it has just released.
+        // If no other frame is free, a guest allocates those that it has just released.
         let full: u32 = (0..100)
             .map(|_| releases.queue(1 << 22, 1 << 22).invalidated)
             .sum();

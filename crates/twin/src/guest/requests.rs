@@ -1,18 +1,18 @@
-//! How long a program's pieces of work take from one rest to the next: the time that a server's clients wait.
+//! How long a program's pieces of work take from one rest to the next: the time that a server's clients wait for an answer.
 
 use homenode_units::Ns;
 
-/// The shortest time that is distinguished.
+/// Upper end of the first class. Shorter times are not distinguished.
 const LEAST_NS: f64 = 1000.0;
-/// Ratio of the upper ends of two consecutive classes: the precision of a quantile.
+/// Ratio of the upper ends of two consecutive classes, and so the precision of a quantile.
 const STEP: f64 = 1.05;
 /// Enough classes to reach from [`LEAST_NS`] to five minutes.
 const CLASSES: usize = 400;
 
-/// Counts of requests by how long they took.
+/// Numbers of requests by their duration.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestTimes {
-    /// By class: the first ends at [`LEAST_NS`], the last holds all longer ones.
+    /// Number of requests in each class. The first class ends at [`LEAST_NS`]; the last one holds all longer requests.
     classes: Box<[u32; CLASSES]>,
     sum_ns: f64,
 }
@@ -27,14 +27,14 @@ impl Default for RequestTimes {
 }
 
 impl RequestTimes {
-    /// Notes one request.
+    /// Counts one request.
     pub fn note(&mut self, took: Ns) {
         let above = libm::log((took.as_f64() / LEAST_NS).max(1.0)) / libm::log(STEP);
         self.classes[(libm::ceil(above) as usize).min(CLASSES - 1)] += 1;
         self.sum_ns += took.as_f64();
     }
 
-    /// Subtracts an earlier state.
+    /// Subtracts the counts of an earlier state.
     pub fn less(&mut self, earlier: &RequestTimes) {
         for (now, then) in self.classes.iter_mut().zip(&*earlier.classes) {
             *now -= then;
@@ -42,19 +42,19 @@ impl RequestTimes {
         self.sum_ns -= earlier.sum_ns;
     }
 
-    /// Returns how many there were.
+    /// Returns the number of requests.
     pub fn count(&self) -> u64 {
         self.classes.iter().map(|count| u64::from(*count)).sum()
     }
 
-    /// Returns their mean, in nanoseconds; `None` if there were none.
+    /// Returns the mean duration of the requests in nanoseconds, or `None` if there were none.
     pub fn mean_ns(&self) -> Option<f64> {
         let count = self.count();
         (count > 0).then(|| self.sum_ns / count as f64)
     }
 
-    /// Returns a time within which this share of them was done, in nanoseconds: up to 5 percent too long. `None` if there
-    /// were none.
+    /// Returns the time, in nanoseconds, within which this share of the requests was done: up to 5 percent too long. Returns
+    /// `None` if there were none.
     pub fn quantile_ns(&self, share: f64) -> Option<f64> {
         let wanted = (self.count() as f64 * share).max(1.0);
         let mut sum = 0.0;
@@ -87,7 +87,7 @@ mod tests {
             let ms = times.quantile_ns(share).unwrap() / 1e6;
             assert!((0.999..1.051).contains(&(ms / exact_ms)), "{ms} {exact_ms}");
         }
-        // Longer than the last class, as for a server that stands still: it counts, and so does its length.
+        // A request that is longer than the last class, as from a server that stands still: it counts, and so does its duration.
         times.note(Ns::from_secs(3600));
         times.less(&earlier);
         assert_eq!(times.count(), 1);

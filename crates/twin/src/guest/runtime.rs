@@ -12,7 +12,7 @@ pub(crate) struct Runtime {
     pub pages_per_instruction: f64,
     /// Node of each vCPU when the program began.
     pub began_on: IxVec<ThreadIx, usize>,
-    /// Instructions of each thread that have been handled.
+    /// Number of each thread's instructions that have been handled.
     pub done: Vec<f64>,
     pub chance: Chance,
 }

@@ -1,16 +1,16 @@
-//! State and counts of the guest thread on one vCPU.
+//! State and counts of the guest thread that runs on one vCPU.
 
 use homenode_units::Ns;
 
 use super::memory::Touch;
 use crate::io::Requests;
 
-/// What a vCPU is doing, or is waiting to do.
+/// What a vCPU is doing or waiting for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Doing {
-    /// Nothing: the vCPU is halted until a timer of its kernel.
+    /// Nothing: the vCPU is halted until a timer of its kernel fires.
     Idle,
-    /// Handling a timer of its kernel; `left` counts nanoseconds.
+    /// Handling a timer of the vCPU's kernel; `left` counts nanoseconds.
     Housekeeping,
     /// Touching memory for the first time; `left` counts pages.
     Touching { touch: Touch, ns_per_page: f64 },
@@ -18,7 +18,7 @@ pub(crate) enum Doing {
     Computing,
     /// Halted until a device has served its last request.
     WaitingForIo,
-    /// Halted until its program has something to do again.
+    /// Halted until its program has work again.
     Resting,
     /// Halted until the other threads arrive at the barrier.
     AtBarrier,
@@ -30,23 +30,23 @@ pub(crate) enum Doing {
 #[derive(Clone, Debug)]
 pub(crate) struct Thread {
     pub doing: Doing,
-    /// Amount left of it, in its unit.
+    /// Amount of the present work that is left, in that work's unit.
     pub left: f64,
-    /// Nanoseconds that it owes before it goes on: interrupts that it sends, pages that its kernel moves.
+    /// Nanoseconds that the thread owes before it continues: for interrupts that it sent, and pages that its kernel moved.
     pub owed_ns: f64,
-    /// Touched part of a page.
+    /// Fraction of a page that is touched so far.
     pub page_carry: f64,
-    /// Regions still to touch after this one, next one last.
+    /// Regions still to touch after the present one, in reverse order.
     pub touches: Vec<Touch>,
-    /// Instructions of its program after this stretch.
+    /// Instructions of the thread's program that follow the present stretch.
     pub instructions_left: f64,
     /// Its requests to devices.
     pub requests: Requests,
-    /// When its program's last rest was over, or the program began; `None` while there is none.
+    /// When the program's last rest was over, or when the program began; `None` while the thread serves no request.
     pub began: Option<Ns>,
     /// Whether a housekeeping timer is set.
     pub timer_set: bool,
-    /// Share of its accesses to memory that all threads use.
+    /// Share of the thread's accesses that go to memory which all threads use.
     pub shared_share: f64,
     pub instructions: f64,
     pub cycles: f64,
@@ -74,7 +74,7 @@ impl Thread {
         }
     }
 
-    /// Carries over the counts of an earlier life of its VM; a timer that is set still fires.
+    /// Carries over the counts of an earlier life of the thread's VM. A timer that is set will still fire.
     pub fn counts_on(&mut self, earlier: &Thread) {
         self.timer_set = earlier.timer_set;
         self.instructions = earlier.instructions;
@@ -84,7 +84,7 @@ impl Thread {
         self.requests.bytes = earlier.requests.bytes;
     }
 
-    /// Begins to run instructions of its program, up to the next request.
+    /// Begins to run instructions of the thread's program, up to the next request.
     pub fn compute(&mut self, instructions: f64) {
         self.doing = Doing::Computing;
         self.left = self.requests.cut(instructions);
@@ -98,7 +98,7 @@ impl Thread {
         )
     }
 
-    /// Goes on to the next region to touch; returns whether there was one.
+    /// Continues with the next region to touch. Returns true if there was one.
     pub fn next_touch(&mut self, ns_per_page: f64) -> bool {
         while let Some(touch) = self.touches.pop() {
             if touch.pages > 0 {
@@ -111,14 +111,14 @@ impl Thread {
         false
     }
 
-    /// Returns the whole pages that `progress` more pages of touching complete. At the end of a touch `left` is 0 and every
-    /// page has been handed out.
+    /// Returns how many whole pages `progress` more pages of touching complete. At the end of a touch `left` is 0 and every page
+    /// has been handed out.
     pub fn pages_completed(&mut self, progress: f64) -> u64 {
         let Doing::Touching { touch, .. } = &mut self.doing else {
             return 0;
         };
         self.page_carry += progress;
-        // The touch's own count is what is left to hand out: rounding never loses or invents a page.
+        // The touch's own count is the number of pages left to hand out, so rounding never loses or invents a page.
         let whole = (self.page_carry as u64).min(touch.pages);
         self.page_carry -= whole as f64;
         touch.pages -= whole;

@@ -3,12 +3,12 @@
 //! # Model
 //!
 //! - *Blind*: a VM without virtual nodes sees one node. Only the hypervisor decides where its pages are.
-//! - *Truth*: the kernel of the bare machine knows the node of each CPU now.
-//! - *Virtual*: at boot each vCPU belongs to a virtual node, the host node that it is on then (the nearest with memory), and
-//!   each virtual node gets memory in proportion to its vCPUs, on that host node. A *static* guest's kernel believes this
-//!   for ever, also after a vCPU has moved: it then places pages near where the vCPU was. A *live* guest (XPV, [XPV, section
-//!   4.3.2]) is notified and knows where each vCPU is now, at once and at no cost: the paper's interrupt handler takes 368
-//!   cycles. A virtual node that is full sends pages to the nearest that is not.
+//! - *Truth*: the kernel of the bare machine knows the present node of each CPU.
+//! - *Virtual*: at boot each vCPU belongs to a virtual node, which stands for the host node that the vCPU is on at that time (the
+//!   nearest with memory). Each virtual node gets memory on that host node in proportion to its vCPUs. A *static* guest's kernel
+//!   believes this for ever, even after a vCPU has moved: it then places pages near where the vCPU was. A *live* guest (XPV,
+//!   [XPV, section 4.3.2]) is notified and knows where each vCPU is now, at once and at no cost: the paper's interrupt handler
+//!   takes 368 cycles. A virtual node that is full sends pages to the nearest that is not.
 //!
 //! # Left out
 //!
@@ -21,7 +21,7 @@ use homenode_units::divide_proportionally;
 use crate::index::ThreadIx;
 use crate::scenario::{Hypervisor, VmSpec, Vnuma};
 
-/// Whether a kernel is a guest's or the host's.
+/// Whether a kernel is that of a guest or of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum By {
     Guest,
@@ -34,16 +34,16 @@ pub(crate) enum View {
     Blind,
     Truth,
     Virtual {
-        /// Whether it is notified when a vCPU is on another node.
+        /// Whether the guest is notified when a vCPU is on another node.
         told: Told,
         /// Virtual node of each vCPU at boot, as a node of the host; empty before boot.
         of_vcpu: Vec<usize>,
-        /// Pages that each virtual node has left.
+        /// Number of pages that each virtual node has left.
         room: Vec<u64>,
     },
 }
 
-/// When a guest is notified where its vCPUs are.
+/// When a guest is notified of the nodes of its vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
     AtBoot,
@@ -51,7 +51,7 @@ pub(crate) enum Told {
 }
 
 impl View {
-    /// Returns what the guest of this VM knows before it has booted.
+    /// Returns what the guest of a VM knows before it has booted.
     pub fn of(spec: &VmSpec, hypervisor: Hypervisor) -> View {
         let told = match (hypervisor, spec.vnuma) {
             (Hypervisor::Native, _) => return View::Truth,
@@ -66,7 +66,7 @@ impl View {
         }
     }
 
-    /// Boots a guest with `pages`, on a host of `nodes` nodes; its vCPUs are on the nodes `on` (with memory).
+    /// Boots a guest with `pages` pages on a host of `nodes` nodes. Its vCPUs are on the nodes `on`, which have memory.
     pub fn boot(&mut self, on: Vec<usize>, nodes: usize, pages: u64) {
         if let View::Virtual { of_vcpu, room, .. } = self {
             let mut vcpus = vec![0; nodes];
@@ -83,7 +83,7 @@ impl View {
         *self != View::Blind
     }
 
-    /// Returns the node of a vCPU's CPU, as far as the guest knows; `real` is the true one.
+    /// Returns the node that the guest believes a vCPU's CPU is on; `real` is the true one.
     pub fn node_of(&self, vcpu: ThreadIx, real: usize) -> usize {
         match self {
             View::Virtual {
@@ -95,7 +95,7 @@ impl View {
         }
     }
 
-    /// Returns the nodes that the guest knows, ascending; `all` are those of the host with memory.
+    /// Returns the nodes that the guest knows, ascending; `all` is the host's nodes with memory.
     pub fn nodes(&self, all: &[usize]) -> Vec<usize> {
         match self {
             View::Blind | View::Truth => all.to_vec(),
@@ -108,7 +108,7 @@ impl View {
         }
     }
 
-    /// Returns the pages that the guest has left on a node, as far as it limits them.
+    /// Returns how many pages the guest has left on a node; unlimited if it does not count them.
     pub fn room(&self, node: usize) -> u64 {
         match self {
             View::Blind | View::Truth => u64::MAX,
@@ -124,15 +124,15 @@ impl View {
         }
     }
 
-    /// Frees pages of a node again.
+    /// Returns pages to the guest's room on a node.
     pub fn give_back(&mut self, node: usize, pages: u64) {
         if let View::Virtual { room, .. } = self {
             room[node] += pages;
         }
     }
 
-    /// Takes pages of virtual nodes; pages that do not fit on the wanted node go to the nearest with room. `wanted` is by
-    /// node, `near` lists the nodes nearest to each first.
+    /// Takes pages from virtual nodes. Pages that do not fit on the wanted node go to the nearest node with room. `wanted` is
+    /// indexed by node; `near` lists for each node the others, nearest first.
     pub fn take(&mut self, wanted: &mut [u64], near: &[Vec<usize>]) {
         let View::Virtual { room, .. } = self else { return };
         let mut over = vec![0; wanted.len()];
@@ -148,7 +148,8 @@ impl View {
                 wanted[*other] += part;
                 over -= part;
             }
-            // More than the VM has: regions are rounded up to pages. The rest stays where it was wanted.
+            // The guest wants more pages than the VM has, because regions are rounded up to pages. The rest stays where it was
+            // wanted.
             wanted[node] += over;
         }
     }
@@ -168,7 +169,7 @@ mod tests {
         view.boot(vec![2, 0, 2, 2], 3, 400);
         assert_eq!(view.nodes(&[0, 1, 2]), [0, 2]);
         assert!(matches!(&view, View::Virtual { room, .. } if *room == [100, 0, 300]));
-        // vCPU 1 has moved to node 1 since: the guest does not know.
+        // vCPU 1 has moved to node 1 since boot, but the guest does not know.
         assert_eq!(view.node_of(ThreadIx(1), 1), 0);
         let mut live = view.clone();
         if let View::Virtual { told, .. } = &mut live {

@@ -1,4 +1,4 @@
-//! A VM from start to end: it boots, its program touches its memory, computes, meets at barriers, and ends.
+//! A VM from start to end: it boots; its program touches memory, computes, meets at barriers, and ends.
 //!
 //! ```text
 //!   Absent ──arrival──▶ Booting ──every vCPU booted──▶ Program ──every thread done──▶ Ended ──after = leave──▶ Gone
@@ -6,23 +6,23 @@
 //!                                                       └──then: the next program───────┘ frees its memory for the next
 //! ```
 //!
-//! Threads of a barrier program do the same number of intervals; the work of each thread in each interval is drawn
-//! when the interval begins, from the VM's own stream of chance, so it is the same under every policy.
+//! The threads of a barrier program all run the same number of intervals. The work of each thread in each interval is drawn when
+//! the interval begins. It comes from the VM's own random stream, so it is the same under every policy.
 //!
 //! A thread that arrives at a barrier either halts at once or keeps its vCPU busy, as its program does. The last to arrive
-//! releases the others. Those that halted must be interrupted, one after the other: each begins when its interrupt has
-//! been sent, and the sender goes on after the last. A virtual interrupt costs more than a native one (the machine's
-//! `ipi`; [Policies, section 5.3.2]). Other wake-ups of a sleeping program cost an interrupt each as well
-//! ([`crate::workload::Program::wakeups_per_m_instructions`]); one that spins pays for none.
+//! releases the others. It must interrupt those that halted, one after the other: each begins when its interrupt has been sent,
+//! and the sender continues after the last. A virtual interrupt costs more than a native one (the machine's `ipi`;
+//! [Policies, section 5.3.2]). If a program's threads sleep when they wait, each of its other wake-ups costs an interrupt as well
+//! ([`crate::workload::Program::wakeups_per_m_instructions`]). A program that spins does not pay for them.
 //!
-//! Under a hypervisor a vCPU that is woken pays for its way back before it goes on: the exit of its halt, the entry, the
-//! schedulers (the machine's `wake`, if it has one). So does a vCPU that a timer wakes. A vCPU that waited for a device does
-//! not: device times for guests were measured in guests.
+//! Under a hypervisor a woken vCPU first pays for its way back into the guest: the exit of its halt, the entry, the schedulers
+//! (the machine's `wake`, if it has one). A vCPU that a timer wakes pays as well. A vCPU that waited for a device does not:
+//! device times for guests were measured in guests.
 //!
 //! # Left out
 //!
-//! Spinning for a while and then halting; a spinning hyperthread that leaves more to its sibling than a computing one;
-//! what an interrupt costs its receiver beyond that; that a halt's exit is over before the wake-up; locks; page cache.
+//! Spinning for a while and then halting; a spinning hyperthread that leaves more to its sibling than a computing one; further
+//! costs of an interrupt to its receiver; that a halt's exit is over before the wake-up; locks; page cache.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -57,24 +57,24 @@ pub(crate) enum Stage {
     Gone,
 }
 
-/// Next step of a vCPU that has finished something.
+/// What a vCPU does next when it has finished something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// It goes on.
+    /// The vCPU continues.
     Run,
-    /// It waits: it halts, unless it spins.
+    /// The vCPU waits: it halts, unless it spins.
     Sleep,
-    /// It halts for this long, and goes on then.
+    /// The vCPU halts for this long and then continues.
     Rest(Ns),
-    /// It goes on if it has something to run, and so does every other vCPU, which is woken: the program starts.
+    /// The program starts: the vCPU continues if it has something to run. It wakes every other vCPU, which does the same.
     Start,
-    /// Like `Start`, at a barrier, where waking costs.
+    /// Like `Start`, but at a barrier, where waking costs time.
     Release,
     /// The program has ended.
     End,
 }
 
-/// A program that a guest has still to run.
+/// A program that a guest has yet to run.
 #[derive(Clone, Debug)]
 pub(crate) struct Prepared {
     pub workload: Workload,
@@ -83,14 +83,14 @@ pub(crate) struct Prepared {
     pub requests: Vec<Request>,
 }
 
-/// A CPU quota of each vCPU, and when its lease is over.
+/// A quota of CPU time for each vCPU, and the end of its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lease {
     pub quota: CpuQuota,
     pub until: Ns,
 }
 
-/// A limit on memory, what the VM had before, and when the lease is over.
+/// A limit on memory, the memory that the VM had before, and the end of the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryLease {
     pub memory: Bytes,
@@ -98,16 +98,16 @@ pub(crate) struct MemoryLease {
     pub until: Ns,
 }
 
-/// Limits that a plan set, while they are in force, and how far they may go.
+/// Limits that a plan has set and that are in force, and how far such limits may go.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
     pub quota: Option<Lease>,
     pub memory: Option<MemoryLease>,
-    /// Memory that the scenario leaves it at least.
+    /// Least memory to which the scenario lets a limit go.
     pub floor: Option<Bytes>,
 }
 
-/// The guest's swap: faults on pages there, the fraction of a fault carried over, and pages written there.
+/// The guest's swap: faults on swapped pages, the fraction of a fault carried over, and pages written to swap.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Swap {
     pub faults: f64,
@@ -118,35 +118,35 @@ pub(crate) struct Swap {
 /// Counts of a VM since it was first started.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct VmCounts {
-    /// LLC misses by the node whose memory answers.
+    /// LLC misses by the node whose memory they go to.
     pub accesses: Vec<f64>,
     pub local: f64,
     pub remote: f64,
-    /// Pages that the host moved, and how often it moved a vCPU to them.
+    /// Number of pages that the host moved, and number of times that it moved a vCPU to its pages.
     pub pages_moved: u64,
     pub vcpus_drawn: u64,
     pub policy_changes: u32,
-    /// Pieces of its program's work between two rests.
+    /// Durations of the program's pieces of work between two rests.
     pub requests: RequestTimes,
 }
 
-/// What the host does to learn how a VM's pages are used, as its memory policy says.
+/// The host's means to learn how a VM's pages are used, as the VM's memory policy says.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HostCare {
-    /// The host kernel's page mover, and how often it was begun.
+    /// The host kernel's page mover, and the number of times that it was begun.
     pub autonuma: Option<Autonuma>,
     pub autonumas: u32,
-    /// Whether the host's kernel would balance its memory, whatever its policy says.
+    /// Whether the host's kernel would balance the VM's memory if no policy said otherwise.
     pub balanced: bool,
-    /// Share of its memory that the host's kernel holds in huge pages.
+    /// Share of the VM's memory that the host's kernel holds in huge pages.
     pub huge: f64,
-    /// Samples of which nodes use its pages, while a policy wants them, and how often sampling was begun.
+    /// Samples of which nodes use the VM's pages, while a policy requires them, and the number of times that sampling was begun.
     pub sampling: Option<Sampling>,
     pub samplings: u32,
 }
 
 impl HostCare {
-    /// Factor per page for work that the kernel does once for a huge page, and once for each other page.
+    /// Returns how many times per page the kernel does work that it does once for a huge page and once for each other page.
     pub fn per_page(&self) -> f64 {
         1.0 - self.huge + self.huge / HUGE_PAGES
     }
@@ -175,16 +175,16 @@ impl Default for Factors {
 pub(crate) struct Course {
     pub workload: String,
     pub program: Option<Program>,
-    /// When it was started, and when it ended.
+    /// When the program was started, and when it ended.
     pub started: Option<Ns>,
     pub ended: Option<Ns>,
-    /// Programs that it runs after this one.
+    /// Programs that the VM runs after this one.
     pub then: VecDeque<Prepared>,
     /// Programs that have ended before this one.
     pub ran: Vec<ProgramReport>,
-    /// Pages that the program took, and how many of them were away from the VM's home.
+    /// Number of pages that the program has touched, and how many of them were outside the VM's home.
     pub touched: (u64, u64),
-    /// Factors set by an event, of LLC accesses, cycles and rests.
+    /// Factors that an event has set for LLC accesses, cycles and rests.
     pub factors: Factors,
     work_share: f64,
     starts: Touches,
@@ -193,13 +193,13 @@ pub(crate) struct Course {
     intervals_left: u64,
 }
 
-/// One start of a VM, and its outcome.
+/// One start of a VM and its outcome.
 #[derive(Clone, Debug)]
 pub(crate) struct Life {
     pub arrived: Ns,
-    /// When it left; `None` while it is there.
+    /// When the VM left; `None` while it is on the host.
     pub left: Option<Ns>,
-    /// How long each program ran that was begun, in seconds; a single `None` before the first.
+    /// How long each program that was begun has run, in seconds. A single `None` before the first program.
     pub runtimes_s: Vec<Option<f64>>,
 }
 
@@ -210,12 +210,12 @@ impl Course {
         Some(Ns(ended.0 - started.0).as_secs_f64())
     }
 
-    /// Whether the program is the only one.
+    /// Whether the program is the VM's only one.
     pub fn is_only(&self) -> bool {
         self.ran.is_empty() && self.then.is_empty()
     }
 
-    /// Creates the course of a program that has not begun, and what each thread will touch in it.
+    /// Creates the course of a program that has not begun. `starts` is what each thread will touch in it.
     fn new(spec: &VmSpec, program: Option<Program>, starts: Touches) -> Course {
         Course {
             workload: spec.workload.clone(),
@@ -244,32 +244,32 @@ pub(crate) struct Vm {
     pub memory_policy: MemoryPolicy,
     pub page_size: Bytes,
     pub allocation: Allocation,
-    /// Whether it drives devices itself.
+    /// Whether the VM drives devices itself.
     pub passthrough: bool,
     pub after: AfterProgram,
     pub stage: Stage,
-    /// How many times it has been started again.
+    /// Number of times that the VM has been started again.
     pub life: u32,
-    /// When it was started.
+    /// When the VM was started.
     pub arrived: Option<Ns>,
-    /// When it left.
+    /// When the VM left.
     pub left: Option<Ns>,
-    /// Outcomes of its earlier starts.
+    /// Outcomes of the VM's earlier starts.
     earlier: Vec<Life>,
-    /// Number of its vCPU 0 among the vCPUs of the host.
+    /// Task of the VM's vCPU 0; those of its other vCPUs follow.
     pub first_vcpu: TaskIx,
     pub threads: IxVec<ThreadIx, Thread>,
     pub memory: VmMemory,
     pub course: Course,
-    /// Its kernel's own page mover, if it has one.
+    /// The guest kernel's own page mover, if it has one.
     pub autonuma: Option<Autonuma>,
-    /// What its program releases, if anything is notified of it.
+    /// The program's releases, if its guest notifies the hypervisor of them.
     pub releases: Option<Releases>,
-    /// Runtime library of its program, while the program has one and runs.
+    /// Runtime library of the VM's program, while a program that has one runs.
     pub runtime: Option<Runtime>,
     /// What that library knows of nodes.
     pub runtime_nodes: RuntimeNodes,
-    /// Channel of its I/O to a driver domain.
+    /// Channel of the VM's I/O to a driver domain.
     pub channel: Option<Channel>,
     pub host: HostCare,
     pub limits: Limits,
@@ -327,7 +327,7 @@ impl Vm {
                 let chance = Chance::labelled(seed, "autonuma", at.0);
                 Autonuma::new(processes(workload.program.as_ref(), vcpus), &memory, chance)
             }),
-            // "twin" and the position in the scenario: ascending, and the same in every run.
+            // "twin" and the position in the scenario: IDs ascend, and are the same in every run.
             id: VmId(0x7477_696e << 96 | (at.0 as u128 + 1)),
             name: spec.name.clone(),
             memory_bytes: spec.memory,
@@ -365,18 +365,18 @@ impl Vm {
         }
     }
 
-    /// Returns the task of the vCPU that runs a thread.
+    /// Returns the task of the vCPU that a thread runs on.
     pub fn task(&self, thread: ThreadIx) -> TaskIx {
         TaskIx(self.first_vcpu.0 + thread.0)
     }
 
-    /// Returns the tasks of its vCPUs, in order.
+    /// Returns the tasks of the VM's vCPUs, in order.
     pub fn tasks(&self) -> impl ExactSizeIterator<Item = TaskIx> + Clone + use<> {
         let first = self.first_vcpu.0;
         (first..first + self.threads.len()).map(TaskIx)
     }
 
-    /// Returns its own kernel's page mover, or the host's.
+    /// Returns the page mover of the guest's own kernel or of the host's.
     pub fn autonuma_by(&self, by: By) -> Option<&Autonuma> {
         match by {
             By::Guest => self.autonuma.as_ref(),
@@ -384,22 +384,22 @@ impl Vm {
         }
     }
 
-    /// Returns its own kernel's page mover, and the host's.
+    /// Returns the page movers of the guest's own kernel and of the host's.
     pub fn page_movers(&self) -> impl Iterator<Item = &Autonuma> {
         self.autonuma.iter().chain(&self.host.autonuma)
     }
 
-    /// Whether it is on the host.
+    /// Whether the VM is on the host.
     pub fn present(&self) -> bool {
         !matches!(self.stage, Stage::Absent | Stage::Gone)
     }
 
-    /// Whether it has a program that has not ended.
+    /// Whether the VM has a program that has not ended.
     pub fn busy(&self) -> bool {
         self.course.program.is_some() && self.course.ended.is_none() && self.stage != Stage::Gone
     }
 
-    /// Carries over the counts and the stream of chance of an earlier life of this VM.
+    /// Carries over the counts and the random stream of an earlier life of this VM.
     pub fn counts_on(&mut self, earlier: &Vm) {
         self.life = earlier.life + 1;
         self.earlier = earlier.lives().collect();
@@ -422,7 +422,7 @@ impl Vm {
         }
     }
 
-    /// Starts it: every vCPU has something to boot.
+    /// Starts the VM: every vCPU has something to boot.
     pub fn boot(&mut self, now: Ns) {
         self.stage = Stage::Booting;
         self.arrived = Some(now);
@@ -434,7 +434,7 @@ impl Vm {
         }
     }
 
-    /// Ends what a vCPU was doing; returns what it does next.
+    /// Ends what a vCPU was doing. Returns what the vCPU does next.
     pub fn next(&mut self, thread: ThreadIx, now: Ns) -> Next {
         match self.threads[thread].doing {
             Doing::Touching { ns_per_page, .. } => {
@@ -472,7 +472,7 @@ impl Vm {
         }
     }
 
-    /// Wakes an idle vCPU for its kernel's timers.
+    /// Wakes an idle vCPU to handle its kernel's timers.
     pub fn housekeep(&mut self, thread: ThreadIx) {
         self.threads[thread].doing = Doing::Housekeeping;
         self.threads[thread].left = HOUSEKEEPING_RUN.as_f64();
@@ -491,7 +491,7 @@ impl Vm {
         self.begin(now)
     }
 
-    /// Begins its program.
+    /// Begins the VM's program.
     fn begin(&mut self, now: Ns) -> Next {
         let Some(program) = &self.course.program else {
             return Next::Sleep;
@@ -509,14 +509,14 @@ impl Vm {
             self.threads[at].touches.reverse();
             self.threads[at].instructions_left = instructions;
             if !self.threads[at].next_touch(TOUCH_NS) {
-                // Nothing to touch: straight on.
+                // The thread has nothing to touch and continues at once.
                 self.end_of_touching(at, now);
             }
         }
         Next::Start
     }
 
-    /// Begins its next program, if there is one, after the last has ended, and frees that one's memory.
+    /// Begins the VM's next program, if there is one, after the last has ended. Frees the last program's memory.
     pub fn begin_next(&mut self, now: Ns) -> Option<Next> {
         let next = self.course.then.pop_front()?;
         self.course.ran.extend(self.program_report());
@@ -552,7 +552,7 @@ impl Vm {
         Some(self.begin(now))
     }
 
-    /// Returns its starts so far, the present one last.
+    /// Returns the VM's starts so far, the present one last.
     pub fn lives(&self) -> impl Iterator<Item = Life> {
         let now = self.arrived.map(|arrived| Life {
             arrived,
@@ -569,12 +569,12 @@ impl Vm {
         self.earlier.iter().cloned().chain(now)
     }
 
-    /// Returns the programs that it has begun since its start.
+    /// Returns the programs that the VM has begun since its start.
     pub fn programs(&self) -> impl Iterator<Item = ProgramReport> {
         self.course.ran.iter().cloned().chain(self.program_report())
     }
 
-    /// Reports its program so far; `None` before it began.
+    /// Reports on the VM's program so far; `None` before it began.
     fn program_report(&self) -> Option<ProgramReport> {
         let began = self.course.started?;
         Some(ProgramReport {
@@ -586,7 +586,7 @@ impl Vm {
         })
     }
 
-    /// Notes pages that its program took, by node.
+    /// Counts pages that the VM's program touched, by node.
     pub fn count_touched(&mut self, placed: &[u64]) {
         let home = self.memory.home.as_deref();
         for (node, pages) in placed.iter().enumerate() {
@@ -597,14 +597,13 @@ impl Vm {
         }
     }
 
-    /// Returns the size of its pool at creation.
+    /// Returns the size of the VM's I/O pool at creation.
     pub fn pool_at_start(&self) -> Option<u64> {
         let pool = self.channel.as_ref()?.pool.as_ref()?;
         Some(pool.config.initial.to_pages().0)
     }
 
-    /// Whether other vCPUs change what they do when this one has finished: it is the last to boot, or to arrive at a
-    /// barrier.
+    /// Whether other vCPUs change what they do when this one finishes, because it is the last to boot or to arrive at a barrier.
     pub fn is_last(&self) -> bool {
         match self.stage {
             Stage::Booting => self.booted + 1 == self.threads.len(),
@@ -675,7 +674,7 @@ impl Vm {
         }
     }
 
-    /// Runs a thread without barriers to its next rest, to the end of the phase, or of the program.
+    /// Runs a thread without barriers until its next rest, the end of the phase, or the end of the program.
     fn stretch(&mut self, thread: ThreadIx) {
         let share = self.phase_end(self.progress(thread)) - self.progress(thread);
         let total = self.instructions();
@@ -721,7 +720,7 @@ impl Vm {
             .and_then(|p| p.barrier)
             .map_or(0.0, |barrier| barrier.imbalance);
         for thread in self.threads.iter_mut().take(threads) {
-            // Three deviations at most: an interval always has work.
+            // The work deviates from the mean by three standard deviations at most, so every interval has work.
             let deviation = if imbalance > 0.0 {
                 self.chance.normal().clamp(-3.0, 3.0)
             } else {
@@ -733,7 +732,7 @@ impl Vm {
         Next::Release
     }
 
-    /// Returns the instructions that each thread of the program runs in all.
+    /// Returns the total number of instructions that each thread of the program runs.
     fn instructions(&self) -> f64 {
         self.course.program.as_ref().map_or(0.0, |program| {
             program.instructions_g_per_thread * 1e9 * self.course.work_share
@@ -761,9 +760,9 @@ impl Vm {
         1.0
     }
 
-    /// Returns the factors (LLC accesses, cycles) of a thread's program now: of its present phase, and of events.
+    /// Returns the factors on a thread's LLC accesses and cycles at present: those of its program's phase times those of events.
     pub fn phase(&self, thread: ThreadIx) -> (f64, f64) {
-        // Most programs have no phases, and skip finding their progress.
+        // Most programs have no phases. They need not compute their progress.
         let phases = self.course.program.as_ref().map(|program| &program.phases);
         let (accesses, cycles) = match phases {
             Some(phases) if !phases.is_empty() => self.profile_phase(thread),
@@ -776,7 +775,7 @@ impl Vm {
     }
 
     fn profile_phase(&self, thread: ThreadIx) -> (f64, f64) {
-        // The running stretch is already subtracted: its phase is that of its end.
+        // The running stretch is already subtracted from the instructions left: `progress` is that at the end of the stretch.
         let total = self.instructions();
         let running = if self.course.intervals > 0 {
             0.0
@@ -788,7 +787,7 @@ impl Vm {
             .map_or((1.0, 1.0), |phase| (phase.llc_access_factor, phase.cpi_factor))
     }
 
-    /// Returns the phase of its program after this share of the work; `None` if it has none.
+    /// Returns the phase that the program is in after this share of its work; `None` if it has no phases.
     fn phase_at(&self, progress: f64) -> Option<&PhaseProfile> {
         let phases = &self.course.program.as_ref()?.phases;
         let mut end = 0.0;

@@ -6,18 +6,18 @@
 //! accesses per instruction, `m` the miss ratio at the capacity that the thread holds, `L_llc` and `L` the latencies
 //! of an LLC hit and of memory in cycles, `H` hits and `P` misses in flight. `P` is at most what one core sustains.
 //!
-//! Two busy hyperthreads share the core: the core's own work and the LLC hits of each are stretched by `h = 2 / s`,
-//! where `s` is the throughput of a core with two busy threads over one, and each gets half of the core's outstanding
-//! misses. Waiting for memory is not stretched: it overlaps, which is what hyperthreads are for.
+//! Two busy hyperthreads share the core. The core's own work and the LLC hits of each are stretched by `h = 2 / s`, where `s` is
+//! the throughput of a core with two busy threads relative to one. Each thread gets half of the core's outstanding misses.
+//! Waiting for memory is not stretched, because it overlaps; hyperthreads exist for that.
 //!
-//! Address translation adds `t * R` references to page tables per instruction: `t` TLB misses at the TLB's reach
-//! (entries times page size), `R` references per walk beyond page-walk caches, more in a guest, whose walk is
-//! two-dimensional (item 8). They depend on each other, so none overlap. A page table has 8 bytes per page that the program
-//! uses; as much of it as fits is found in L2, then in the LLC, and the rest in memory, where the data is.
+//! Address translation adds `t * R` references to page tables per instruction. `t` is the TLB misses at the TLB's reach (entries
+//! times page size), `R` the references per walk that page-walk caches do not save; a guest has more, because its walk is
+//! two-dimensional (item 8). The references depend on each other, so none overlap. A page table has 8 bytes per page that the
+//! program uses. As much of it as fits is found in L2, then in the LLC, and the rest in memory, where the data is.
 //!
 //! # Left out
 //!
-//! L1 and L2 shared by hyperthreads (`a` stays), frequency changes. Lines of page tables take no room from data in the
+//! L1 and L2 shared by hyperthreads (`a` stays the same), frequency changes. Lines of page tables take no room from data in the
 //! caches. Page tables are where the program's data is, not where their own pages were allocated.
 
 use homenode_machine::{Hardware, Machine};
@@ -25,7 +25,7 @@ use homenode_units::Bytes;
 
 use crate::workload::Program;
 
-/// Bytes of page table per page that it maps.
+/// Bytes of page table per mapped page.
 const ENTRY_BYTES: f64 = 8.0;
 
 /// Cost of translating a program's addresses.
@@ -33,7 +33,7 @@ const ENTRY_BYTES: f64 = 8.0;
 pub(crate) struct Paging {
     /// References to page tables per instruction, outside of phases.
     refs: f64,
-    /// Bytes of page table that map what the program uses.
+    /// Bytes of the page table that maps what the program uses.
     table: f64,
 }
 
@@ -65,11 +65,11 @@ impl Paging {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct InLlc {
     pub bytes: f64,
-    /// Share of its accesses that miss with these bytes.
+    /// Share of the thread's accesses that miss with this part.
     pub miss_ratio: f64,
 }
 
-/// Cost of a thread's instructions, given where it runs and next to which sibling.
+/// Cost of a thread's instructions, given where the thread runs and whether its sibling is busy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct CoreCost {
     /// Cycles per instruction without waiting for memory.
@@ -78,9 +78,9 @@ pub(crate) struct CoreCost {
     pub accesses: f64,
     /// LLC misses per instruction.
     pub misses: f64,
-    /// Misses that do not follow on another in memory.
+    /// Misses per instruction whose line does not follow on another missed line in memory.
     pub scattered: f64,
-    /// Memory latencies that an instruction waits for: misses over misses in flight.
+    /// Number of memory latencies that an instruction waits for: misses over misses in flight.
     pub waits: f64,
 }
 
@@ -92,7 +92,7 @@ pub(crate) enum Sibling {
 }
 
 impl CoreCost {
-    /// Returns the cost of a program's instructions, scaled by a phase, with this much of the LLC.
+    /// Returns the cost of a program's instructions, scaled by a phase's factors, with this part of the LLC.
     pub fn of(
         program: &Program,
         phase: (f64, f64),
@@ -126,7 +126,7 @@ impl CoreCost {
         cost
     }
 
-    /// Whether a part of it differs from the other's by more than this share.
+    /// Whether any part of this cost differs from the other cost by more than this share.
     pub fn differs(&self, other: &CoreCost, share: f64) -> bool {
         let off = |a: f64, b: f64| (a - b).abs() > share * a;
         off(self.busy_cycles, other.busy_cycles)
@@ -134,7 +134,7 @@ impl CoreCost {
             || off(self.waits, other.waits)
     }
 
-    /// Adds references to a page table of this size.
+    /// Adds the cost of references to a page table of this size.
     fn walk(&mut self, refs: f64, hw: &Hardware, table: f64, llc_bytes: f64) {
         let in_l2 = (hw.l2_bytes.as_f64() / table).min(1.0);
         let beyond = refs * (1.0 - in_l2);
@@ -153,8 +153,8 @@ impl CoreCost {
 }
 
 impl Program {
-    /// Returns how long the program runs alone on an idle machine with all of its memory local and an LLC to itself, by the
-    /// equation above at unloaded latency: for sizing scenarios, not a result.
+    /// Returns how long the program runs alone on an idle machine, with all of its memory local and an LLC to itself, according
+    /// to the equation above at unloaded latency. For sizing scenarios; not a result.
     pub fn solo_seconds(&self, machine: &Machine, hw: &Hardware) -> f64 {
         let capacity = machine
             .llcs
@@ -165,7 +165,7 @@ impl Program {
         self.seconds_within(capacity, hw)
     }
 
-    /// Returns how long it runs alone with this many bytes of an LLC, as in a partition of one.
+    /// Returns how long the program runs alone with this many bytes of an LLC, as if it had a partition of the LLC.
     pub fn seconds_within(&self, llc_bytes: f64, hw: &Hardware) -> f64 {
         let paging = Paging::new(hw, Bytes(homenode_units::PAGE_BYTES), self, false);
         let llc = InLlc {
@@ -204,8 +204,8 @@ mod tests {
 
     #[test]
     fn a_walk_costs_what_the_module_says() {
-        // 512 entries of 4 KiB reach 2 MiB of a curve that falls with 64 MiB: exp(-1/32) of 0.4 accesses walk. Nested,
-        // 4 references each; 1 GiB has a table of 2 MiB, a quarter of which L2 holds, and the LLC none.
+        // 512 entries of 4 KiB reach 2 MiB of a curve that falls with 64 MiB: exp(-1/32) of 0.4 accesses need a walk, with 4
+        // references each if nested. 1 GiB has a table of 2 MiB, of which L2 holds a quarter and the LLC nothing.
         let (small, none) = (Bytes(4096), cost(Bytes(1 << 50), true, 0.0));
         let walked = cost(small, true, 0.0);
         let refs = 0.4 * libm::exp(-1.0 / 32.0) * 4.0;

@@ -1,32 +1,32 @@
-//! Memory controllers and links under load: latency of an access from a node to a node, and throughput caps.
+//! Memory controllers and links under load: the latency of an access from one node to another, and limits on throughput.
 //!
 //! # Model
 //!
-//! - An access by a CPU of node `s` to memory of node `n` takes `L(s, n) = T(n) + sum of T(l)` over the links `l` that
-//!   the data takes from `n` to `s`; `T = T0 * g(u)`, `g(u) = 1 + alpha u + beta u^1.5 / (1 - u)`,
+//! - An access by a CPU of node `s` to memory of node `n` takes `L(s, n) = T(n) + sum of T(l)` over the links `l` that the data
+//!   takes from `n` to `s`. `T = T0 * g(u)`, `g(u) = 1 + alpha u + beta u^1.5 / (1 - u)`,
 //!   `u = min(load / (1.02 capacity), 0.985)`, with `T0` the controller's unloaded latency or a link's hop
 //!   (`facts/simulators.md`, 3.3 item 4: within 4 percent of measured curves).
-//! - The curve alone does not keep load below capacity, so `T` is at least the value at which it does: threads have
-//!   a bounded number of misses in flight, so by Little's law their traffic falls as `1 / T` (item 5:
-//!   `T_sat = 64 * sum of in-flight misses / capacity` comes out of the fixed point by itself, and programs that rarely
-//!   miss are not held back by a full controller).
-//! - Traffic: a missed line moves from the page's node to the CPU's; `write_share` of them return later. Every byte
-//!   counts at the controller and on each link of its route. A scattered line, one that follows on no other in memory,
-//!   opens a DRAM page of its own and takes a controller as long as `1 / s` lines of a stream do, `s` being the machine's
-//!   `scattered_throughput`: it loads the controller by as many bytes, and links by its own.
+//! - The curve alone does not keep the load below capacity, so `T` is at least the value at which it does. Threads have a bounded
+//!   number of misses in flight, so according to Little's law their traffic falls as `1 / T` (item 5). The fixed point therefore
+//!   yields `T_sat = 64 * sum of in-flight misses / capacity` by itself, and a full controller does not hold back programs that
+//!   rarely miss.
+//! - Traffic: a missed line moves from the page's node to the CPU's; a share `write_share` of the lines returns later. Every byte
+//!   counts at the controller and on each link of its route. A *scattered* line is one that does not follow on another in memory.
+//!   It opens a DRAM page of its own and occupies a controller as long as `1 / s` lines of a stream do, `s` being the machine's
+//!   `scattered_throughput`. So it loads the controller with as many bytes, but links only with its own.
 //!
 //! # Algorithm
 //!
-//! Fixed point over the latencies, started at the last solution. Each step asks for each resource which `T` would be
-//! consistent if its traffic answered as `1 / T`: the strongest answer possible, so a step never overshoots and needs no
-//! damping. With `T` traded for load, that is `u g(u) = K`: increasing and convex, so Newton's method from the right
-//! finds it in three or four steps. Load that a bounded number of steps leaves above capacity is cut by max-min sharing
-//! along routes ([`super::share`]). Only that last case allocates.
+//! Fixed point over the latencies, started at the last solution. Each step determines for each resource which `T` would be
+//! consistent if its traffic responded as `1 / T`. That is the strongest response possible, so a step never overshoots and needs
+//! no damping. With `T` expressed by load, the equation is `u g(u) = K`: increasing and convex, so Newton's method from the right
+//! solves it in three or four steps. If a bounded number of steps leaves a load above capacity, max-min sharing along routes cuts
+//! it ([`super::share`]). Only that last case allocates.
 //!
 //! # Left out
 //!
-//! Requests and coherence traffic (data only), the load of zeroing new pages (it is counted as traffic), reads and writes
-//! with different costs at the controller, DRAM banks, streams that close each other's DRAM pages, directory lookups.
+//! Requests and coherence traffic (data only); the load of zeroing new pages (it is counted as traffic); different costs of reads
+//! and writes at the controller; DRAM banks; streams that close each other's DRAM pages; directory lookups.
 
 use homenode_machine::{Hardware, Link};
 
@@ -35,73 +35,73 @@ use super::resource::{Resource, answer};
 use super::share::{Demand, max_min};
 use super::topology::Topology;
 
-/// Steps of the fixed point at most.
+/// Most steps of the fixed-point iteration.
 const STEPS_MAX: usize = 16;
-/// Largest relative change of a latency at which it counts as found.
+/// Largest relative change of latencies at which the iteration has converged.
 const CHANGE_MAX: f64 = 1e-3;
-/// Load over capacity beyond which max-min sharing steps in.
+/// Load over capacity beyond which max-min sharing applies.
 const OVERLOAD: f64 = 1.002;
 
 /// A running thread, as the fabric sees it.
 #[derive(Clone, Copy, Debug)]
 struct Flow {
-    /// Node of its CPU.
+    /// Node of the thread's CPU.
     node: usize,
-    /// Time of an instruction without waiting for memory.
+    /// Time per instruction, without waits for memory.
     busy_ns: f64,
-    /// Latencies that an instruction waits for.
+    /// Number of memory latencies that an instruction waits for.
     waits: f64,
     /// Bytes missed per instruction.
     bytes: f64,
     /// Share of missed lines that are written back.
     write_share: f64,
-    /// How much longer than a line of a stream a line of this flow takes a controller on average, less 1.
+    /// How much longer an average line of this flow occupies a controller than a line of a stream does, as a ratio minus 1.
     excess: f64,
 }
 
 impl Flow {
-    /// Bytes missed per nanosecond at this latency.
+    /// Returns the bytes missed per nanosecond at this latency.
     fn rate(&self, latency_ns: f64) -> f64 {
         self.bytes / (self.busy_ns + self.waits * latency_ns)
     }
 }
 
-/// Traffic that does not depend on latency: bytes per nanosecond from a node to another node's memory.
+/// Traffic that does not depend on latency, in bytes per nanosecond from one node to another node's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copying {
     pub from: usize,
     pub to: usize,
     pub rate: f64,
-    /// Whether a device sends it, and not the memory of `from`.
+    /// Whether a device sends the data, rather than the memory of `from`.
     pub by_device: bool,
 }
 
 impl Copying {
-    /// Nodes whose controllers it loads.
+    /// Returns the nodes whose controllers the traffic loads.
     fn controllers(&self) -> impl Iterator<Item = usize> {
         let read = (!self.by_device).then_some(self.from);
         read.into_iter().chain([self.to])
     }
 }
 
-/// Latencies of controllers and links now.
+/// Present latencies of controllers and links.
 #[derive(Clone, Debug)]
 pub(crate) struct Fabric {
     nodes: usize,
     clock_ghz: f64,
     line_bytes: f64,
-    /// How much longer than a line of a stream a scattered one takes a controller, less 1.
+    /// How much longer a scattered line occupies a controller than a line of a stream does, as a ratio minus 1.
     scattered_excess: f64,
-    /// Unloaded latencies, curves, capacities and present latencies: controllers first, then links.
+    /// Unloaded latencies, curves, capacities and present latencies of controllers first, then of links.
     resources: Vec<Resource>,
-    /// Link resources of each route, by `from * nodes + to`.
+    /// Positions of each route's links among the resources, at `from * nodes + to`.
     routes: Vec<Vec<usize>>,
-    /// Present latency by `cpu_node * nodes + memory_node`.
+    /// Present latency at `cpu_node * nodes + memory_node`.
     latency: Vec<f64>,
-    /// Threads of the present solution, and the share of each one's accesses by node.
+    /// Threads of the present solution, and the share of each thread's accesses that goes to each node.
     flows: Vec<Flow>,
     weights: Vec<f64>,
-    /// Share of its speed that throughput caps leave each; empty if they take nothing.
+    /// Share of its speed that throughput limits leave each thread; empty if they take nothing.
     granted: Vec<f64>,
     loads: Vec<f64>,
     reads: Vec<f64>,
@@ -120,7 +120,7 @@ impl Fabric {
     pub fn new(topology: &Topology, hw: &Hardware, line_bytes: f64) -> Fabric {
         let nodes = topology.nodes();
         let controller = |(cap, ns): (&f64, &f64)| Resource::new(*ns, hw.memory_curve, *cap);
-        // A hop without cost could not hold back more than the link can carry.
+        // A hop without latency could not hold the load below the link's capacity.
         let hop_ns = |link: &Link| link.hop_ns.unwrap_or(hw.link.hop_ns).max(1.0);
         let link = |(link, cap): (&Link, &f64)| Resource::new(hop_ns(link), hw.link.curve, *cap);
         let resources: Vec<Resource> = topology
@@ -150,18 +150,18 @@ impl Fabric {
         fabric
     }
 
-    /// Returns the latency of an access by a CPU of `node` whose accesses are spread over memory by `weights`.
+    /// Returns the mean latency of accesses by a CPU of `node` that are spread over the nodes' memory according to `weights`.
     pub fn latency_ns(&self, node: usize, weights: &[f64]) -> f64 {
         let row = &self.latency[node * self.nodes..(node + 1) * self.nodes];
         dot(row, weights)
     }
 
-    /// Returns the latency from a node to a node.
+    /// Returns the latency of an access from a CPU's node to a memory node.
     pub fn latency_between(&self, cpu_node: usize, memory_node: usize) -> f64 {
         self.latency[cpu_node * self.nodes + memory_node]
     }
 
-    /// Returns the links (as numbers of [`Topology::links`]) from a node to a node.
+    /// Returns the links from one node to another, as positions in [`Topology::links`].
     pub fn route(&self, from: usize, to: usize) -> impl Iterator<Item = usize> + '_ {
         self.routes[from * self.nodes + to]
             .iter()
@@ -203,7 +203,7 @@ impl Fabric {
         self.flows.len() - 1
     }
 
-    /// Solves for the latencies at which these threads run.
+    /// Solves for the latencies at which the added threads run.
     pub fn solve(&mut self, copying: &[Copying]) {
         for _ in 0..STEPS_MAX {
             self.sum_loads(copying);
@@ -224,7 +224,7 @@ impl Fabric {
         }
     }
 
-    /// Returns the share of its speed that throughput caps leave a thread of the solution (1 nearly always).
+    /// Returns the share of its speed that throughput limits leave a thread of the solution (nearly always 1).
     pub fn granted(&self, flow: usize) -> f64 {
         self.granted.get(flow).copied().unwrap_or(1.0)
     }

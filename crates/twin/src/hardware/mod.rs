@@ -1,6 +1,6 @@
 //! Effects of the machine's figures on running programs: shared caches, cores, memory controllers, links.
 //!
-//! Everything here is built from [`homenode_machine::Machine`] and its `Hardware`; no figure of any machine is in code.
+//! Everything here is built from [`homenode_machine::Machine`] and its `Hardware`; the code contains no figures of any machine.
 
 pub(crate) mod core;
 pub(crate) mod fabric;

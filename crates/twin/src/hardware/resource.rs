@@ -1,15 +1,15 @@
-//! A controller or a link, and how its latency responds to load: [`super::fabric`] gives the reasons.
+//! A controller or a link, and how its latency responds to load. [`super::fabric`] gives the reasons.
 
 use homenode_machine::LoadCurve;
 
-/// Relative change of a resource's traffic that is worth a response: latency changes by no more, since `u g(u)` grows faster
-/// than `g(u)`. Below a fifth of its curve's capacity, that share of the fifth.
+/// Smallest relative change of a resource's traffic that leads to a response. The latency changes by no more than the traffic,
+/// because `u g(u)` grows faster than `g(u)`. Traffic below a fifth of the curve's capacity is compared as if it were that fifth.
 const TRAFFIC_CHANGE_MIN: f64 = 3e-4;
-/// Share of the capacity in use at which a curve ends: the last measured point.
+/// Share of the capacity at which a curve ends, because it is the last measured point.
 const FULL: f64 = 0.985;
-/// Steps of Newton's method at most.
+/// Most steps of Newton's method.
 const STEPS_MAX: usize = 6;
-/// Relative change of a share at which it counts as found.
+/// Relative change of a share at which the method has converged.
 const SHARE_CHANGE_MAX: f64 = 1e-4;
 /// Number of resources solved in parallel.
 const LANES: usize = 8;
@@ -21,9 +21,9 @@ pub(super) struct Resource {
     pub now_ns: f64,
     curve: LoadCurve,
     pub capacity: f64,
-    /// 1 / (idle latency times the curve's capacity); 0 if nothing fills it.
+    /// 1 / (idle latency times the curve's capacity); 0 if no load can fill the resource.
     per_load: f64,
-    /// Load times latency at the last step, in that unit, and the share of the curve's capacity that corresponds to it.
+    /// Load times latency at the last step, in units of that product, and the corresponding share of the curve's capacity.
     traffic: f64,
     u: f64,
 }
@@ -45,12 +45,12 @@ impl Resource {
         }
     }
 
-    /// Takes in a load; returns whether it is worth a response.
+    /// Takes in a load. Returns true if the latency should respond to it.
     fn is_moved_by(&mut self, load: f64) -> bool {
         if self.per_load == 0.0 {
             return false; // nothing fills it
         }
-        // u g(u) = traffic, in units of the idle latency times the curve's capacity.
+        // Solves for u in u g(u) = traffic, where traffic is in units of the idle latency times the curve's capacity.
         let traffic = load * self.now_ns * self.per_load;
         if (traffic - self.traffic).abs() < TRAFFIC_CHANGE_MIN * self.traffic.max(0.2) {
             return false;
@@ -59,11 +59,12 @@ impl Resource {
         true
     }
 
-    /// Moves to the latency for a share of the curve's capacity; returns the relative change.
+    /// Sets the latency to that for a share of the curve's capacity. Returns the latency's relative change.
     fn move_to(&mut self, u: f64, load: f64) -> f64 {
         let LoadCurve { alpha, beta } = self.curve;
         self.u = u;
-        // Beyond its end the curve holds nothing back; then the lowest latency that keeps the load within capacity applies.
+        // Beyond its end the curve no longer holds the load back. Then the lowest latency that keeps the load within capacity
+        // applies.
         let next = (self.idle_ns * (1.0 + alpha * u + beta * u * u.sqrt() / (1.0 - u)))
             .max(self.now_ns * load / self.capacity);
         let change = (next - self.now_ns).abs() / self.now_ns;
@@ -72,11 +73,11 @@ impl Resource {
     }
 }
 
-/// Moves each resource to the latency at which its load would be consistent if it responded as `1 / latency`; returns the
-/// largest relative change.
+/// Moves each resource to the latency at which its load would be consistent if it responded as `1 / latency`. Returns the largest
+/// relative change.
 ///
-/// Newton's method is one long chain of divisions and roots, and a core can run several such chains at once. Resources do
-/// not see each other before all have responded: so they are solved in parallel, each as if it were the only one.
+/// Newton's method is one long chain of divisions and roots, and a core can run several such chains at once. Within a step no
+/// resource depends on the responses of others, so several are solved in parallel, each as if it were the only one.
 pub(super) fn answer(resources: &mut [Resource], loads: &[f64]) -> f64 {
     let mut change = 0.0_f64;
     let (mut moved, mut count) = ([0; LANES], 0);
@@ -96,7 +97,7 @@ pub(super) fn answer(resources: &mut [Resource], loads: &[f64]) -> f64 {
     change
 }
 
-/// Solves `u g(u) = traffic` for some resources, each from where it is.
+/// Solves `u g(u) = traffic` for some resources, each starting from its present share.
 fn shares(resources: &[Resource], moved: &[usize]) -> [f64; LANES] {
     let (mut u, mut traffic) = ([0.0; LANES], [0.0; LANES]);
     let (mut alpha, mut beta) = ([0.0; LANES], [0.0; LANES]);
@@ -123,7 +124,7 @@ fn shares(resources: &[Resource], moved: &[usize]) -> [f64; LANES] {
     u
 }
 
-/// One step of Newton's method.
+/// Takes one step of Newton's method.
 #[inline]
 fn step(u: f64, traffic: f64, alpha: f64, beta: f64) -> f64 {
     let rest = 1.0 / (1.0 - u);
@@ -146,7 +147,7 @@ mod tests {
                 0 => LoadCurve { alpha: 1.27, beta: 0.08 },
                 _ => LoadCurve { alpha: 0.34, beta: 0.015 },
             };
-            // Every fifth is never full.
+            // Every fifth resource has no capacity, which means that no load fills it.
             let capacity = |at: usize| if at % 5 == 4 { 0.0 } else { 8.0 + at as f64 / 4.0 };
             let new = |at: usize| Resource::new(50.0 + at as f64, curve(at), capacity(at));
             let mut together: Vec<Resource> = (0..loads.len()).map(new).collect();

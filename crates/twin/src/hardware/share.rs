@@ -1,9 +1,9 @@
-//! Max-min fair sharing: the throughput cap of last resort.
+//! Max-min fair sharing: the last resort to limit throughput.
 //!
 //! # Algorithm
 //!
-//! Progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2). All flows grow together; when a resource is
-//! full, the flows through it keep what they have; a flow that has its demand stops. What is left goes on growing.
+//! Progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2). All flows grow together. When a resource is full, the
+//! flows through it keep what they have. A flow that has its whole demand stops. The other flows continue to grow.
 //!
 //! # Properties
 //!
@@ -13,9 +13,9 @@
 /// A demand on several resources at once.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Demand {
-    /// Bytes per nanosecond wanted.
+    /// Requested bytes per nanosecond.
     pub rate: f64,
-    /// Resources that it needs, and how many bytes of each one byte of demand takes.
+    /// Resources that the demand uses, and the bytes of each that one byte of demand takes.
     pub uses: Vec<(usize, f64)>,
 }
 
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn small_flows_are_satisfied_and_large_ones_share_the_rest() {
-        // 10 over demands 1, 6, 8: 1 is satisfied, the others get 4.5 each.
+        // A capacity of 10 for demands of 1, 6 and 8: the first is satisfied, the others get 4.5 each.
         let flow = |rate| Demand {
             rate,
             uses: vec![(0, 1.0)],
@@ -81,7 +81,8 @@ mod tests {
 
     #[test]
     fn a_flow_stopped_elsewhere_leaves_its_room_to_others() {
-        // Resource 0 holds 2, resource 1 holds 10: flow a needs both and gets 2 of 5, b gets the 8 left of 1.
+        // Resource 0 has a capacity of 2, resource 1 of 10. Flow a needs both and gets 2 of 5; flow b gets the remaining 8 of
+        // resource 1.
         let a = Demand {
             rate: 5.0,
             uses: vec![(0, 1.0), (1, 1.0)],

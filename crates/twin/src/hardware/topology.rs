@@ -1,5 +1,5 @@
-//! The machine with dense numbers: node, CPU, cache and link numbers become positions in vectors; routes and siblings are
-//! computed once.
+//! The machine with dense numbers: the numbers of nodes, CPUs, caches and links become positions in vectors. Routes and siblings
+//! are computed once.
 
 use homenode_machine::{Hardware, Link, Machine, Node};
 use homenode_units::{NodeId, NodeSet};
@@ -7,17 +7,17 @@ use homenode_units::{NodeId, NodeSet};
 use crate::index::{CpuIx, IxVec, first};
 use crate::scenario::TwinError;
 
-/// One CPU, by dense numbers.
+/// One CPU, in dense numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct CpuPlace {
     pub node: usize,
     pub llc: usize,
     pub core: usize,
-    /// The other CPUs of the core.
+    /// The other CPUs of its core.
     pub siblings: Vec<CpuIx>,
 }
 
-/// The machine by dense numbers.
+/// The machine in dense numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Topology {
     pub cpus: IxVec<CpuIx, CpuPlace>,
@@ -29,15 +29,15 @@ pub(crate) struct Topology {
     pub llc_cpus: Vec<Vec<CpuIx>>,
     /// Bytes per nanosecond of each node's controllers; 0 for a node without memory.
     pub controller_caps: Vec<f64>,
-    /// Latency of each node's memory without load, nanoseconds.
+    /// Unloaded latency of each node's memory, in nanoseconds.
     pub memory_ns: Vec<f64>,
-    /// Directed links: the machine's own, or all pairs if it states none.
+    /// Directed links: the machine's own, or links between all pairs of nodes if the machine states none.
     pub links: Vec<Link>,
-    /// Bytes per nanosecond of each link; infinite where unknown.
+    /// Bytes per nanosecond of each link; infinite if unknown.
     pub link_caps: Vec<f64>,
-    /// Links from a node to a node.
+    /// Links on the route from one node to another.
     pub routes: Vec<Vec<Vec<usize>>>,
-    /// Nodes with memory, nearest first, from each node: where the kernel looks for free memory.
+    /// For each node, the nodes with memory, nearest first: the order in which the kernel looks for free memory.
     pub fallback: Vec<Vec<usize>>,
 }
 
@@ -135,7 +135,7 @@ impl Topology {
     }
 }
 
-/// Returns the machine with all pairs linked if it states no link (the contract's meaning of an empty list).
+/// Returns the machine with all pairs of nodes linked if it states no link, which is what the contract says of an empty list.
 fn with_links(machine: &Machine) -> Machine {
     let mut machine = machine.clone();
     if machine.links.is_empty() {

@@ -1,32 +1,35 @@
-//! Load balancing between CPUs, as CFS does it: by what tasks weigh, inside a node and across nodes.
+//! Load balancing between CPUs as CFS does it: according to the weights of tasks, inside a node and across nodes.
 //!
 //! # Algorithm (`load_balance`, `idle_balance` and `active_load_balance` of Linux 3.8)
 //!
-//! Levels of domains: the hyperthreads of a core, the cores below an LLC, the LLCs of a node where it has several, and the
-//! nodes of the machine. On its turn a CPU (an idle one of its group, else the group's first) compares the load of its group
-//! with the busiest group's.
+//! Levels of domains: the hyperthreads of a core, the cores below an LLC, the LLCs of a node that has several, and the nodes of
+//! the machine. On its turn a CPU (an idle CPU of its group, else the group's first) compares the load of its group with the load
+//! of the busiest group.
 //!
-//! - The load of a CPU is what its vCPUs weigh (`task_h_load`): each its part of its VM's shares.
-//! - A group without an idle CPU pulls from the one with the most load per CPU that has a waiting task, if that exceeds its
-//!   own by the domain's threshold (110 percent inside a core, 117 inside a node, 125 across nodes) and its own is below the
-//!   domain's mean. The imbalance is the load that takes one of both to the mean, or a task if that is less and loads are no
-//!   worse then. Tasks are pulled from its most loaded CPU until they make up the imbalance, each of at most twice what is left
-//!   of it. There is no threshold if a CPU of the busiest group has more than another by a task (`group_imb`).
-//! - An idle CPU pulls as soon as a task must wait elsewhere: half of the difference in tasks.
+//! - The load of a CPU is the weight of its vCPUs (`task_h_load`); each vCPU weighs its part of its VM's shares.
+//! - A group without an idle CPU pulls from the group with the most load per CPU among those that have a waiting task. It pulls
+//!   if that load exceeds its own by the domain's threshold (110 percent inside a core, 117 inside a node, 125 across nodes) and
+//!   its own is below the domain's mean. The imbalance is the load that brings one of the two groups to the mean. If that is less
+//!   than a task, it is one task, provided that loads are no worse afterwards. Tasks are pulled from the most loaded CPU of the
+//!   busiest group until they make up the imbalance; each may weigh at most twice what is left of it. There is no threshold if
+//!   one CPU of the busiest group has more load than another by a task's weight (`group_imb`).
+//! - A group with an idle CPU pulls as soon as a task must wait in another group: half of the difference in tasks.
 //!
-//! Only waiting tasks are pulled that are allowed here and not cache-hot. After more failures than the domain's patience,
-//! cache-hot tasks are pulled too, and at last the running one to an idle CPU (active balance). Turns come every millisecond
-//! per CPU of the domain (8 ms inside a node of 8, 32 ms across 32), 32 times rarer on a busy CPU. A CPU that becomes idle
-//! pulls one waiting task at once, unless its idle periods are shorter than the migration cost on average; a failure of such
-//! a pull does not count (commit 58b26c4c, 2.6.37). While no group has tasks that another should pull, there are no turns.
+//! A turn pulls only waiting tasks that are allowed on this CPU and not cache-hot. After more failures than the domain's
+//! patience, it also pulls cache-hot tasks, and at last the running task to an idle CPU (active balance). A CPU has a turn once
+//! in as many milliseconds as its domain has CPUs (8 ms inside a node of 8, 32 ms across 32); a busy CPU has 32 times fewer. A
+//! CPU that becomes idle pulls one waiting task at once, unless its idle periods are on average shorter than the migration cost.
+//! A failure of such a pull does not count (commit 58b26c4c, 2.6.37). While no group has tasks that another should pull, there
+//! are no turns.
 //!
-//! Memory plays no part, unless the kernel balances memory (`kernel.numa_balancing`); the twin then follows a present kernel:
-//! - A task on the node of its memory counts as cache-hot for other nodes, unless all tasks of its CPU are; one that would come
-//!   to its memory never does (`migrate_degrades_locality`).
-//! - An idle CPU leaves a difference of two tasks between nodes as it is while its node has few (`adjust_numa_imbalance`). A
-//!   new vCPU starts on its VM's node by the same rule (`find_idlest_group`).
+//! Memory plays no part unless the kernel balances memory (`kernel.numa_balancing`). If it does, the twin follows a present
+//! kernel:
+//! - A task on the node of its memory counts as cache-hot for other nodes, unless all tasks of its CPU are on the node of theirs.
+//!   A task that would come to its memory never counts as cache-hot (`migrate_degrades_locality`).
+//! - An idle CPU accepts a difference of two tasks between nodes while its node has few tasks (`adjust_numa_imbalance`). A new
+//!   vCPU starts on its VM's node according to the same rule (`find_idlest_group`).
 //!
-//! Otherwise a vCPU is pulled across nodes for a free CPU whatever its accesses then cost.
+//! Otherwise a vCPU is pulled across nodes to a free CPU, whatever its accesses then cost.
 //!
 //! # Shares of VMs
 //!
@@ -63,7 +66,7 @@ use super::fair::Fair;
 use super::queues::Queues;
 use crate::index::{CpuIx, TaskIx, first};
 
-/// Whether a task of a group of CPUs is allowed on one of another.
+/// Whether a task on one group of CPUs is allowed on a CPU of another group.
 fn may_go(queues: &Queues, from: &[CpuIx], to: &[CpuIx]) -> bool {
     from.iter().any(|cpu| {
         let mut tasks = queues.waiting(*cpu).iter().copied().chain(queues.current(*cpu));
@@ -72,7 +75,7 @@ fn may_go(queues: &Queues, from: &[CpuIx], to: &[CpuIx]) -> bool {
 }
 
 impl Fair {
-    /// Handles one tick: the CPUs whose turn it is balance.
+    /// Handles one tick: every CPU whose turn it is balances.
     pub(super) fn tick(&mut self, queues: &mut Queues, now: Ns) {
         self.domains.tick += 1;
         self.domains.forget(&mut queues.touched);
@@ -100,7 +103,7 @@ impl Fair {
         }
     }
 
-    /// Whether no group of any domain has tasks that another should and may pull.
+    /// Whether every group of every domain is without tasks that another group should and may pull.
     fn loads_are_even(&mut self, queues: &Queues) -> bool {
         let mut loads = std::mem::take(&mut self.domains.loads);
         let mut all = true;
@@ -120,7 +123,7 @@ impl Fair {
         all
     }
 
-    /// Finds the loads of a domain's groups.
+    /// Computes the loads of a domain's groups.
     fn weigh_groups(&self, queues: &Queues, domain: &Domain, loads: &mut Vec<Load>) {
         loads.clear();
         loads.extend(domain.groups.iter().map(|group| self.weigh(queues, group)));
@@ -156,7 +159,7 @@ impl Fair {
         tasks.map(|task| self.balanced_weight(queues, task)).sum()
     }
 
-    /// Returns the weight of a task in balancing: the host's own tasks run too briefly to count.
+    /// Returns the weight of a task in balancing: 0 for the host's own tasks, which run too briefly to count.
     fn balanced_weight(&self, queues: &Queues, task: TaskIx) -> u64 {
         queues.tasks[task].vm.map_or(0, |_| self.weight(queues, task))
     }
@@ -191,8 +194,8 @@ impl Fair {
         }
     }
 
-    /// Returns the CPU that one should pull from on a level, and what; `None` if loads are even, or if another CPU of its
-    /// group does the balancing.
+    /// Returns the CPU that `cpu` should pull from on a level, and what to pull. Returns `None` if loads are even, or if another
+    /// CPU of its group does the balancing.
     fn busiest_cpu(&mut self, queues: &Queues, cpu: CpuIx, level: usize) -> Option<(CpuIx, Pull)> {
         let domain = &self.domains.domains[self.domains.of_cpu[cpu][level]];
         let local = domain.groups.iter().position(|group| group.contains(&cpu))?;
@@ -208,7 +211,7 @@ impl Fair {
         self.domains.loads = loads;
         let wanted = wanted?;
         let cpus = domain.groups[wanted.group].iter().copied();
-        // A CPU with all tasks bound elsewhere is passed over for the next (`LBF_ALL_PINNED`).
+        // A CPU with only tasks that may not leave it is passed over for the next (`LBF_ALL_PINNED`).
         let source = if idle.is_some() {
             cpus.filter(|from| may_go(queues, &[*from], &[cpu]))
                 .max_by_key(|from| (queues.runnable(*from), *from))
@@ -223,7 +226,7 @@ impl Fair {
         Some((source?, wanted))
     }
 
-    /// Pulls one waiting task from a CPU to another, of at most twice this weight; returns its weight.
+    /// Pulls one waiting task of at most twice this weight from one CPU to another. Returns the task's weight.
     fn pull(
         &mut self,
         queues: &mut Queues,
@@ -251,8 +254,8 @@ impl Fair {
         Some(weight)
     }
 
-    /// Whether a task that goes from a CPU to another leaves the node of its memory; `None` if that is no criterion, as when
-    /// all tasks there have their memory there (`migrate_degrades_locality`).
+    /// Returns true if a task that moves between these CPUs leaves the node of its memory, and false if it comes to that node.
+    /// Returns `None` if memory does not matter, as when all tasks there have their memory there (`migrate_degrades_locality`).
     fn leaves_memory(queues: &Queues, task: TaskIx, from: CpuIx, to: CpuIx) -> Option<bool> {
         let node_of = &queues.places.node_of;
         let preferred = queues.tasks[task].prefers?;
@@ -267,7 +270,7 @@ impl Fair {
         (node_of[to] == preferred).then_some(false)
     }
 
-    /// Moves the running task of a CPU to an idle one.
+    /// Moves the running task of a CPU to an idle CPU.
     fn push_running(&mut self, queues: &mut Queues, from: CpuIx, to: CpuIx, now: Ns) {
         let Some(task) = queues.current(from) else {
             return;
@@ -283,7 +286,7 @@ impl Fair {
         self.pick(queues, from, now);
     }
 
-    /// Lets a CPU that has become idle look for one waiting task, in its node first.
+    /// Lets a CPU that has become idle look for one waiting task, first in its node.
     pub(super) fn idle_balance(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         if self.trees[cpu].idle_ns < MIGRATION_COST {
             return;
@@ -297,7 +300,7 @@ impl Fair {
                 .copied()
                 .filter(|from| *from != cpu && !queues.waiting(*from).is_empty())
                 .max_by_key(|from| (queues.runnable(*from), *from));
-            // Only periodic turns count failures: idle ones are too frequent to reflect the load.
+            // Only periodic turns count failures. Turns of CPUs that become idle are too frequent to reflect the load.
             let hot_too = self.domains.failed[cpu][level] > domain.patience;
             if let Some(source) = source
                 && self.pull(queues, source, cpu, u64::MAX, hot_too, now).is_some()

@@ -1,39 +1,39 @@
-//! Bandwidth control of the fair scheduler: how much CPU time a group, a VM or one of its vCPUs, may use per period.
+//! Bandwidth control of the fair scheduler: how much CPU time a group (a VM or one of its vCPUs) may use per period.
 //!
 //! # Algorithm (`sched-bwc`, `kernel/sched/fair.c`)
 //!
-//! A group has a pool that is filled with its quota every period, of 100 ms unless one was set. A CPU that runs a vCPU of
-//! the group takes 5 ms from the pool at a time. When a CPU's part is used up and the pool is empty, the group's vCPUs there
-//! are throttled until the next period has paid what the CPU owes. A CPU that the group leaves returns all but 1 ms to the
-//! pool, and time returned while others are throttled is dealt out to them after 5 ms. Periods end with one in which nothing
-//! was used, and start again with the next use.
+//! A group has a pool that is filled with its quota every period, 100 ms unless set otherwise. A CPU that runs a vCPU of the
+//! group takes 5 ms from the pool at a time. When a CPU's part is used up and the pool is empty, the group's vCPUs there are
+//! throttled until the next period has paid what the CPU owes. A CPU that the group leaves returns all but 1 ms to the pool. Time
+//! that is returned while others are throttled is dealt out to them after 5 ms. Periods end with one in which nothing was used,
+//! and start again with the next use.
 //!
-//! A CPU's part does not expire with the period (as since commit de53fd7aedb1, 5.4: before, it did, and a VM of many
-//! vCPUs got less than its quota).
+//! A CPU's part does not expire with the period, as in Linux since commit de53fd7aedb1 (5.4). Before, it did, and a VM of many
+//! vCPUs got less than its quota.
 
 use homenode_units::Ns;
 
 use super::discipline::NEVER;
 use crate::index::{CpuIx, IxVec};
 
-/// Period of a limit that names none (`default_cfs_period`).
+/// Period of a limit that does not set its own (`default_cfs_period`).
 pub(super) const PERIOD: Ns = Ns::from_millis(100);
 const SLICE_NS: i64 = 5_000_000;
-/// Time that a CPU keeps when the group leaves it (`min_cfs_rq_runtime`).
+/// Time that a CPU keeps when the group leaves it (`min_cfs_rq_runtime`), in nanoseconds.
 const KEPT_NS: i64 = 1_000_000;
 
-/// A group's CPU time by period.
+/// The CPU time that a group has in each period.
 #[derive(Clone, Debug)]
 pub(super) struct Bandwidth {
     quota_ns: i64,
     period: Ns,
     pool_ns: i64,
-    /// Whether anything was taken from the pool in this period.
+    /// Whether any time was taken from the pool in this period.
     used: bool,
     period_end: Ns,
-    /// When the returned time is dealt out.
+    /// Time at which the returned time is dealt out.
     deal_at: Ns,
-    /// Each CPU's part; debt if below 0.
+    /// Each CPU's part; a debt if negative.
     parts: IxVec<CpuIx, i64>,
     throttled: IxVec<CpuIx, bool>,
 }
@@ -52,7 +52,7 @@ impl Bandwidth {
         }
     }
 
-    /// Charges the group for time on a CPU.
+    /// Charges the group for time that it ran on a CPU.
     pub fn charge(&mut self, cpu: CpuIx, ns: u64) {
         self.parts[cpu] -= ns.cast_signed();
     }
@@ -62,7 +62,8 @@ impl Bandwidth {
         self.throttled[cpu]
     }
 
-    /// Returns how long the group may run on a CPU from now, after taking from the pool if need be; 0 throttles it there.
+    /// Returns how long the group may run on a CPU from now, after taking time from the pool if needed. 0 means that it is
+    /// throttled there.
     pub fn grant(&mut self, cpu: CpuIx, now: Ns) -> u64 {
         if self.parts[cpu] <= 0 {
             if self.period_end == NEVER {
@@ -78,7 +79,7 @@ impl Bandwidth {
         self.parts[cpu].max(0).cast_unsigned()
     }
 
-    /// Notes that the group has no runnable vCPU on a CPU any more.
+    /// Notes that the group no longer has a runnable vCPU on a CPU.
     pub fn leave(&mut self, cpu: CpuIx, now: Ns) {
         let rest = self.parts[cpu] - KEPT_NS;
         if rest <= 0 {
@@ -95,7 +96,7 @@ impl Bandwidth {
         self.period_end.min(self.deal_at)
     }
 
-    /// Begins a period or deals out the returned time, if that is due.
+    /// Begins a period, or deals out the returned time, if either is due.
     pub fn handle_event(&mut self, now: Ns) {
         if self.period_end <= now {
             if !self.used && !self.throttled.contains(&true) {

@@ -2,27 +2,27 @@
 //!
 //! # Algorithm (`xen/common/sched/credit.c`)
 //!
-//! - A queue per CPU, ordered by priority ([`Priority`]), first come first served inside one. Its head runs for a slice
-//!   of 30 ms, unless it is preempted before; never sooner than 1 ms after it began (the rate limit), except to
-//!   yield. A vCPU that yields goes behind one of lower priority.
+//! - Each CPU has a queue ordered by priority ([`Priority`]), first come, first served within a priority. The head of the queue
+//!   runs for a slice of 30 ms, unless it is preempted. It is never preempted less than 1 ms after it began (the rate limit),
+//!   except when it yields. A vCPU that yields goes behind a vCPU of lower priority.
 //! - A running vCPU burns 10 credits per millisecond. Every 10 ms (a tick, on CPUs that are not idle) a running vCPU loses its
-//!   boost; one that was inactive becomes active, another moves to an idle CPU with more idle neighbours, if there is
-//!   one. The tick after an accounting sorts the queue.
-//! - Every 30 ms an accounting hands out 300 credits per CPU to the domains with active vCPUs, by weight times active
-//!   vCPUs, at most what they can burn or their cap allows; what a domain cannot take goes to those after it. Credits
-//!   below 0 make a vCPU `Over`, above 300 inactive (with half of them).
+//!   boost. If it was inactive it becomes active; otherwise it moves to an idle CPU with more idle neighbours, if there is one.
+//!   The first tick after an accounting sorts the queue.
+//! - Every 30 ms an accounting hands out 300 credits per CPU to the domains with active vCPUs, in proportion to weight times
+//!   active vCPUs. A domain gets at most what its vCPUs can burn and what its cap allows; the rest goes to the domains after it.
+//!   Credits below 0 make a vCPU `Over`; credits above 300 make it inactive (with half of them).
 //! - A vCPU of a capped domain whose credits fall below minus its share of the cap is parked: it does not run until an
 //!   accounting finds its credits at 0 or above.
-//! - A vCPU that wakes while `Under` is boosted. It waits where it ran last and tickles: that CPU if it is idle, else an idle
-//!   one that it may use (which then steals it), else that CPU if its priority is higher.
-//! - A CPU whose queue's head is `Over`, or that has none, steals a vCPU of higher priority: first within their soft
-//!   affinity, then any, each time from its own node, then from the other nodes in order of their numbers, starting behind
+//! - A vCPU that wakes while `Under` is boosted. It waits on the CPU where it ran last and tickles one CPU: that CPU if it is
+//!   idle, else an idle CPU that the vCPU may use (which then steals it), else that CPU if the vCPU's priority is higher.
+//! - A CPU whose queue is empty or has an `Over` head steals a vCPU of higher priority. It looks for one first within their soft
+//!   affinity, then for any; each time first on its own node, then on the other nodes in order of their numbers, starting behind
 //!   the CPU that was last stolen from.
 //!
-//! - KS4Xen [Kyoto, section 3.2.2]: a vCPU whose VM is OVER its permit ([`super::permits`]) does not run until the VM is
-//!   UNDER. It burns no credits meanwhile, and earns them as long as it is active.
+//! - KS4Xen [Kyoto, section 3.2.2]: a vCPU whose VM is OVER its permit ([`super::permits`]) does not run until the VM is UNDER.
+//!   Meanwhile it burns no credits, and earns them as long as it is active.
 //!
-//! Nothing here knows where memory is, except as far as soft affinity says it.
+//! The scheduler does not know where memory is, except as far as soft affinity expresses it.
 //!
 //! # Properties (tests of the same names)
 //!
@@ -63,19 +63,19 @@ const TICK: Ns = Ns::from_millis(10);
 const TICKS_PER_ACCOUNTING: u64 = 3;
 const RATE_LIMIT: Ns = Ns::from_millis(1);
 const CREDITS_PER_MS: u64 = 10;
-/// Credits that one CPU is worth per accounting, and that a vCPU can have or owe.
+/// Credits that one CPU is worth per accounting; also the most that a vCPU can have or owe.
 const CREDITS_PER_SLICE: i64 = 300;
 const DOM0_WEIGHT: u32 = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Priority {
-    /// An idle CPU.
+    /// The CPU is idle.
     Idle,
-    /// Out of credits.
+    /// The vCPU is out of credits.
     Over,
-    /// Within its credits.
+    /// The vCPU is within its credits.
     Under,
-    /// Within its credits, and just woken.
+    /// The vCPU is within its credits and has just been woken.
     Boost,
 }
 
@@ -83,20 +83,20 @@ enum Priority {
 struct Vcpu {
     domain: usize,
     credit: i64,
-    /// Running time that is not worth a credit yet, in nanoseconds times credits per millisecond.
+    /// Running time that does not yet amount to a credit, in nanoseconds times credits per millisecond.
     residual: u64,
     priority: Priority,
-    /// Whether it takes part in accounting.
+    /// Whether the vCPU takes part in accounting.
     active: bool,
     parked: bool,
-    /// Whether its VM is OVER its permit.
+    /// Whether the vCPU's VM is OVER its permit.
     over: bool,
-    /// Soft affinity; absent if it prefers nothing.
+    /// Soft affinity; `None` if the vCPU has no preference.
     preferred: Option<CpuIxSet>,
 }
 
 impl Vcpu {
-    /// Whether its cap or its permit keeps it from running.
+    /// Whether the vCPU's cap or permit keeps it from running.
     fn kept_off(&self) -> bool {
         self.parked || self.over
     }
@@ -106,7 +106,7 @@ impl Vcpu {
 struct Domain {
     weight: u32,
     cap_percent: Option<u32>,
-    /// A temporary cap below that.
+    /// A temporary cap in addition to that; the lower one counts.
     cap_now_percent: Option<u32>,
     vcpus: Vec<TaskIx>,
     active: u32,
@@ -117,13 +117,13 @@ struct Cpu {
     slice_end: Ns,
     /// When the current vCPU began to run here.
     since: Ns,
-    /// Accountings up to the last after which its queue was sorted.
+    /// Number of accountings at the time when the CPU's queue was last sorted.
     sorted: u64,
-    /// Idle CPU that was last tickled from here.
+    /// Idle CPU that was last tickled from this CPU.
     tickled: CpuIx,
-    /// Idle CPU that a migrating vCPU last picked through this one.
+    /// Idle CPU that a migrating vCPU last picked through this CPU.
     idle_bias: CpuIx,
-    /// vCPUs that were started here.
+    /// Number of vCPUs that were started on this CPU.
     started: u32,
 }
 
@@ -134,27 +134,27 @@ enum Affinity {
     Hard,
 }
 
-/// The discipline.
+/// The credit discipline.
 #[derive(Clone, Debug)]
 pub(crate) struct Credit {
     vcpus: IxVec<TaskIx, Vcpu>,
-    /// By number: Dom0, then the VMs in order.
+    /// Domains by number: Dom0, then the VMs in order.
     domains: Vec<Domain>,
     /// Domains with active vCPUs, in the order in which they are accounted.
     active: Vec<usize>,
-    /// Weights of all active vCPUs.
+    /// Sum of the weights of all active vCPUs.
     weight: i64,
     /// Sum of credits at the last accounting.
     balance: i64,
     cpus: IxVec<CpuIx, Cpu>,
     /// CPU of each node that was last stolen from.
     stolen_from: Vec<CpuIx>,
-    /// Ticks up to the last that was handled.
+    /// Number of ticks handled so far.
     ticks: u64,
-    /// Whether nothing runs and no vCPU is active, so that ticks do nothing.
+    /// Whether no vCPU runs or is active, in which case ticks do nothing.
     at_rest: bool,
     accountings: u64,
-    /// Kept to save allocations.
+    /// Kept between calls to save allocations.
     candidates: CpuIxSet,
     idlers: CpuIxSet,
     fitting: CpuIxSet,
@@ -195,18 +195,18 @@ impl Credit {
         credit
     }
 
-    /// Sets a vCPU's soft affinity: CPUs that it prefers among those that it may run on.
+    /// Sets a vCPU's soft affinity: the CPUs that it prefers among those that it may run on.
     #[cfg(test)]
     pub fn set_preferred(&mut self, task: TaskIx, preferred: CpuIxSet) {
         self.vcpus[task].preferred = Some(preferred);
     }
 
-    /// Caps a VM, in percent of one CPU, in addition to the cap that it has; or lifts that.
+    /// Caps a VM, in percent of one CPU, in addition to the cap that it has, or lifts that additional cap.
     pub fn set_cap(&mut self, vm: VmIx, cap_percent: Option<u32>) {
         self.domains[vm.0 + 1].cap_now_percent = cap_percent;
     }
 
-    /// Sets a vCPU's standing by its VM's permit: OVER keeps it from running.
+    /// Sets a vCPU's standing according to its VM's permit: OVER keeps it from running.
     pub fn set_standing(&mut self, queues: &mut Queues, task: TaskIx, standing: Standing, now: Ns) {
         self.vcpus[task].over = standing == Standing::Over;
         match standing {
@@ -230,7 +230,7 @@ impl Credit {
             && (affinity == Affinity::Hard || preferred.is_none_or(|preferred| preferred[cpu]))
     }
 
-    /// Sets the candidates to the CPUs that a vCPU may run on.
+    /// Sets the candidates to the CPUs that a vCPU may run on under this kind of affinity.
     fn set_candidates(&mut self, queues: &Queues, affinity: Affinity, task: TaskIx) {
         self.candidates.copy_from(&queues.tasks[task].allowed);
         if let (Affinity::Soft, Some(preferred)) = (affinity, &self.vcpus[task].preferred) {
@@ -238,7 +238,7 @@ impl Credit {
         }
     }
 
-    /// Puts a vCPU that is on no queue into its CPU's queue.
+    /// Inserts a vCPU that is on no queue into its CPU's queue.
     fn insert(&mut self, queues: &mut Queues, task: TaskIx, behind_one: bool, now: Ns) {
         if std::mem::take(&mut self.at_rest) {
             self.ticks = now.0 / TICK.0;
@@ -256,7 +256,7 @@ impl Credit {
         queues.enqueue_at(task, cpu, at, now);
     }
 
-    /// Lets a CPU choose again what it runs.
+    /// Makes a CPU choose again which vCPU it runs.
     pub(super) fn schedule(&mut self, queues: &mut Queues, cpu: CpuIx, yields: bool, now: Ns) {
         self.settle(queues, cpu, now);
         let before = queues.current(cpu);
@@ -274,7 +274,7 @@ impl Credit {
         }
     }
 
-    /// Starts the head of a CPU's queue, or what it can steal; returns the vCPU.
+    /// Starts the head of a CPU's queue, or a vCPU that the CPU can steal. Returns the vCPU.
     fn choose(&mut self, queues: &mut Queues, cpu: CpuIx, before: Option<TaskIx>, now: Ns) -> Option<TaskIx> {
         let head = queues.waiting(cpu).first().copied();
         let priority = head.map_or(Priority::Idle, |task| self.vcpus[task].priority);
@@ -294,7 +294,7 @@ impl Credit {
         next
     }
 
-    /// Steals a waiting vCPU of higher priority than this from another CPU, for the head of this one's queue.
+    /// Steals a waiting vCPU of higher priority than `than` from another CPU, for the head of this CPU's queue.
     fn steal(&mut self, queues: &mut Queues, cpu: CpuIx, than: Priority, now: Ns) -> Option<TaskIx> {
         let nodes = queues.places.node_cpus.len();
         let own = queues.places.node_of[cpu];
@@ -325,7 +325,7 @@ impl Credit {
         None
     }
 
-    /// Lets the CPU choose again that should look at a newly queued vCPU. `from` is where that happened.
+    /// Makes the CPU choose again that should take a newly queued vCPU. `from` is the CPU on which that vCPU was queued.
     fn tickle(&mut self, queues: &mut Queues, task: TaskIx, from: CpuIx, now: Ns) {
         let cpu = queues.tasks[task].cpu;
         let Some(current) = queues.current(cpu) else {
@@ -353,7 +353,7 @@ impl Credit {
         }
     }
 
-    /// Moves the current vCPU of a CPU to a better one.
+    /// Moves the current vCPU of a CPU to a better CPU.
     fn migrate_running(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         self.settle(queues, cpu, now);
         let Some(task) = queues.take_off(cpu) else { return };
@@ -363,8 +363,8 @@ impl Credit {
         self.tickle(queues, task, cpu, now);
     }
 
-    /// Returns the best CPU for a vCPU: its own or an idle one with more idle neighbours: hyperthreads of the core inside a
-    /// node, CPUs of the node across nodes, where there must be more than twice as many.
+    /// Returns the best CPU for a vCPU: its own, or an idle CPU with more idle neighbours. Inside a node the neighbours are the
+    /// hyperthreads of the core. Across nodes they are the CPUs of the node, and there must be more than twice as many.
     fn better_cpu(&mut self, queues: &Queues, task: TaskIx, commit: Commit) -> CpuIx {
         let (own, places) = (queues.tasks[task].cpu, &queues.places);
         let (mut best, mut through) = (own, None);
@@ -386,7 +386,7 @@ impl Credit {
             self.candidates.keep(&queues.idle);
             self.candidates.set(own, false);
             if self.candidates.is_empty() {
-                // Most often there is nowhere else to go.
+                // In most cases there is no other CPU to go to.
                 if best == own && leaves_idle {
                     break;
                 }
@@ -436,7 +436,7 @@ impl Credit {
         best
     }
 
-    /// Handles the tick of all CPUs that are not idle.
+    /// Handles the tick on all CPUs that are not idle.
     fn tick(&mut self, queues: &mut Queues, now: Ns) {
         for cpu in first(queues.cpus()) {
             self.settle(queues, cpu, now);
@@ -477,7 +477,7 @@ impl Credit {
         self.resume(queues, task, now);
     }
 
-    /// Lets a vCPU run that nothing holds back any more.
+    /// Lets a vCPU run again if nothing else holds it back.
     fn resume(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         if queues.tasks[task].run == Run::Throttled && !self.vcpus[task].kept_off() {
             queues.dequeue(task, now);
@@ -486,7 +486,7 @@ impl Credit {
     }
 }
 
-/// Whether a choice is remembered, so that the next one turns to another CPU.
+/// Whether a choice is remembered, so that the next choice falls on another CPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Commit {
     Yes,
@@ -574,8 +574,8 @@ impl Discipline for Credit {
         slices.min().unwrap_or(NEVER).min(Ns((self.ticks + 1) * TICK.0))
     }
 
-    /// Handles the tick and the accounting, then ended slices, by CPU: in the source the end of a slice only asks for the
-    /// scheduler, which runs once all due timers were handled.
+    /// Handles the tick and the accounting, then the slices that have ended, in order of CPUs. In the source the end of a slice
+    /// only requests the scheduler, which runs once all due timers are handled.
     fn handle_events(&mut self, queues: &mut Queues, now: Ns) {
         let is_tick = (self.ticks + 1) * TICK.0 <= now.0;
         if is_tick {

@@ -1,22 +1,23 @@
-//! The decisions of a scheduler, and what the host does for it.
+//! The decisions of a scheduler, and what the host does to carry them out.
 
 use homenode_units::{Chance, Ns};
 
 use super::queues::Queues;
 use crate::index::{CpuIx, TaskIx, VmIx};
 
-/// Time of an event that does not come.
+/// Time of an event that never comes.
 pub(super) const NEVER: Ns = Ns(u64::MAX);
 
-/// The decisions of a scheduling discipline: order, slices, where a task wakes, and balancing.
+/// The decisions of a scheduling discipline: order, slices, the CPU on which a task wakes, and balancing.
 pub(super) trait Discipline {
-    /// Adds a VM with the next number: its weight (256 is usual) and the most CPU time that it gets, in percent of one CPU.
+    /// Adds the VM with the next number. `weight` is usually 256; `cap_percent` is the most CPU time that the VM gets, in percent
+    /// of one CPU.
     fn add_vm(&mut self, weight: u32, cap_percent: Option<u32>);
 
-    /// Adds a task with the next number: a vCPU of this VM, or the host's own.
+    /// Adds the task with the next number: a vCPU of this VM, or a task of the host's own.
     fn added(&mut self, vm: Option<VmIx>);
 
-    /// Charges a task for a stretch on a CPU that ends now.
+    /// Charges a task for a stretch of running on a CPU that ends now.
     fn charge(&mut self, queues: &Queues, cpu: CpuIx, task: TaskIx, ns: u64);
 
     /// Starts a sleeping task for the first time.
@@ -25,25 +26,25 @@ pub(super) trait Discipline {
     /// Wakes a sleeping task. `waker` is the CPU of the task that wakes it, if a task does.
     fn wake(&mut self, queues: &mut Queues, task: TaskIx, waker: Option<CpuIx>, now: Ns);
 
-    /// Chooses what runs on a CPU that has no current task.
+    /// Chooses the task to run on a CPU that has no current task.
     fn pick(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns);
 
     /// Notes that a waiting task was taken off a CPU's queue.
     fn left(&mut self, queues: &Queues, cpu: CpuIx, now: Ns);
 
-    /// Finds a CPU for a sleeping task that may no longer run where it was.
+    /// Finds a CPU for a sleeping task that may no longer run on the CPU where it was.
     fn rehome(&mut self, queues: &mut Queues, task: TaskIx, now: Ns);
 
-    /// Makes a task runnable again, on the CPU that it now names, after it was taken off its queue or CPU.
+    /// Makes a task that was taken off its queue or CPU runnable again, on the CPU that the task now names.
     fn requeue(&mut self, queues: &mut Queues, task: TaskIx, now: Ns);
 
-    /// Returns when the next event is due that can change anything.
+    /// Returns the time of the next event that can change anything.
     fn next_event(&self) -> Ns;
 
-    /// Handles the events due.
+    /// Handles the events that are due.
     fn handle_events(&mut self, queues: &mut Queues, now: Ns);
 
-    /// Accounts a CPU's time up to `now`.
+    /// Accounts for a CPU's time up to `now`.
     fn settle(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         if let Some((task, ns)) = queues.settle(cpu, now) {
             self.charge(queues, cpu, task, ns);

@@ -1,4 +1,4 @@
-//! Domains of CPUs between which load is balanced, and what one group should pull from another: [`super::balance`] has the
+//! Domains of CPUs between which load is balanced, and what one group should pull from another. [`super::balance`] describes the
 //! rules.
 
 use std::cmp::Reverse;
@@ -11,46 +11,46 @@ use crate::index::{CpuIx, CpuIxSet, IxVec};
 
 /// Scheduler tick: the grid on which balancing turns fall.
 pub(super) const TICK: Ns = Ns::from_millis(1);
-/// A busy CPU balances this many times more rarely (`busy_factor`).
+/// A busy CPU balances this many times less frequently (`busy_factor`).
 const BUSY_FACTOR: u64 = 32;
-/// Tasks that are pulled at once, at most (`sysctl_sched_nr_migrate`).
+/// Most tasks that are pulled at once (`sysctl_sched_nr_migrate`).
 const TASKS_MAX: u64 = 32;
-/// A task that stopped running less than this ago has a warm cache and is not moved (`sysctl_sched_migration_cost`).
+/// A task that ran less than this time ago has a warm cache and is not moved (`sysctl_sched_migration_cost`), in nanoseconds.
 pub(super) const MIGRATION_COST: u64 = 500_000;
 /// `cpu.shares` of a VM of usual weight.
 pub(super) const SHARES_USUAL: u64 = 1024;
 /// Weight units per share.
 pub(super) const WEIGHT_UNIT: u64 = 1024;
-/// Weight of a task of the host's own.
+/// Weight of one of the host's own tasks.
 pub(super) const NICE_0_LOAD: u64 = SHARES_USUAL * WEIGHT_UNIT;
 
 #[derive(Clone, Debug)]
 pub(super) struct Domain {
-    /// Groups of CPUs that are compared.
+    /// The groups of CPUs whose loads are compared.
     pub groups: Vec<Vec<CpuIx>>,
     /// Ticks between two turns of an idle CPU.
     pub interval: u64,
-    /// Percent of the local group's load that the busiest group must have.
+    /// Least load of the busiest group at which tasks are pulled, in percent of the local group's load.
     pub imbalance_pct: u64,
-    /// Failed turns before cache-hot tasks are taken.
+    /// Failed turns before cache-hot tasks are pulled too.
     pub patience: u32,
-    /// Number of tasks below which an idle group leaves a small imbalance (`imb_numa_nr`); 0 if it never does.
+    /// Number of tasks below which a group with an idle CPU accepts a small imbalance (`imb_numa_nr`); 0 if it never does.
     pub tolerated: u64,
 }
 
-/// Difference of tasks that is a small imbalance (`NUMA_IMBALANCE_MIN`).
+/// Largest difference in tasks that counts as a small imbalance (`NUMA_IMBALANCE_MIN`).
 pub(super) const IMBALANCE_MIN: u64 = 2;
 
 /// Load of a group's CPUs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub cpus: u64,
-    /// Tasks that run or wait.
+    /// Number of tasks that run or wait.
     pub tasks: u64,
     pub idle_cpus: u64,
-    /// Weight of the tasks in all.
+    /// Total weight of the tasks.
     pub weight: u64,
-    /// Whether one of its CPUs has more than another by as much as a task weighs, and a task waits there (`group_imb`).
+    /// Whether the loads of two of the group's CPUs differ by at least a task's weight while a task waits there (`group_imb`).
     pub uneven: bool,
 }
 
@@ -64,7 +64,7 @@ impl Load {
     }
 }
 
-/// Tasks that a CPU should pull from a group: at most this many, of this weight together.
+/// What a CPU should pull from a group: at most this many tasks, of this weight in total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pull {
     pub group: usize,
@@ -73,8 +73,8 @@ pub(super) struct Pull {
 }
 
 impl Domain {
-    /// Whether a CPU balances in a tick. Idle CPUs are staggered by their number. In the kernel the turn of a busy one
-    /// depends on all earlier turns; here it is drawn by chance, once in each interval, lest turns keep step with slices.
+    /// Whether a CPU balances in a tick. Idle CPUs are staggered according to their numbers. In the kernel the turn of a busy CPU
+    /// depends on all earlier turns. Here it is drawn at random once per interval, so that turns do not keep step with slices.
     pub fn has_turn(&self, cpu: CpuIx, level: usize, idle: bool, tick: u64) -> bool {
         if idle {
             return (tick + cpu.0 as u64).is_multiple_of(self.interval);
@@ -93,7 +93,8 @@ impl Domain {
         }
     }
 
-    /// With an idle CPU, counts tasks: half of the difference, or one that must wait there and could run here.
+    /// Decides by number of tasks for a group with an idle CPU: half of the difference, or one task that must wait in the other
+    /// group and could run here.
     fn pull_to_idle(&self, local: usize, loads: &[Load]) -> Option<Pull> {
         let per_cpu = |at: usize| loads[at].tasks * 1024 / loads[at].cpus;
         let others = (0..loads.len()).filter(|at| *at != local);
@@ -117,7 +118,7 @@ impl Domain {
         })
     }
 
-    /// Without one, counts weights (`find_busiest_group`, `calculate_imbalance`, `fix_small_imbalance`).
+    /// Decides by weight for a group without an idle CPU (`find_busiest_group`, `calculate_imbalance`, `fix_small_imbalance`).
     fn pull_to_busy(&self, local: usize, loads: &[Load]) -> Option<Pull> {
         let crowded = |load: &Load| load.tasks > load.cpus || load.uneven;
         let others = (0..loads.len()).filter(|at| *at != local && crowded(&loads[*at]));
@@ -138,7 +139,7 @@ impl Domain {
         }
         let mut weight = (above * busiest.cpus).min(mean.saturating_sub(low) * here.cpus);
         if weight < per_task {
-            // Less than a task: one is moved nevertheless if loads are no worse then.
+            // The imbalance is less than a task. One task is moved nevertheless if loads are no worse afterwards.
             let share = per_task / busiest.cpus;
             let factor = if per_task > here.per_task() { 1 } else { 2 };
             if high - low + share >= share * factor {
@@ -153,24 +154,25 @@ impl Domain {
     }
 }
 
-/// Scheduling domains of each CPU, smallest first, and how many attempts in a row to balance load have failed in each.
+/// Scheduling domains of each CPU, smallest first, and for each the number of consecutive attempts to balance that have failed.
 #[derive(Clone, Debug)]
 pub(super) struct Domains {
     pub domains: Vec<Domain>,
     pub of_cpu: IxVec<CpuIx, Vec<usize>>,
     pub failed: IxVec<CpuIx, Vec<u32>>,
-    /// Whether no group of a domain should pull anything, as far as known; holds until one of its CPUs is touched.
+    /// For each domain, whether its groups are known to have nothing to pull. This holds until one of the domain's CPUs is
+    /// touched.
     pub is_even: Vec<bool>,
-    /// Ticks up to the last that was handled.
+    /// Number of ticks handled so far.
     pub tick: u64,
     /// Whether the loads of all domains are even, so that no tick can change anything until a queue changes.
     pub even: bool,
-    /// Kept to save allocations.
+    /// Kept between calls to save allocations.
     pub loads: Vec<Load>,
 }
 
-/// Returns the number of tasks below which a node leaves tasks on another that has slightly more: an eighth of a node's CPUs
-/// if it has one L3, else the number of its L3s (`build_sched_domains`, since 5.18).
+/// Returns the number of tasks below which a node with an idle CPU does not pull from a node that has slightly more. It is an
+/// eighth of a node's CPUs if the node has one L3, else the number of its L3s (`build_sched_domains`, since 5.18).
 fn tolerated(topology: &Topology) -> u64 {
     let nodes = topology.node_cpus.iter().filter(|cpus| !cpus.is_empty());
     let of = |cpus: &Vec<CpuIx>| match topology.llcs_of(cpus).len() {
@@ -181,7 +183,7 @@ fn tolerated(topology: &Topology) -> u64 {
 }
 
 impl Domains {
-    /// `balances`: whether the kernel leaves small imbalances between nodes.
+    /// Creates the domains. `balances` says whether the kernel accepts small imbalances between nodes.
     pub fn new(topology: &Topology, balances: bool) -> Domains {
         let mut domains = Vec::new();
         let mut of_cpu = IxVec::filled(Vec::new(), topology.cpus.len());
@@ -264,7 +266,7 @@ impl Domains {
         self.domains.last().map_or(0, |nodes| nodes.tolerated)
     }
 
-    /// Discards what is known of the domains of these CPUs, whose loads may have changed.
+    /// Discards what is known of the domains of these CPUs, because their loads may have changed.
     pub fn forget(&mut self, touched: &mut CpuIxSet) {
         while let Some(cpu) = touched.first() {
             touched.remove(cpu);
@@ -281,7 +283,7 @@ impl Domains {
         }
     }
 
-    /// Returns when the next tick is due; never, while loads are even.
+    /// Returns when the next tick is due, which is never while loads are even.
     pub fn next_tick(&self) -> Ns {
         if self.even {
             NEVER

@@ -1,31 +1,31 @@
-//! A fair scheduler in the manner of Linux's CFS (version 3.8, [TAVO, section VI]): run queues and wake-ups.
-//! Balancing between CPUs is in [`super::balance`].
+//! A fair scheduler like Linux's CFS (version 3.8, [TAVO, section VI]): run queues and wake-ups. Balancing between CPUs is in
+//! [`super::balance`].
 //!
 //! # Model (constants from `kernel/sched/fair.c`, see `facts/simulators.md` 4.2)
 //!
-//! - A queue per CPU; the runnable task with the least virtual runtime runs, for `max(latency / runnable, minimum
-//!   granularity)`, with latency 6 ms, granularity 0.75 ms and wake-up granularity 1 ms, each times
-//!   `1 + log2(min(CPUs, 8))`. A slice that is over when another task comes, because its task was alone, ends with the next
-//!   tick (`check_preempt_tick`).
+//! - Each CPU has a queue. The runnable task with the least virtual runtime runs, for
+//!   `max(latency / runnable, minimum granularity)`. Latency is 6 ms, granularity 0.75 ms and wake-up granularity 1 ms, each
+//!   times `1 + log2(min(CPUs, 8))`. A task that is alone may run beyond its slice; when another task then comes, the slice ends
+//!   with the next tick (`check_preempt_tick`).
 //! - A task that wakes is placed at most half a latency before the queue's minimum, and preempts a task that is more than
 //!   the wake-up granularity ahead.
-//! - It wakes on the CPU it ran on last, or on the waker's if its own is the more loaded (`wake_affine`); from there
-//!   `select_idle_sibling` looks for an idle core, then an idle hyperthread, below the same LLC. None idle: it waits.
-//! - A new task goes to the least loaded node, LLC, core and CPU (`find_idlest_group`); chance decides among equal ones.
+//! - It wakes on the CPU that it ran on last, or on the waker's CPU if its own is the more loaded (`wake_affine`). From there
+//!   `select_idle_sibling` looks for an idle core, then an idle hyperthread, below the same LLC. If none is idle, the task waits.
+//! - A new task goes to the least loaded node, LLC, core and CPU (`find_idlest_group`); equal ones are chosen at random.
 //! - Hard affinity is obeyed everywhere.
-//! - A VM is a task group, as libvirt makes it: `cpu.shares` are 4 times its weight (256 is 1024), divided among its
-//!   runnable vCPUs, and virtual time passes faster for lighter tasks. A cap is a quota of the VM's, and each vCPU may
-//!   have one of its own ([`super::bandwidth`]); both hold. The host's daemons weigh 1024 each.
+//! - A VM is a task group, as libvirt makes it. Its `cpu.shares` are 4 times its weight (256 is 1024), divided among its runnable
+//!   vCPUs, and virtual time passes faster for lighter tasks. A cap is a quota of the whole VM, and each vCPU may have a quota of
+//!   its own ([`super::bandwidth`]); both hold. The host's daemons weigh 1024 each.
 //!
 //! Shares hold exactly among the tasks of one CPU. Between CPUs they hold as far as balancing evens out loads, see
 //! [`super::balance`].
 //!
-//! Nothing here knows where memory is: that is the point of the `default` policy.
+//! The scheduler does not know where memory is: that is the point of the `default` policy.
 //!
 //! # Left out
 //!
-//! The hierarchy of groups (each task competes with what it weighs in all), loads in wake-up placement (tasks are counted),
-//! real-time classes, AutoNUMA (3.8 has none).
+//! The hierarchy of groups (each task competes with its resulting weight), loads in wake-up placement (tasks are counted
+//! instead), real-time classes, AutoNUMA (3.8 has none).
 
 use homenode_units::{Chance, Ns};
 
@@ -38,12 +38,12 @@ use crate::index::{CpuIx, CpuIxSet, IxVec, TaskIx, VmIx};
 
 const SHARES_MIN: u64 = 2;
 
-/// A VM: a task group with shares, and perhaps a limit.
+/// A VM: a task group with shares and possibly a limit.
 #[derive(Clone, Debug)]
 struct Group {
     shares: u64,
     bandwidth: Option<Bandwidth>,
-    /// vCPUs that a limit holds back, the VM's or their own.
+    /// vCPUs that a limit holds back: the VM's limit or their own.
     throttled: Vec<TaskIx>,
 }
 
@@ -54,7 +54,7 @@ enum Limited {
     Vcpu(TaskIx),
 }
 
-/// The tree of a CPU.
+/// The run queue of a CPU, a tree in the kernel.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
     min_vruntime: i64,
@@ -63,27 +63,27 @@ pub(super) struct Tree {
     idle_since: Ns,
     /// Task that ran last.
     last: Option<TaskIx>,
-    /// Average length of idle periods: short ones are not worth pulling work for.
+    /// Average length of idle periods. If they are short, pulling work is not worthwhile.
     pub idle_ns: u64,
 }
 
-/// The discipline.
+/// The fair discipline.
 #[derive(Clone, Debug)]
 pub(crate) struct Fair {
     /// Virtual runtime of each task.
     vruntimes: IxVec<TaskIx, i64>,
     vms: IxVec<VmIx, Group>,
-    /// Limit of each task's own.
+    /// Each task's own limit.
     quotas: IxVec<TaskIx, Option<Bandwidth>>,
-    /// Owners of limits, VMs first, each kind in order. Every event asks when the next of the limits is due, and most hosts
-    /// limit no task.
+    /// Owners of limits: VMs first, then vCPUs, each in order. This list exists because every event asks when the next limit is
+    /// due, and most hosts limit no task.
     limited: Vec<Limited>,
     pub(super) trees: IxVec<CpuIx, Tree>,
-    /// When each CPU's slice ends; never if no task waits.
+    /// Time at which each CPU's slice ends; never if no task waits.
     slice_ends: IxVec<CpuIx, Ns>,
-    /// When each CPU's task must ask its limits for more time; never if it has none.
+    /// Time at which each CPU's task must request more time from its limits; never if it has none.
     grant_ends: IxVec<CpuIx, Ns>,
-    /// CPUs with a slice or grant that ends: those where a task waits, or is limited.
+    /// CPUs whose slice or grant has an end, because a task waits or is limited.
     timed: CpuIxSet,
     pub(super) domains: Domains,
     latency: u64,
@@ -92,10 +92,11 @@ pub(crate) struct Fair {
 }
 
 impl Fair {
-    /// `balances`: whether the kernel is a present one that balances memory, and so balances tasks less between nodes.
+    /// Creates the scheduler. `balances` says whether the kernel is a present one that balances memory; such a kernel balances
+    /// tasks less between nodes.
     pub fn new(topology: &Topology, balances: bool) -> Fair {
         let cpus = topology.cpus.len();
-        // 1 + floor(log2(min(cpus, 8))): 4 from 8 CPUs up.
+        // 1 + floor(log2(min(cpus, 8))): 4 if there are 8 or more CPUs.
         let factor = u64::from(1 + cpus.min(8).ilog2());
         let tree = Tree {
             min_vruntime: 0,
@@ -120,7 +121,7 @@ impl Fair {
         }
     }
 
-    /// Finds again when a CPU's slice ends, after its queue changed.
+    /// Computes when a CPU's slice ends, after its queue has changed.
     fn set_slice_end(&mut self, queues: &Queues, cpu: CpuIx, now: Ns) {
         self.domains.changed(now);
         self.slice_ends[cpu] = if queues.current(cpu).is_none() || queues.waiting(cpu).is_empty() {
@@ -139,7 +140,7 @@ impl Fair {
         self.slice_ends[cpu].min(self.grant_ends[cpu])
     }
 
-    /// Returns the weight of a task: a VM's shares are divided among its runnable vCPUs.
+    /// Returns the weight of a task. A VM's shares are divided among its runnable vCPUs.
     pub(super) fn weight(&self, queues: &Queues, task: TaskIx) -> u64 {
         queues.tasks[task].vm.map_or(NICE_0_LOAD, |vm| {
             self.vms[vm].shares * WEIGHT_UNIT / queues.runnable_of_vm(vm).max(1) as u64
@@ -152,12 +153,12 @@ impl Fair {
         tasks.map(|task| self.weight(queues, task)).sum()
     }
 
-    /// Returns time as it passes for a task of this weight.
+    /// Returns the virtual time that passes in `ns` for a task of this weight.
     fn virtual_ns(ns: u64, weight: u64) -> i64 {
         (ns * NICE_0_LOAD / weight).cast_signed()
     }
 
-    /// Returns the owners of limits that hold a task: itself, and its VM.
+    /// Returns the owners of limits that apply to a task: the task itself, and its VM.
     fn limited_by(queues: &Queues, task: TaskIx) -> impl Iterator<Item = Limited> + use<> {
         let vm = queues.tasks[task].vm.map(Limited::Vm);
         std::iter::once(Limited::Vcpu(task)).chain(vm)
@@ -177,13 +178,13 @@ impl Fair {
         }
     }
 
-    /// Whether a limit of a task is used up on a CPU.
+    /// Whether any limit of a task is used up on a CPU.
     pub(super) fn throttled(&self, queues: &Queues, task: TaskIx, cpu: CpuIx) -> bool {
         let used_up = |of| self.limit(of).is_some_and(|limit| limit.throttled(cpu));
         Fair::limited_by(queues, task).any(used_up)
     }
 
-    /// Returns until when the limits of a task let it run on a CPU, taking time from them; `None` throttles it there.
+    /// Takes time from the limits of a task and returns until when it may then run on a CPU. `None` throttles it there.
     fn grant(&mut self, queues: &Queues, task: TaskIx, cpu: CpuIx, now: Ns) -> Option<Ns> {
         let mut until = NEVER;
         for of in Fair::limited_by(queues, task) {
@@ -194,7 +195,7 @@ impl Fair {
         (until > now).then_some(until)
     }
 
-    /// Holds a vCPU to a quota per period from now on, or lifts it.
+    /// Limits a vCPU to a quota per period from now on, or lifts the limit.
     pub fn set_quota(&mut self, queues: &mut Queues, task: TaskIx, quota: Option<(Ns, Ns)>, now: Ns) {
         let cpu = queues.tasks[task].cpu;
         self.settle(queues, cpu, now);
@@ -208,7 +209,7 @@ impl Fair {
         }
     }
 
-    /// Finds the owners of limits, after one was set or lifted.
+    /// Finds the owners of limits again, after a limit was set or lifted.
     fn find_limited(&mut self) {
         let of_vms = self.vms.places().map(Limited::Vm);
         let all = of_vms.chain(self.quotas.places().map(Limited::Vcpu));
@@ -218,7 +219,7 @@ impl Fair {
         self.limited = limited;
     }
 
-    /// Makes a sleeping task runnable on its CPU; it runs at once if it may.
+    /// Makes a sleeping task runnable on its CPU, where it runs at once if it may.
     fn enter(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         let cpu = queues.tasks[task].cpu;
         if self.throttled(queues, task, cpu) {
@@ -229,7 +230,7 @@ impl Fair {
         }
     }
 
-    /// Throttles a task that is on no queue until its limits allow it.
+    /// Throttles a task that is on no queue, until its limits allow it to run.
     fn throttle(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         if let Some(vm) = queues.tasks[task].vm {
             queues.throttle(task, now);
@@ -237,7 +238,7 @@ impl Fair {
         }
     }
 
-    /// Throttles the tasks of a VM that wait for a CPU on which their limits are used up.
+    /// Throttles those tasks of a VM that wait for a CPU on which their limits are used up.
     fn throttle_waiting(&mut self, queues: &mut Queues, vm: Option<VmIx>, cpu: CpuIx, now: Ns) {
         let used_up = |fair: &Fair, queues: &Queues| {
             let mut waiting = queues.waiting(cpu).iter().copied();
@@ -279,7 +280,7 @@ impl Fair {
         }
     }
 
-    /// Lets throttled tasks of a VM wait on CPUs where they may run again.
+    /// Lets a VM's throttled tasks wait again on CPUs where they may run.
     fn release(&mut self, queues: &mut Queues, vm: VmIx, now: Ns) {
         let mut at = 0;
         while at < self.vms[vm].throttled.len() {
@@ -298,14 +299,14 @@ impl Fair {
         }
     }
 
-    /// Limits the credit of sleepers.
+    /// Limits the lead in virtual time that a task gains by sleeping.
     fn limit_lag(&mut self, task: TaskIx, cpu: CpuIx) {
         let floor = self.trees[cpu].min_vruntime - (self.latency / 2).cast_signed();
         self.vruntimes[task] = self.vruntimes[task].max(floor);
     }
 
-    /// Returns the waiting task that should run next on a CPU, and until when its limits let it. Throttles those that have
-    /// used up theirs.
+    /// Returns the waiting task that should run next on a CPU, and until when its limits let it run. Throttles tasks whose limits
+    /// are used up.
     fn next_task(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) -> Option<(TaskIx, Ns)> {
         loop {
             let waiting = queues.waiting(cpu).iter().copied();
@@ -341,8 +342,8 @@ impl Fair {
         }
     }
 
-    /// Returns an idle CPU below the target's LLC: the target, the previous one, an idle core, an idle hyperthread; the
-    /// target if there is none.
+    /// Returns an idle CPU below the target's LLC. It tries the target, the previous CPU, an idle core, an idle hyperthread. If
+    /// none is idle, it returns the target.
     fn idle_sibling(queues: &Queues, task: TaskIx, target: CpuIx, previous: CpuIx) -> CpuIx {
         let allowed = &queues.tasks[task].allowed;
         let places = &queues.places;
@@ -362,7 +363,7 @@ impl Fair {
         if let Some(cpu) = idle_core.and_then(|cpus| cpus.iter().find(|cpu| allowed[**cpu])) {
             return *cpu;
         }
-        // Only the target's own siblings: select_idle_sibling of that kernel otherwise looks at whole cores.
+        // Looks only at the target's own siblings, because `select_idle_sibling` of that kernel otherwise looks at whole cores.
         let siblings = &places.core_cpus[places.core_of[target]];
         if let Some(cpu) = siblings.iter().find(|cpu| free(**cpu)) {
             return *cpu;
@@ -374,7 +375,7 @@ impl Fair {
         }
     }
 
-    /// Returns the node of a new vCPU's VM, if it has few tasks and no node has many more idle CPUs.
+    /// Returns the node of a new vCPU's VM if that node has few tasks and no other has many more idle CPUs.
     fn near_first(&self, queues: &Queues, task: TaskIx) -> Option<usize> {
         let first = queues.first_vcpu(queues.tasks[task].vm?)?;
         let places = &queues.places;
@@ -395,7 +396,7 @@ impl Fair {
         self.set_slice_end(queues, cpu, now);
     }
 
-    /// Lets a newly runnable task run at once if its CPU is idle or the current task is far ahead.
+    /// Lets a newly runnable task run at once if its CPU is idle or the current task is far ahead in virtual time.
     fn preempt_by(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         let cpu = queues.tasks[task].cpu;
         self.settle(queues, cpu, now);
@@ -412,7 +413,7 @@ impl Fair {
         }
     }
 
-    /// Ends the current task's slice: the task with the least virtual runtime goes on.
+    /// Ends the current task's slice. The task with the least virtual runtime runs next.
     fn slice_over(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         self.settle(queues, cpu, now);
         self.put_back(queues, cpu, now);
@@ -428,7 +429,7 @@ impl Fair {
         self.enqueue(queues, task, to, now);
     }
 
-    /// Keeps a task's distance from the least virtual runtime when it changes queues.
+    /// Keeps a task's distance from the queue's least virtual runtime when the task changes queues.
     fn rebase(&mut self, queues: &mut Queues, task: TaskIx, from: CpuIx, to: CpuIx, now: Ns) {
         self.settle(queues, from, now);
         self.settle(queues, to, now);
@@ -476,7 +477,7 @@ impl Discipline for Fair {
     fn fork(&mut self, queues: &mut Queues, task: TaskIx, now: Ns, chance: &mut Chance) {
         let load = |cpus: &[CpuIx]| {
             let runnable: usize = cpus.iter().map(|cpu| queues.runnable(*cpu)).sum();
-            // Exact order of runnable / CPUs without fractions; groups without an allowed CPU are left out.
+            // Orders groups exactly by runnable tasks per CPU, without fractions. Groups without an allowed CPU are left out.
             let may = cpus.iter().any(|cpu| queues.tasks[task].allowed[*cpu]);
             may.then_some(runnable * 1000 / cpus.len().max(1))
         };
@@ -528,7 +529,7 @@ impl Discipline for Fair {
         self.enter(queues, task, now);
     }
 
-    /// Looks for work elsewhere first if the CPU is idle.
+    /// Looks for work on other CPUs first if the CPU is idle.
     fn pick(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         debug_assert_eq!(queues.current(cpu), None);
         queues.switched.push(cpu);
@@ -557,7 +558,7 @@ impl Discipline for Fair {
         self.set_slice_end(queues, cpu, now);
     }
 
-    /// Chooses the least loaded CPU that it may run on.
+    /// Chooses the least loaded CPU that the task may run on.
     fn rehome(&mut self, queues: &mut Queues, task: TaskIx, now: Ns) {
         let allowed = queues.tasks[task].allowed.iter();
         let places = &queues.places;
@@ -585,7 +586,7 @@ impl Discipline for Fair {
             .fold(self.domains.next_tick(), Ns::min)
     }
 
-    /// Handles periods of limits, by VM and by vCPU, then ended slices, by CPU, then the balancing tick.
+    /// Handles the periods of limits, VMs first, then vCPUs; then ended slices, in order of CPUs; then the balancing tick.
     fn handle_events(&mut self, queues: &mut Queues, now: Ns) {
         debug_assert_eq!(
             self.limited.len(),
@@ -598,7 +599,7 @@ impl Discipline for Fair {
                 self.replenish(queues, of, now);
             }
         }
-        // A slice or grant that is set again in this loop ends later.
+        // A slice or grant that this loop sets again ends later, so the loop does not see it twice.
         let mut next = self.timed.first();
         while let Some(cpu) = next {
             if self.grant_ends[cpu] <= now {
@@ -615,7 +616,7 @@ impl Discipline for Fair {
     }
 }
 
-/// Returns the position of the least value; chance decides among equal ones. Positions without a value do not count.
+/// Returns the position of the least value; chance decides among equal values. Positions without a value do not count.
 fn least(values: impl Iterator<Item = Option<usize>>, chance: &mut Chance) -> usize {
     let values: Vec<Option<usize>> = values.collect();
     let minimum = values.iter().flatten().min().copied();

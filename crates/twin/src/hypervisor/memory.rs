@@ -1,30 +1,29 @@
-//! Physical memory of the host: the free pages of each node, and where a VM's pages are.
+//! Physical memory of the host: the free pages of each node, and on which nodes a VM's pages are.
 //!
 //! # Model
 //!
-//! - *First-touch* (Linux's default policy): a page goes to the node that its guest wants it on (a guest without
-//!   virtual nodes: that of the CPU that touches it), or to the nearest with a free page. A hypervisor's own first-touch
-//!   (Xen's, or set while the VM runs) deals such pages out in turn instead [Policies, section 3.1].
-//! - *Round-4K and round-1G* [Policies, sections 3.2 and 3.3]: when the VM is created all of its guest frames are dealt
-//!   out to the home nodes in turn, page by page or GiB by GiB, beginning with the node that has the most free memory; then
-//!   to other nodes. A node without a whole GiB left is passed over; what no node has a whole GiB for is dealt by 2 MiB, and
-//!   what none has 2 MiB for page by page. The first and the last GiB of a VM's frames hold the BIOS and devices and are
-//!   never whole: they are dealt by 2 MiB. Regions then take those pages as they are touched, each class of pages
-//!   consecutive guest frames.
+//! - *First-touch* (Linux's default policy): a page goes to the node on which its guest wants it, or to the nearest node with a
+//!   free page. A guest without virtual nodes gets the node of the CPU that touches the page. A hypervisor's own first-touch
+//!   (Xen's, or set while the VM runs) deals such pages out in turn if the node is full [Policies, section 3.1].
+//! - *Round-4K and round-1G* [Policies, sections 3.2 and 3.3]: when the VM is created, all of its guest frames are dealt out to
+//!   the home nodes in turn, page by page or GiB by GiB, beginning with the node that has the most free memory; then to other
+//!   nodes. A node without a whole free GiB is passed over. If no node has a whole GiB, the frames are dealt by 2 MiB; if none
+//!   has 2 MiB, page by page. The first and the last GiB of a VM's frames hold the BIOS and devices and are never whole: they are
+//!   dealt by 2 MiB. Regions then take those pages as they are touched; each class of pages takes consecutive guest frames.
 //! - *Interleave in the guest* deals in the same way over the nodes that the guest knows, when pages are touched.
 //! - *With a driver domain*: a VM, and the driver domain itself, gets all of its pages when it is created, on its home while
 //!   that has room; from then on they are its own ([`crate::guest::VmMemory::touch_own`]).
-//! - *After a balloon under Xen* it is alike: the pages that it returned are the VM's own (`engine/balloon.rs`).
-//! - *A home* (`mbind`, an operator's nodes) wins over all of these: the guest's, the turn's or the hypervisor's node counts
-//!   where it is a home node; other pages are dealt out evenly over home nodes as far as they have room, then as without.
-//!   Pages that a VM has and has not touched are exchanged for pages of the home.
+//! - *After a balloon under Xen* the same holds: the pages that it returned are the VM's own (`engine/balloon.rs`).
+//! - *A home* (`mbind`, an operator's nodes) takes precedence over all of these. The node that the guest, the turn or the
+//!   hypervisor chooses counts only if it is a home node. Other pages are dealt out evenly over home nodes as far as they have
+//!   room, and then placed as if there were no home. Pages that a VM has but has not touched are exchanged for pages of the home.
 //!
 //! # Left out
 //!
-//! Page cache, watermarks and reclaim, huge pages; fragmentation of the host's own memory: whatever is free on a node is in
-//! one piece; Xen's choice of home nodes for a VM; the time that creating a VM takes, and that a first touch of a page that
-//! the VM has already is cheaper; the host's own memory (node sizes in presets are what the machine has, not what a booted
-//! kernel leaves).
+//! Page cache, watermarks and reclaim, huge pages; fragmentation of the host's own memory (the free memory of a node is in one
+//! piece); Xen's choice of home nodes for a VM; the time that creating a VM takes; that a first touch of a page that the VM
+//! already has is cheaper; the host's own memory (node sizes in presets are what the machine has, not what a booted kernel
+//! leaves).
 
 use super::turns::{Stretch, Turns, WhenFull};
 use crate::guest::VmMemory;
@@ -40,19 +39,19 @@ const LARGE_PAGES: u64 = 1 << 9;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pieces {
     Small,
-    /// GiBs, where frames and nodes have whole ones.
+    /// Whole GiBs, if frames and nodes have them.
     Gibs,
 }
 
 impl Pieces {
-    /// Returns stretches of a VM's frames, each with the pieces to try, largest first.
+    /// Returns stretches of a VM's frames, each with the piece sizes to try, largest first.
     fn stretches(self, pages: u64) -> Vec<(u64, &'static [u64])> {
         if self == Pieces::Small {
             return vec![(pages, &[1])];
         }
         let first = pages.min(GIB_PAGES);
         let rest = pages - first;
-        // The last GiB may be less than one.
+        // The last GiB may be smaller than a GiB.
         let last = if rest > 0 { (rest - 1) % GIB_PAGES + 1 } else { 0 };
         let large = |pages: u64| {
             let odd = pages % LARGE_PAGES;
@@ -73,12 +72,12 @@ pub(crate) struct Toucher {
     pub node: usize,
 }
 
-/// Free pages by node.
+/// Number of free pages on each node.
 #[derive(Clone, Debug)]
 pub(crate) struct HostMemory {
     pub free: Vec<u64>,
     pub total: Vec<u64>,
-    /// Scratch: pages by the node that they are wanted on, and room by node.
+    /// Scratch: number of pages wanted on each node, and room of each node.
     wanted: Vec<u64>,
     room: Vec<u64>,
 }
@@ -100,7 +99,7 @@ impl HostMemory {
             .collect()
     }
 
-    /// Deals out all pages of a newly created VM in such pieces. The scenario was checked to fit.
+    /// Deals out all pages of a newly created VM in pieces of this kind. An earlier check has made sure that they fit.
     pub fn create(&mut self, vm: &mut VmMemory, pages: u64, pieces: Pieces) {
         let mut stretches = Vec::new();
         for (pages, turns) in pieces.stretches(pages) {
@@ -109,8 +108,8 @@ impl HostMemory {
         vm.turns = Some(Turns(stretches));
     }
 
-    /// Adds up to `pages` pages to a VM, as far as there are free ones: in turn from all nodes that have some, its home's
-    /// first. They are the VM's own.
+    /// Gives a VM up to `pages` pages as its own, as far as there are free pages. They come in turn from all nodes that have
+    /// some, the VM's home nodes first.
     pub fn give(&mut self, vm: &mut VmMemory, pages: u64) {
         let pages = pages.min(self.free.iter().sum());
         self.deal_out(vm, pages, &[1], &mut Vec::new());
@@ -157,8 +156,8 @@ impl HostMemory {
         );
     }
 
-    /// Places all pages of a newly created VM on its home, and the rest on the nearest nodes. The scenario was checked to
-    /// fit.
+    /// Places all pages of a newly created VM on its home, and those that do not fit on the nearest nodes. An earlier check has
+    /// made sure that they fit.
     pub fn own(&mut self, topology: &Topology, vm: &mut VmMemory, pages: u64) {
         let home = vm.home.clone().unwrap_or_default();
         let mut left = pages;
@@ -184,8 +183,8 @@ impl HostMemory {
         );
     }
 
-    /// Places `pages` pages of a region that a VM touches for the first time, and adds them to `placed` by node. The
-    /// scenario was checked to fit, so there is room somewhere.
+    /// Places `pages` pages of a region that a VM touches for the first time, and adds them to `placed` by node. An earlier check
+    /// of the scenario has made sure that there is room.
     pub fn touch(
         &mut self,
         topology: &Topology,
@@ -200,7 +199,7 @@ impl HostMemory {
         }
     }
 
-    /// Places pages of one class, by region and number.
+    /// Places pages of one class, given by its region and number.
     pub fn touch_class(
         &mut self,
         topology: &Topology,
@@ -216,7 +215,7 @@ impl HostMemory {
             match &vm.turns {
                 Some(turns) => turns.deal(vm.next_frame(region, class), pages, &mut wanted),
                 None => {
-                    // The kernel's, region 0, are touched at boot.
+                    // The kernel's pages (region 0) are touched at boot, so none of them was touched before.
                     let before = match region {
                         0 => 0,
                         _ => vm.scattered.deal(pages, || self.nodes(), &mut wanted),
@@ -244,7 +243,7 @@ impl HostMemory {
         }
     }
 
-    /// Places what it can on home nodes, if there are any; returns what is left.
+    /// Places as many pages as fit on home nodes, if there are any. Returns how many are left.
     fn place_at_home(
         &mut self,
         vm: &mut VmMemory,
@@ -275,8 +274,8 @@ impl HostMemory {
         left
     }
 
-    /// Takes pages of a node for a VM: those that the VM has there, and the host's, in exchange for pages that the VM has
-    /// elsewhere.
+    /// Takes pages of a node for a VM: first free pages that the VM has there, then the host's, in exchange for pages that the VM
+    /// has on other nodes.
     fn exchange(&mut self, vm: &mut VmMemory, node: usize, pages: u64) {
         let own = pages.min(vm.free_list[node]);
         vm.free_list[node] -= own;
@@ -290,7 +289,7 @@ impl HostMemory {
         }
     }
 
-    /// Places the VM's pages, nearest node first: in free memory that the VM already holds, then in the host's.
+    /// Places a VM's pages, nearest node first: in free memory that the VM already holds, then in the host's.
     fn place_near(
         &mut self,
         near: &[usize],
@@ -344,7 +343,7 @@ impl HostMemory {
     }
 }
 
-/// Places pages on those that the VM has already, the nearest first; returns what is left.
+/// Uses free pages that the VM already has, the nearest first. Returns how many pages are left to place.
 fn place_own(
     near: &[usize],
     vm: &mut VmMemory,
@@ -380,7 +379,7 @@ mod tests {
 
     #[test]
     fn turns_go_on_where_the_last_page_was() {
-        // Stretch 1: 5 pages in turns of 2 over nodes 0 and 1 (0 0 1 1 0), stretch 2: single pages over 2 and 0.
+        // Stretch 1: 5 pages in turns of 2 over nodes 0 and 1 (0 0 1 1 0). Stretch 2: single pages over nodes 2 and 0.
         let stretch = |pages, turn, nodes: &[usize]| Stretch {
             pages,
             turn,
@@ -395,14 +394,14 @@ mod tests {
     #[test]
     fn the_first_and_the_last_gib_are_dealt_by_2_mib_and_what_is_less_by_pages() {
         let gib = GIB_PAGES;
-        // Frames of 2.5 GiB and 3 pages: a GiB by 2 MiB, a whole one, half of one and 3 pages.
+        // Frames of 2.5 GiB and 3 pages: a GiB dealt by 2 MiB, a whole GiB, half a GiB dealt by 2 MiB, and 3 pages.
         let stretches = Pieces::Gibs.stretches(5 * gib / 2 + 3);
         let sizes: Vec<(u64, u64)> = stretches
             .iter()
             .map(|(pages, turns)| (*pages, turns[0]))
             .collect();
         assert_eq!(sizes, [(gib, 512), (0, 1), (gib, gib), (gib / 2, 512), (3, 1)]);
-        // Three whole GiBs in all: the last is one.
+        // Three whole GiBs in total, and the last of them is whole.
         let of_3: Vec<u64> = Pieces::Gibs
             .stretches(3 * gib)
             .iter()
@@ -423,7 +422,8 @@ mod tests {
     #[test]
     fn a_gib_that_no_node_has_is_dealt_by_2_mib_and_then_by_pages() {
         let gib = GIB_PAGES;
-        // The first GiB takes half a GiB of each; the second finds none whole; the third takes what 2 MiB there are, then pages.
+        // The first GiB takes half a GiB of each node. The second finds no node with a whole GiB. The third takes what 2 MiB
+        // pieces there are, then pages.
         let free = [3 * gib / 2 - 1, 3 * gib / 2 + 1];
         let (host, vm) = created(&free, 3 * gib, Pieces::Gibs, None);
         assert_eq!(vm.free_list, free);

@@ -2,22 +2,22 @@
 //!
 //! # Model
 //!
-//! While a VM's memory policy needs it (Carrefour), every 65 528th cycle (0xFFF8) of each of its vCPUs marks an instruction;
-//! one whose access goes to memory is a sample. Only the share of a vCPU's instructions that misses its caches does so, so
-//! samples are Poisson with that mean. A sample falls on the classes of pages as the thread's accesses do, on the pages of a
-//! class evenly, and writes with the program's share of writes. A page is on the nodes of its class as the class's pages
-//! are; identities of pages are not kept from one look to the next.
+//! While a VM's memory policy needs samples (Carrefour), every 65 528th cycle (0xFFF8) of each of its vCPUs marks an instruction.
+//! The mark yields a sample if the instruction accesses memory. Only those of a vCPU's instructions that miss its caches do so;
+//! the number of samples is Poisson-distributed with the mean that follows. Samples fall on the classes of pages as the thread's
+//! accesses do, and evenly on the pages of a class. A sample is a write with the program's share of writes. A page is on the
+//! nodes of its class as the class's pages are; identities of pages are not kept from one look to the next.
 //!
-//! So a policy learns what it would on a real host: most pages of a big region are in no sample, and the others in one or
-//! two a second; the number of samples bounds how many pages can be acted on. A page that one thread uses shows one node, a
-//! page that all use shows as many as it has samples.
+//! So a policy learns what it would learn on a real host. Most pages of a big region have no sample, and the others have one or
+//! two a second; the number of samples bounds how many pages a policy can act on. A page that one thread uses shows one node. A
+//! page that all threads use shows as many nodes as it has samples.
 //!
 //! A sample costs its vCPU an interrupt. If fewer than ten pages were moved in a second, the next second has a fourth of the
 //! samples (0x3FFE0 cycles): both periods are Carrefour's.
 //!
 //! # Left out
 //!
-//! Skid and dropped interrupts, samples of hits in caches, which Carrefour throws away; accesses of the guest's kernel.
+//! Skid and dropped interrupts; samples of cache hits, which Carrefour throws away; accesses of the guest's kernel.
 
 use std::collections::BTreeMap;
 
@@ -25,24 +25,24 @@ use crate::guest::VmMemory;
 use crate::index::{IxVec, ThreadIx, first};
 use homenode_units::Chance;
 
-/// Pages of a class on one node with equal samples.
+/// Pages of a class that are on one node and have equal samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Used {
     pub first_frame: u64,
     pub pages: u64,
     pub on: usize,
-    /// Samples of each page by the node of the CPU.
+    /// Number of samples of each page by the node of the CPU.
     pub samples: Vec<u32>,
     pub writes: u32,
 }
 
-/// Draws the samples of a look at a VM, in order of guest frames; `expected` is the growth of [`Sampling::expected`] since
-/// the look before.
+/// Draws the samples of one look at a VM, in order of guest frames. `expected` is how much [`Sampling::expected`] has grown since
+/// the previous look.
 pub(crate) fn draw(memory: &VmMemory, expected: &[f64], write_share: f64, chance: &mut Chance) -> Vec<Used> {
     let classes = memory.class_uses();
     let nodes = memory.pages().len();
     let threads = expected.len() / nodes;
-    // A thread's accesses fall on the classes that have pages.
+    // A thread's accesses fall only on classes that have pages.
     let whole = |thread: ThreadIx| -> f64 {
         let mine = classes
             .iter()
@@ -87,7 +87,7 @@ pub(crate) fn draw(memory: &VmMemory, expected: &[f64], write_share: f64, chance
     used
 }
 
-/// Returns the node of a class's page, by its number among them.
+/// Returns the node of a page, given the page's number within its class.
 fn node_of(page: u64, on: &[u64]) -> usize {
     let mut end = 0;
     on.iter()
@@ -111,7 +111,7 @@ mod tests {
         fn no_more_pages_are_seen_than_there_are_samples_or_pages(
             means in prop::collection::vec(0.0f64..300.0, 8), pages in 1u64..2000, seed: u64,
         ) {
-            // Two threads on four nodes, soplex: one thread's regions.
+            // soplex on two threads and four nodes; checks one thread's regions.
             let program = crate::workload::builtin("soplex").and_then(|workload| workload.program);
             let (mut memory, ..) = VmMemory::new(4, 2, Bytes(4096), program.as_ref(), View::Blind);
             memory.touch(1, 0, 2, pages);
@@ -124,7 +124,7 @@ mod tests {
                 prop_assert!(used.writes <= used.samples.iter().sum());
                 prop_assert!(used.samples.iter().any(|n| *n > 0));
             }
-            // Deviations of a Poisson count: six of them are next to impossible.
+            // Six standard deviations of a Poisson count are next to impossible.
             let mean: f64 = means[..4].iter().sum();
             prop_assert!((samples as f64 - mean).abs() <= 6.0 * mean.sqrt() + 6.0, "{} samples, {} expected", samples, mean);
         }

@@ -1,19 +1,19 @@
-//! Permits that the host itself holds its VMs to [Kyoto, sections 3.2.2 and 3.3.4], with the ledger of
+//! Permits that the host itself enforces on its VMs [Kyoto, sections 3.2.2 and 3.3.4], with the ledger of
 //! [`homenode_policy::permits`].
 //!
 //! # Algorithm
 //!
-//! Every tick of 10 ms each running VM is metered and its account debited. The effect depends on the enforcer:
+//! Every tick of 10 ms, each running VM is metered and its account debited. The effect depends on the enforcer:
 //!
-//! - *KS4Xen*: below zero the VM is OVER, and none of its vCPUs runs. Every third tick, the end of a slice, it earns what
-//!   it booked; at zero or above it is UNDER again ([`super::credit`]).
-//! - *KS4Pisces*: as KS4Xen, on CPUs that the VM shares with no other: they stand still.
+//! - *KS4Xen*: below zero the VM is OVER, and none of its vCPUs runs. Every third tick (the end of a slice) it earns what it
+//!   booked; at zero or above it is UNDER again ([`super::credit`]).
+//! - *KS4Pisces*: as KS4Xen, on CPUs that the VM shares with no other VM: these CPUs stand still.
 //! - *KS4Linux*: every 100 ms, the period of `cpu.max`, the VM gets the time that its account pays for in the next period
 //!   ([`homenode_policy::permits::quota`]), at least 1 ms for each vCPU.
 //!
 //! # Left out
 //!
-//! What metering costs (`kyoto.overhead` measures it).
+//! The cost of metering (`kyoto.overhead` measures it).
 
 use homenode_policy::permits::meter::Reading;
 use homenode_policy::permits::{Account, Meter, Pollution, Standing, Terms, quota};
@@ -22,22 +22,22 @@ use homenode_units::{Ns, Permit, Resource};
 use crate::index::{IxVec, VmIx};
 use crate::scenario::Enforcer;
 
-/// How often VMs are metered: Xen's tick.
+/// Interval at which VMs are metered: Xen's tick.
 pub(crate) const TICK: Ns = Ns::from_millis(10);
 const TICKS_PER_SLICE: u64 = 3;
-/// KS4Linux's period, and the least of it that a vCPU keeps: the kernel's default, and the kernel's minimum.
+/// KS4Linux's period, the kernel's default; and the time per period that each vCPU keeps at least, the kernel's minimum.
 pub(crate) const PERIOD: Ns = Ns::from_millis(100);
 const TICKS_PER_PERIOD: u64 = 10;
 const LEAST: Ns = Ns::from_millis(1);
 
-/// Measure to apply to a VM.
+/// The measure to apply to a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Measure {
-    /// Nothing new.
+    /// No change.
     None,
-    /// It runs or does not.
+    /// The VM runs or does not run.
     Standing(Standing),
-    /// Each of its vCPUs may run for this long in the coming period; without limit if `None`.
+    /// Each vCPU of the VM may run for this long in the coming period; without limit if `None`.
     Quota(Option<Ns>),
 }
 
@@ -46,9 +46,9 @@ pub(crate) enum Measure {
 struct Booked {
     permit: Permit,
     account: Account,
-    /// Its vCPUs' counters at the last tick.
+    /// The counters of the VM's vCPUs at the last tick.
     readings: Vec<Reading>,
-    /// The last measures applied to it.
+    /// The last measures applied to the VM.
     standing: Standing,
     limited: bool,
     per_running_ms: f64,
@@ -62,12 +62,12 @@ pub(crate) struct Permits {
     terms: Terms,
     line_bytes: f64,
     ticks: u64,
-    /// By VM.
+    /// The permits of the VMs.
     booked: IxVec<VmIx, Option<Booked>>,
 }
 
 impl Permits {
-    /// Opens the ledger of VMs with these permits; `None` if no VM has one.
+    /// Opens the ledger for VMs with these permits. Returns `None` if no VM has a permit.
     pub fn new(
         enforcer: Enforcer,
         clock_khz: u64,
@@ -110,7 +110,8 @@ impl Permits {
         self.ticks += 1;
     }
 
-    /// Resets the account of a VM that has left the host, for a VM that comes back under its name. Returns how to let it go.
+    /// Resets the account of a VM that has left the host, in case a VM comes back under its name. Returns the measure that lets
+    /// the VM run again.
     pub fn forget(&mut self, vm: VmIx) -> Measure {
         let Some(booked) = &mut self.booked[vm] else {
             return Measure::None;
@@ -136,7 +137,7 @@ impl Permits {
         let before = std::mem::replace(&mut booked.readings, readings);
         let now = booked.readings.iter().copied();
         let seen = self.meter.pollution(before.into_iter().zip(now));
-        // Nothing was measured in its first tick, or with counters that cannot be trusted.
+        // The meter has no result in a VM's first tick, or if its counters cannot be trusted.
         let Pollution {
             units,
             per_running_ms,

@@ -8,8 +8,8 @@
 //!                           throttle ▶ Throttled ───┴─────┘
 //! ```
 //!
-//! A discipline ([`super::fair`], [`super::credit`]) decides which task runs next, where and for how long; this module
-//! carries that out, so that both account alike.
+//! A discipline ([`super::fair`], [`super::credit`]) decides which task runs next, where and for how long; this module carries
+//! the decisions out, so both disciplines account alike.
 
 use homenode_units::Ns;
 
@@ -21,7 +21,7 @@ use crate::index::{CpuIx, CpuIxSet, IxVec, TaskIx, VmIx, first};
 pub(crate) enum Run {
     Running,
     Waiting,
-    /// It could run, but a limit on its VM holds it back.
+    /// The task could run, but a limit holds it back.
     Throttled,
     Sleeping,
 }
@@ -30,32 +30,32 @@ pub(crate) enum Run {
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
     pub run: Run,
-    /// CPU that it runs on, waits for or ran on last.
+    /// CPU that the task runs on, waits for, or ran on last.
     pub cpu: CpuIx,
-    /// VM that it is a vCPU of; none for the host's own.
+    /// VM whose vCPU the task is; `None` for the host's own tasks.
     pub(super) vm: Option<VmIx>,
-    /// CPUs that it may run on.
+    /// CPUs that the task may run on.
     pub allowed: CpuIxSet,
     pub running_ns: u64,
-    /// How many times it began to run on another node than before.
+    /// Number of times that the task began to run on another node than before.
     pub node_changes: u64,
-    /// Node of its memory, if a kernel that balances has found it (`numa_preferred_nid`).
+    /// Node of the task's memory, if a kernel that balances memory has found it (`numa_preferred_nid`).
     pub prefers: Option<usize>,
     pub(super) last_ran: Ns,
     waiting_ns: u64,
     throttled_ns: u64,
-    /// When it began to wait, or was throttled.
+    /// Time at which the task began to wait or was throttled.
     since: Ns,
     last_node: Option<usize>,
 }
 
 impl Task {
-    /// Returns the time that it waited for a CPU, up to `now`.
+    /// Returns the time that the task has waited for a CPU, up to `now`.
     pub fn waiting_ns(&self, now: Ns) -> u64 {
         self.waiting_ns + self.stretch(Run::Waiting, now)
     }
 
-    /// Returns the time that a limit kept it from running, up to `now`.
+    /// Returns the time that a limit has kept the task from running, up to `now`.
     pub fn throttled_ns(&self, now: Ns) -> u64 {
         self.throttled_ns + self.stretch(Run::Throttled, now)
     }
@@ -77,7 +77,7 @@ pub(crate) struct Segment {
 struct Queue {
     current: Option<TaskIx>,
     waiting: Vec<TaskIx>,
-    /// Time up to which running time was accounted.
+    /// Time up to which running time is accounted.
     settled: Ns,
     busy_ns: u64,
 }
@@ -86,11 +86,11 @@ struct Queue {
 #[derive(Clone, Debug, Default)]
 struct Vcpus {
     tasks: Vec<TaskIx>,
-    /// Number of them that run or wait.
+    /// Number of the VM's vCPUs that run or wait.
     runnable: usize,
 }
 
-/// CPUs by what they share.
+/// CPUs grouped by what they share.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     pub node_of: IxVec<CpuIx, usize>,
@@ -109,14 +109,14 @@ pub(crate) struct Queues {
     pub tasks: IxVec<TaskIx, Task>,
     pub(super) places: Places,
     queues: IxVec<CpuIx, Queue>,
-    /// CPUs that nothing runs on or waits for.
+    /// CPUs that no task runs on or waits for.
     pub(super) idle: CpuIxSet,
     vcpus: IxVec<VmIx, Vcpus>,
-    /// CPUs where the tasks that run or wait, their weight or their affinity has changed since a discipline last asked.
+    /// CPUs whose running or waiting tasks, or these tasks' weight or affinity, have changed since a discipline last asked.
     pub(super) touched: CpuIxSet,
-    /// Time that ran since the engine last asked.
+    /// Stretches of running time since the engine last asked.
     pub segments: Vec<Segment>,
-    /// CPUs whose current task changed since the engine last asked.
+    /// CPUs whose current task has changed since the engine last asked.
     pub switched: Vec<CpuIx>,
 }
 
@@ -206,7 +206,7 @@ impl Queues {
         self.queues[cpu].waiting.len() + usize::from(self.queues[cpu].current.is_some())
     }
 
-    /// The first of a VM's vCPUs.
+    /// Returns the first of a VM's vCPUs.
     pub(super) fn first_vcpu(&self, vm: VmIx) -> Option<TaskIx> {
         self.vcpus[vm].tasks.first().copied()
     }
@@ -216,7 +216,7 @@ impl Queues {
         self.vcpus[vm].runnable
     }
 
-    /// Notes that a task began or ceased to run or wait, which changes the weight of its VM's other vCPUs.
+    /// Notes that a task has begun or ceased to run or wait, which changes the weight of its VM's other vCPUs.
     fn count_runnable(&mut self, task: TaskIx, change: isize) {
         let Some(vm) = self.tasks[task].vm else { return };
         let vcpus = &mut self.vcpus[vm];
@@ -238,12 +238,12 @@ impl Queues {
         queue.busy_ns + queue.current.map_or(0, |_| now.0 - queue.settled.0)
     }
 
-    /// Returns the time that a CPU was not idle, as far as it is accounted.
+    /// Returns the time that a CPU was not idle, up to when it is accounted.
     pub fn settled_ns(&self, cpu: CpuIx) -> u64 {
         self.queues[cpu].busy_ns
     }
 
-    /// Accounts a CPU's time up to `now`; returns the task that ran since it was last accounted, and for how long.
+    /// Accounts for a CPU's time up to `now`. Returns the task that ran since the CPU was last accounted, and for how long.
     pub(super) fn settle(&mut self, cpu: CpuIx, now: Ns) -> Option<(TaskIx, u64)> {
         let queue = &mut self.queues[cpu];
         let ns = now.0 - std::mem::replace(&mut queue.settled, now).0;
@@ -258,12 +258,12 @@ impl Queues {
         Some((task, ns))
     }
 
-    /// Lets a sleeping task wait for a CPU, last in its queue.
+    /// Makes a sleeping task wait for a CPU, last in the CPU's queue.
     pub(super) fn enqueue(&mut self, task: TaskIx, cpu: CpuIx, now: Ns) {
         self.enqueue_at(task, cpu, self.queues[cpu].waiting.len(), now);
     }
 
-    /// Lets a sleeping task wait at a place in the queue, from 0.
+    /// Makes a sleeping task wait at a place in the queue, counted from 0.
     pub(super) fn enqueue_at(&mut self, task: TaskIx, cpu: CpuIx, at: usize, now: Ns) {
         debug_assert_eq!(self.tasks[task].run, Run::Sleeping);
         self.tasks[task].run = Run::Waiting;
@@ -298,19 +298,19 @@ impl Queues {
         self.tasks[task].waiting_ns += now.0 - since.0;
     }
 
-    /// Throttles a sleeping task, which could run but for a limit.
+    /// Throttles a sleeping task, which could run if no limit held it back.
     pub(super) fn throttle(&mut self, task: TaskIx, now: Ns) {
         debug_assert_eq!(self.tasks[task].run, Run::Sleeping);
         self.tasks[task].run = Run::Throttled;
         self.tasks[task].since = now;
     }
 
-    /// Puts the tasks that wait for a CPU and are `last` behind the others, in the same order otherwise.
+    /// Puts those tasks waiting for a CPU for which `last` is true behind the others. The order is otherwise unchanged.
     pub(super) fn sort_waiting(&mut self, cpu: CpuIx, last: impl Fn(TaskIx) -> bool) {
         self.queues[cpu].waiting.sort_by_key(|task| last(*task));
     }
 
-    /// Starts a waiting task on its CPU, which has no other.
+    /// Starts a waiting task on its CPU, which runs no other task.
     pub(super) fn start(&mut self, task: TaskIx, now: Ns) {
         self.leave_queue(task, now);
         let chosen = &mut self.tasks[task];
@@ -325,7 +325,7 @@ impl Queues {
         self.idle.set(self.tasks[task].cpu, false);
     }
 
-    /// Takes off the task of a CPU, accounted before, which then sleeps.
+    /// Takes a CPU's task off the CPU and puts it to sleep. The CPU's time must have been accounted.
     pub(super) fn take_off(&mut self, cpu: CpuIx) -> Option<TaskIx> {
         let task = self.queues[cpu].current.take()?;
         self.tasks[task].run = Run::Sleeping;
@@ -335,7 +335,7 @@ impl Queues {
         Some(task)
     }
 
-    /// Panics unless every task is in exactly the place that its state says.
+    /// Panics unless every task is in exactly the place that matches its state.
     pub fn check(&self) {
         for (at, task) in self.tasks.placed() {
             let queue = &self.queues[task.cpu];

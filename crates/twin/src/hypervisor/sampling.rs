@@ -1,15 +1,16 @@
-//! The rate at which a VM's accesses are sampled, and the expected samples: [`super::page_uses`] describes the sampling.
+//! The rate at which a VM's accesses are sampled, and the expected numbers of samples. [`super::page_uses`] describes the
+//! sampling.
 
 use crate::index::ThreadIx;
 
-/// CPU cycles between two marked instructions of a CPU …
+/// CPU cycles between two marked instructions of a CPU.
 const PERIOD_CYCLES: f64 = 0xFFF8 as f64;
-/// … and after a second in which few of the samples had pages moved.
+/// The same after a second in which samples led to few page moves.
 const PERIOD_SLOW_CYCLES: f64 = 0x3_FFE0 as f64;
-/// Moved pages in a second below which they are few.
+/// Number of moved pages in a second below which they are few.
 const MOVES_FEW: u64 = 10;
-/// CPU cycles of a mark's interrupt, and of noting the page (estimate: an interrupt and a hash table's entry that is rarely
-/// in the cache; 3 percent of the CPU at the usual period).
+/// CPU cycles to handle a mark's interrupt and to note the page (estimate: an interrupt, and an entry of a hash table that is
+/// rarely in the cache; 3 percent of the CPU at the usual period).
 const MARK_CYCLES: f64 = 2000.0;
 
 /// Sampling of one VM.
@@ -17,9 +18,9 @@ const MARK_CYCLES: f64 = 2000.0;
 pub(crate) struct Sampling {
     nodes: usize,
     period_cycles: f64,
-    /// Pages moved in this second on the evidence of samples.
+    /// Number of pages that samples have led to be moved in this second.
     pub moved: u64,
-    /// Expected samples since the beginning, by `thread * nodes + node` of its CPU.
+    /// Expected number of samples since the beginning, at `thread * nodes + node`, the node being that of the CPU.
     pub expected: Vec<f64>,
 }
 
@@ -33,7 +34,8 @@ impl Sampling {
         }
     }
 
-    /// Notes that a thread ran its program for some cycles on a node; this share of its instructions went to memory.
+    /// Notes that a thread ran its program for some cycles on a node. `missing` is the share of its instructions that accessed
+    /// memory.
     pub fn ran(&mut self, thread: ThreadIx, node: usize, cycles: f64, missing: f64) {
         self.expected[thread.0 * self.nodes + node] += cycles / self.period_cycles * missing.min(1.0);
     }
@@ -43,7 +45,7 @@ impl Sampling {
         MARK_CYCLES / self.period_cycles
     }
 
-    /// Ends a second, and sets the period for the next.
+    /// Ends a second and sets the period for the next.
     pub fn second(&mut self) {
         self.period_cycles = if std::mem::take(&mut self.moved) < MOVES_FEW {
             PERIOD_SLOW_CYCLES

@@ -1,11 +1,11 @@
-//! The scheduler of the host, of either discipline.
+//! The host's scheduler, which follows one of the two disciplines.
 //!
 //! # Boundary
 //!
-//! The engine reports what happens (a task is started, wakes, sleeps, is confined) and asks when the scheduler itself next
-//! has something to do; everything that a scheduler does of its own (slices, ticks, accounting, balancing) is one of its
-//! *events*. [`Scheduler::next_event`] is the time of the next one that can change anything, and may be far away or never;
-//! [`Scheduler::handle_events`] handles those due. `segments` and `switched` hold what ran and which CPUs switched.
+//! The engine reports what happens (a task is started, wakes, sleeps, is confined) and asks when the scheduler itself next has
+//! something to do. What a scheduler does by itself (slices, ticks, accounting, balancing) are its *events*.
+//! [`Scheduler::next_event`] is the time of the next event that can change anything; it may be far away or never.
+//! [`Scheduler::handle_events`] handles those that are due. `segments` holds what ran, `switched` the CPUs that switched.
 
 use homenode_policy::permits::Standing;
 use homenode_units::{Chance, Ns, Permit};
@@ -32,7 +32,7 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    /// `balances`: whether its kernel balances memory (`kernel.numa_balancing`).
+    /// Creates the scheduler. `balances` says whether its kernel balances memory (`kernel.numa_balancing`).
     pub fn new(topology: &Topology, hypervisor: Hypervisor, balances: bool) -> Scheduler {
         let kind = match hypervisor {
             Hypervisor::Native | Hypervisor::Kvm => Kind::Fair(Fair::new(topology, balances)),
@@ -53,15 +53,15 @@ impl Scheduler {
 }
 
 impl Scheduler {
-    /// Adds a VM and returns its number: its weight (256 is usual) and the most CPU time that its vCPUs together get, in
-    /// percent of one CPU.
+    /// Adds a VM and returns its number. `weight` is usually 256; `cap_percent` is the most CPU time that its vCPUs together get,
+    /// in percent of one CPU.
     pub fn add_vm(&mut self, weight: u32, cap_percent: Option<u32>) -> VmIx {
         let (discipline, queues) = self.parts();
         discipline.add_vm(weight, cap_percent);
         queues.add_vm()
     }
 
-    /// Has the current task of a CPU yield.
+    /// Makes the current task of a CPU yield.
     #[cfg(test)]
     pub fn give_way(&mut self, cpu: CpuIx, now: Ns) {
         match &mut self.kind {
@@ -79,7 +79,7 @@ impl Scheduler {
         }
     }
 
-    /// Adds a sleeping task that may run on these CPUs: a vCPU of a VM, or the host's own.
+    /// Adds a sleeping task that may run on these CPUs: a vCPU of a VM, or a task of the host's own.
     pub fn add(&mut self, allowed: CpuIxSet, vm: Option<VmIx>) -> TaskIx {
         let (discipline, queues) = self.parts();
         let task = queues.add(allowed, vm);
@@ -87,7 +87,7 @@ impl Scheduler {
         task
     }
 
-    /// Accounts a CPU's time up to `now`.
+    /// Accounts for a CPU's time up to `now`.
     pub fn settle(&mut self, cpu: CpuIx, now: Ns) {
         let (discipline, queues) = self.parts();
         discipline.settle(queues, cpu, now);
@@ -138,7 +138,7 @@ impl Scheduler {
         discipline.requeue(queues, task, now);
     }
 
-    /// Exchanges the running tasks of two CPUs; each may use the other's.
+    /// Exchanges the running tasks of two CPUs. Each task must be allowed on the other's CPU.
     pub fn exchange(&mut self, a: CpuIx, b: CpuIx, now: Ns) {
         let cpus = [a, b];
         let (discipline, queues) = self.parts();
@@ -153,7 +153,7 @@ impl Scheduler {
         }
     }
 
-    /// Confines a task to CPUs; a task that is elsewhere goes to one of them.
+    /// Confines a task to some CPUs. A task that is on another CPU moves to one of them.
     pub fn set_affinity(&mut self, task: TaskIx, allowed: CpuIxSet, now: Ns) {
         let cpu = self.queues.tasks[task].cpu;
         let stays = allowed[cpu];
@@ -182,8 +182,8 @@ impl Scheduler {
         }
     }
 
-    /// Holds each of a VM's vCPUs to this much time of every period from now on, or lifts the limit. Xen has no such limit:
-    /// there all of them together are capped at their sum, in whole percent of one CPU.
+    /// Limits each of a VM's vCPUs to this much time of every period from now on, or lifts the limit. Xen has no such limit:
+    /// there a cap in whole percent of one CPU limits all of them together to the sum.
     pub fn set_quota(
         &mut self,
         vcpus: impl ExactSizeIterator<Item = TaskIx>,
@@ -208,8 +208,8 @@ impl Scheduler {
         }
     }
 
-    /// Sets a VM's standing by its permit: the vCPUs of a VM that is OVER do not run. The fair scheduler has no such state:
-    /// it uses a quota of zero.
+    /// Sets a VM's standing according to its permit: the vCPUs of a VM that is OVER do not run. The fair scheduler has no such
+    /// state and uses a quota of zero.
     pub fn set_standing(
         &mut self,
         vcpus: impl ExactSizeIterator<Item = TaskIx>,
@@ -229,7 +229,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns when the next event is due that can change anything.
+    /// Returns the time of the next event that can change anything.
     pub fn next_event(&self) -> Ns {
         match &self.kind {
             Kind::Fair(fair) => fair.next_event(),
@@ -237,7 +237,7 @@ impl Scheduler {
         }
     }
 
-    /// Handles the events due.
+    /// Handles the events that are due.
     pub fn handle_events(&mut self, now: Ns) {
         let (discipline, queues) = self.parts();
         discipline.handle_events(queues, now);

@@ -1,4 +1,4 @@
-//! Both disciplines under a small driver: tasks that run and sleep, and nothing else.
+//! Tests of both disciplines under a small driver: only tasks that run and sleep.
 
 mod measured;
 mod near;
@@ -18,7 +18,7 @@ use homenode_units::{Chance, Ns};
 const BOTH: [Hypervisor; 2] = [Hypervisor::Kvm, Hypervisor::Xen];
 const MS: u64 = 1_000_000;
 
-/// Nodes of cores with two hyperthreads each.
+/// Returns nodes of `cores` cores with two hyperthreads each.
 fn topology(nodes: usize, cores: usize) -> Topology {
     let place = |cpu: CpuIx| CpuPlace {
         node: cpu.0 / (2 * cores),
@@ -41,7 +41,7 @@ fn topology(nodes: usize, cores: usize) -> Topology {
     }
 }
 
-/// One CPU.
+/// Returns a machine of one CPU.
 fn single() -> Topology {
     let mut topology = topology(1, 1);
     topology.cpus = topology.cpus.iter().take(1).cloned().collect();
@@ -51,14 +51,14 @@ fn single() -> Topology {
     topology
 }
 
-/// How long a task runs before it sleeps, and how long it sleeps: exponential means.
+/// Mean times for which a task runs before it sleeps, and for which it sleeps; both are exponentially distributed.
 #[derive(Clone, Copy, Debug)]
 struct Habit {
     run_ns: f64,
     sleep_ns: f64,
 }
 
-/// Habit of a vCPU, and the CPUs that it may run on; all if none is named.
+/// A vCPU's habit, and the CPUs that it may run on; an empty list allows all.
 type Vcpu = (Habit, Vec<CpuIx>);
 
 const HOG: Habit = Habit {
@@ -70,17 +70,17 @@ struct Driver {
     scheduler: Scheduler,
     now: Ns,
     habits: IxVec<TaskIx, Habit>,
-    /// Work before the next sleep, by task.
+    /// Remaining work of each task before its next sleep.
     left: IxVec<TaskIx, u64>,
     wakes: BTreeSet<(Ns, TaskIx)>,
     chance: Chance,
     waits_since: IxVec<TaskIx, Option<Ns>>,
     wasted_since: IxVec<TaskIx, Option<Ns>>,
-    /// Longest that a task waited, and waited while a CPU was idle that it might use.
+    /// Longest time that a task waited, and longest time that it waited while a CPU that it might use was idle.
     waited_max: u64,
     wasted_max: u64,
     ran_ns: u64,
-    /// Whether the scheduler has to look at all CPUs each time, whatever it knows of them.
+    /// Whether the scheduler has to look at all CPUs each time, even those that it knows to be unchanged.
     is_forgetful: bool,
 }
 
@@ -89,7 +89,7 @@ impl Driver {
         Driver::on(hypervisor, topology, false, seed)
     }
 
-    /// Creates a driver on a kernel that balances memory, or does not.
+    /// Creates a driver for a kernel that balances memory or one that does not.
     fn on(hypervisor: Hypervisor, topology: &Topology, balances: bool, seed: u64) -> Driver {
         Driver {
             scheduler: Scheduler::new(topology, hypervisor, balances),
@@ -107,7 +107,7 @@ impl Driver {
         }
     }
 
-    /// Adds a VM; returns its tasks, which start at once.
+    /// Adds a VM and starts its tasks at once. Returns the tasks.
     fn vm(&mut self, weight: u32, cap_percent: Option<u32>, vcpus: &[Vcpu]) -> Vec<TaskIx> {
         let vm = self.scheduler.add_vm(weight, cap_percent);
         let cpus = self.scheduler.queues.cpus();
@@ -202,7 +202,7 @@ impl Driver {
         }
     }
 
-    /// Notes which tasks wait, and checks that every task is where its state says, and only where it may be.
+    /// Notes which tasks wait. Checks that every task is in the place that its state says and on an allowed CPU.
     fn look(&mut self) {
         self.drain();
         self.scheduler.queues.check();
@@ -224,7 +224,7 @@ impl Driver {
         tasks.map(|task| task.running_ns).sum()
     }
 
-    /// Returns the number of CPUs' worth of time that these tasks run in the next `ms` milliseconds.
+    /// Returns how much CPU time these groups of tasks use in the next `ms` milliseconds, in CPUs.
     fn rates(&mut self, groups: &[&[TaskIx]], ms: u64) -> Vec<f64> {
         self.settle();
         let before: Vec<u64> = groups.iter().map(|tasks| self.running_ns(tasks)).collect();
@@ -256,7 +256,7 @@ fn assert_within(what: &str, got: f64, expected: f64, share: f64) {
 #[test]
 fn run_time_follows_weight() {
     for hypervisor in BOTH {
-        // Two VMs with one vCPU per CPU each: 1 to 2.
+        // Two VMs with one vCPU per CPU each: weights 1 to 2.
         let mut driver = Driver::new(hypervisor, &topology(2, 2), 1);
         let a = driver.vm(256, None, &hogs(8));
         let b = driver.vm(512, None, &hogs(8));
@@ -269,9 +269,9 @@ fn run_time_follows_weight() {
 
 #[test]
 fn run_time_follows_weight_on_one_cpu() {
-    // When light vCPUs run in debt because all are, Xen forgives debts beyond 300 credits ("Lower bound on credits" in
-    // csched_acct): with very unequal weights they get some percent more than their share. A real one gave the lightest of
-    // these three 0.145 of a CPU (docs/XEN.md).
+    // If light vCPUs run in debt because all vCPUs do, Xen forgives debts beyond 300 credits ("Lower bound on credits" in
+    // csched_acct). With very unequal weights, light vCPUs therefore get some percent more than their share. A real Xen gave the
+    // lightest of these three 0.145 of a CPU (docs/XEN.md).
     let cases: [(Hypervisor, &[u32], f64); 3] = [
         (Hypervisor::Kvm, &[128, 256, 640], 0.01),
         (Hypervisor::Xen, &[256, 512], 0.01),
@@ -296,7 +296,7 @@ fn run_time_follows_weight_on_one_cpu() {
 
 #[test]
 fn weight_acts_whenever_slices_begin() {
-    // Slices of 30 ms and accountings every 30 ms keep their distance, also if it is zero.
+    // The offset between slices of 30 ms and accountings every 30 ms is constant, even if it is zero.
     for begin_us in [0, 1, 1000, 10_000, 15_000, 29_000, 29_999] {
         let mut driver = Driver::new(Hypervisor::Xen, &single(), 1);
         driver.now = Ns(begin_us * 1000);
@@ -310,7 +310,8 @@ fn weight_acts_whenever_slices_begin() {
 
 #[test]
 fn weight_does_not_act_between_vcpus_that_earn_all_they_can_burn() {
-    // Confined to one of four CPUs; credits of all four go to the active vCPUs: each gets the worth of a whole CPU.
+    // Two vCPUs are confined to one of four CPUs. The credits of all four CPUs go to the active vCPUs: each gets the worth of a
+    // whole CPU.
     let mut driver = Driver::new(Hypervisor::Xen, &topology(1, 2), 1);
     let light = driver.vm(256, None, &hogs_on(1, &[3]));
     driver.vm(768, None, &hogs_on(1, &[3]));
@@ -361,7 +362,7 @@ fn balancing_finds_shares_from_any_start() {
 fn caps_hold() {
     for hypervisor in BOTH {
         for (cap, vcpus) in [(10, 1), (50, 1), (150, 4), (250, 4), (40, 3)] {
-            // Alone, and next to others that want all CPUs: then its weight gives it more than its cap, too.
+            // The VM runs alone, and next to others that want all CPUs; then its weight, too, gives it more than its cap.
             for others in [0, 4] {
                 let mut driver = Driver::new(hypervisor, &topology(2, 2), 1);
                 let capped = driver.vm(2560, Some(cap), &hogs(vcpus));
@@ -460,7 +461,7 @@ fn a_lone_task_leaves_the_scheduler_nothing_to_do() {
 
 #[test]
 fn a_sleeper_within_its_credits_runs_at_once_when_it_wakes() {
-    // It runs 1 ms every 20, next to hogs on all CPUs.
+    // The VM runs 1 ms in every 20, next to hogs on all CPUs.
     let mut driver = Driver::new(Hypervisor::Xen, &topology(1, 1), 3);
     driver.vm(256, None, &hogs(4));
     let sleeper = Habit {
@@ -472,7 +473,7 @@ fn a_sleeper_within_its_credits_runs_at_once_when_it_wakes() {
     let task = &driver.scheduler.queues.tasks[tasks[0]];
     let runs = 20_000.0 / 20.2;
     let wait_ms = task.waiting_ns(driver.now) as f64 / MS as f64 / runs;
-    // Only the rate limit delays it, by less than a millisecond.
+    // Only the rate limit delays the VM, by less than a millisecond.
     assert!(wait_ms < 0.3, "{wait_ms} ms on average");
     assert_within("run time", task.running_ns as f64, 20e9 * 0.2 / 20.2, 0.2);
 }
@@ -550,7 +551,7 @@ proptest! {
             for (weight, cap, vcpus) in &vms {
                 driver.vm(*weight, *cap, vcpus);
             }
-            // Affinities change in mid-run, to one CPU and back.
+            // Affinities change during the run, to one CPU and back.
             for step in 0..6 {
                 driver.run_for(500);
                 let tasks = driver.scheduler.queues.tasks.len();
@@ -589,7 +590,7 @@ proptest! {
         let run = |is_forgetful| {
             let mut driver = Driver::on(Hypervisor::Kvm, &topology(4, 2), balances, seed);
             driver.is_forgetful = is_forgetful;
-            // Kept on nodes, so that a vCPU's weight depends on vCPUs of other nodes.
+            // Tasks are kept on nodes, so that a vCPU's weight depends on vCPUs of other nodes.
             let on_node = |cpu: &CpuIx| first(4).map(|at: CpuIx| CpuIx(cpu.0 % 4 * 4 + at.0)).collect();
             for (weight, cap, vcpus) in vms.iter().chain(&vms) {
                 let kept = |(habit, cpus): &Vcpu| (*habit, cpus.first().map_or(Vec::new(), on_node));

@@ -1,23 +1,24 @@
-//! Nodes in turn: how pages are dealt out by guest frame, and where a page goes if its node is full.
+//! Nodes in turn: how pages are dealt out according to their guest frames, and where a page goes if its node is full.
 
 /// Where a page goes if its node is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum WhenFull {
-    /// To the nearest node with room: Linux.
+    /// To the nearest node with room, as in Linux.
     #[default]
     Nearest,
-    /// To the others in turn: a hypervisor's own first-touch, which also keeps a page that is touched on a home node there.
+    /// To the other nodes in turn, as in a hypervisor's own first-touch. That also keeps a page on a home node if it is touched
+    /// there.
     InTurn,
 }
 
-/// Nodes of guest frames: stretch after stretch, in each the nodes in turn.
+/// The nodes of guest frames: stretch after stretch, each of which deals its nodes out in turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Turns(pub Vec<Stretch>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stretch {
     pub pages: u64,
-    /// Pages of one turn.
+    /// Number of pages in one turn.
     pub turn: u64,
     pub nodes: Vec<usize>,
 }
@@ -32,7 +33,7 @@ impl Turns {
         }])
     }
 
-    /// Adds `pages` frames from `frame` on to counts by node. Frames beyond the end go to the last stretch's nodes.
+    /// Adds the `pages` frames from `frame` on to the counts by node. Frames beyond the end go to the last stretch's nodes.
     pub fn deal(&self, mut frame: u64, mut pages: u64, counts: &mut [u64]) {
         for (at, stretch) in self.0.iter().enumerate() {
             let last = at + 1 == self.0.len();
@@ -56,7 +57,7 @@ impl Turns {
 }
 
 impl Stretch {
-    /// Adds `pages` frames from `frame` on to counts by node.
+    /// Adds the `pages` frames from `frame` on to the counts by node.
     pub fn deal(&self, mut frame: u64, mut pages: u64, counts: &mut [u64]) {
         let rounds = pages / (self.turn * self.nodes.len() as u64);
         for node in &self.nodes {

@@ -1,17 +1,17 @@
-//! Memory use of a VM, as a host that sees everything would know it.
+//! Memory use of a VM, as a host that sees every access would know it.
 //!
 //! # Model
 //!
-//! A window is looked at in [`LOOKS`] equal parts. The accesses of a thread that leave its core's own caches fall on the
-//! classes of pages by their shares, and on the pages of a class evenly; so of `N` pages that are accessed `A` times in a
-//! part, each is used with probability `p = 1 - exp(-A / N)`, and `N` times the binomial of `p` is how many of them are used
-//! in how many parts. The expected values are what is seen: no chance is drawn, and watching changes nothing. Pages that a
-//! program touched for the first time in the window were used in it, if only once.
+//! A window is divided into [`LOOKS`] equal parts. The accesses of a thread that leave its core's own caches fall on the classes
+//! of pages according to their shares, and evenly on the pages of a class. If `N` pages get `A` accesses in a part, each of them
+//! is used in that part with probability `p = 1 - exp(-A / N)`. Then `N` times the binomial distribution of `p` is how many pages
+//! are used in none, one, … all of the parts. The expected values are reported: nothing is drawn at random, and watching changes
+//! nothing. Pages that a program touched for the first time in the window were used in it at least once.
 //!
 //! # Left out
 //!
-//! Accesses that a core's own caches answer (a page with no line leaving them in a whole window is not seen), accesses of
-//! the guest's kernel (an idle guest uses nothing), and what a real tracker misses or costs.
+//! Accesses that a core's own caches answer (a page is not seen if no line of it leaves them in a whole window); accesses of the
+//! guest's kernel (an idle guest uses no pages); what a real tracker misses or costs.
 
 use homenode_host::observation::{Observation, Region, Tracker, Used};
 use homenode_units::{Ns, Pages};
@@ -20,22 +20,22 @@ use crate::guest::Vm;
 use crate::guest::memory::ClassUse;
 use crate::index::{IxVec, ThreadIx};
 
-/// Parts of a window.
+/// Number of parts of a window.
 const LOOKS: usize = 4;
 
 /// A watch on one VM.
 #[derive(Clone, Debug)]
 pub(crate) struct Watching {
-    /// Length of windows from the next one on.
+    /// Length of windows, from the next one on.
     pub window: Ns,
-    /// When it ends unless it is renewed.
+    /// Time at which the watch ends unless it is renewed.
     pub until: Ns,
     /// End of the running window.
     pub ends: Ns,
     /// Observation of the last complete window.
     pub last: Option<Observation>,
     began: Ns,
-    /// Accesses by thread and pages by class when it began.
+    /// Accesses by thread, and pages by class, when the window began.
     accesses: Vec<f64>,
     pages: Vec<u64>,
 }
@@ -74,7 +74,7 @@ impl Watching {
             .enumerate()
             .filter(|(_, class)| class.pages() > 0)
             .collect();
-        // A thread's accesses fall on the classes that have pages.
+        // A thread's accesses fall only on classes that have pages.
         let whole = |thread: ThreadIx| -> f64 {
             let mine = there.iter().filter(|(_, class)| class.used_by(thread));
             mine.map(|(_, class)| class.share).sum()
@@ -130,12 +130,12 @@ fn pages(vm: &Vm) -> Vec<u64> {
     classes.iter().map(ClassUse::pages).collect()
 }
 
-/// Returns how many of a class's pages were used in none, one, … all parts of a window that brought them `hits` accesses;
-/// `new` of them are new. The counts add up to all pages.
+/// Returns how many of a class's pages were used in none, one, … all parts of a window with `hits` accesses to the class. `new`
+/// of the pages were first touched in the window. The counts add up to all pages.
 fn found(pages: u64, hits: f64, new: u64) -> [u64; LOOKS + 1] {
     let missed = libm::exp(-hits / (LOOKS as f64 * pages.max(1) as f64));
     let used = 1.0 - missed;
-    // Pascal's row of LOOKS, term by term.
+    // The row of Pascal's triangle for LOOKS, term by term.
     let mut shares = [1.0, 0.0, 0.0, 0.0, 0.0];
     for _ in 0..LOOKS {
         for found in (0..=LOOKS).rev() {
@@ -167,8 +167,8 @@ mod tests {
     #[test]
     fn pages_hit_rarely_are_found_rarely() {
         assert_eq!(found(1000, 0.0, 0), [1000, 0, 0, 0, 0]);
-        // 4000 hits on 1000 pages: one a page in each part, so 1 - 1/e of them in each. By hand: p = 0.632, (1 - p)^4 = 0.0183,
-        // 4 p (1 - p)^3 = 0.1259, 6 p^2 (1 - p)^2 = 0.3245, 4 p^3 (1 - p) = 0.3717, p^4 = 0.1597.
+        // 4000 hits on 1000 pages: one per page in each part, so a share of 1 - 1/e is used in each. By hand: p = 0.632, (1 -
+        // p)^4 = 0.0183, 4 p (1 - p)^3 = 0.1259, 6 p^2 (1 - p)^2 = 0.3245, 4 p^3 (1 - p) = 0.3717, p^4 = 0.1597.
         assert_eq!(found(1000, 4000.0, 0), [18, 126, 325, 371, 160]);
         assert_eq!(found(1000, 1e9, 0), [0, 0, 0, 0, 1000]);
         assert_eq!(

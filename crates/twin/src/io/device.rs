@@ -1,24 +1,24 @@
-//! One device: its queue, and its transfers by the node of their memory.
+//! One device: its queue, and its transfers by the node of the memory involved.
 
 use homenode_units::{BytesPerSec, Ns};
 
 use crate::hardware::fabric::Copying;
 
-/// Share of a device's bandwidth by which its rate changes before controllers and links see it.
+/// Change of a device's rate that controllers and links get to see, as a share of its bandwidth.
 const RATE_CHANGE_MIN: f64 = 0.05;
 
-/// A device that serves first come, first served.
+/// A device that serves requests first come, first served.
 #[derive(Clone, Debug)]
 pub(crate) struct Device {
-    /// Position of its node.
+    /// Position of the device's node.
     pub node: usize,
-    /// Bytes per nanosecond.
+    /// Bandwidth in bytes per nanosecond.
     bandwidth: f64,
-    /// When it has transferred all that was requested.
+    /// Time at which the device has transferred all that was requested, in nanoseconds.
     free_ns: f64,
-    /// Bytes that it has still to transfer, by the node of their memory.
+    /// Bytes that the device has yet to transfer, by the node of their memory.
     left: Vec<f64>,
-    /// Bytes per nanosecond by node, as controllers and links see it.
+    /// Rate in bytes per nanosecond for each node, as controllers and links see it.
     rates: Vec<f64>,
 }
 
@@ -33,7 +33,7 @@ impl Device {
         }
     }
 
-    /// Takes a request for memory in pages on nodes; returns the time at which it is done.
+    /// Takes a request for memory whose pages are spread over nodes as in `pages`. Returns the time at which the request is done.
     pub fn serve(&mut self, bytes: f64, latency_ns: f64, now: Ns, pages: &[u64]) -> Ns {
         self.free_ns = self.free_ns.max(now.as_f64()) + bytes / self.bandwidth;
         let all = pages.iter().sum::<u64>().max(1) as f64;
@@ -44,8 +44,8 @@ impl Device {
         Ns(done.max(now.0 + 1))
     }
 
-    /// Counts what it has transferred by `now`, the end of a stretch of `ns`, in bytes by node; returns whether its rates
-    /// have changed so much that others feel it.
+    /// Counts the bytes that the device has transferred by `now`, the end of a stretch of `ns`, by node. Returns true if its
+    /// rates have changed so much that others feel it.
     pub fn transfer(&mut self, now: Ns, ns: f64, mut transferred: impl FnMut(usize, f64)) -> bool {
         let all: f64 = self.left.iter().sum();
         let still = (self.bandwidth * (self.free_ns - now.as_f64())).clamp(0.0, all);
@@ -71,7 +71,7 @@ impl Device {
         changed
     }
 
-    /// Returns its traffic, as controllers and links see it.
+    /// Returns the device's traffic, as controllers and links see it.
     pub fn copying(&self) -> impl Iterator<Item = Copying> + '_ {
         let rates = self.rates.iter().copied().enumerate();
         rates.filter(|(_, rate)| *rate > 0.0).map(|(to, rate)| Copying {
@@ -87,7 +87,7 @@ impl Device {
 mod tests {
     use super::*;
 
-    /// 1 byte per nanosecond, on node 1 of 2.
+    /// Returns a device of 1 byte per nanosecond on node 1 of 2.
     fn device() -> Device {
         Device::new(1, BytesPerSec(1_000_000_000), 2)
     }

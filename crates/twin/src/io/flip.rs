@@ -2,32 +2,34 @@
 //!
 //! # Model [Flip, section II.B]
 //!
-//! - A VM with a driver domain has, in each direction, a *ring* of requests shared with it, and grants on the pages that they
-//!   name. Each request of a program takes as many pages as its bytes fill; data of packets is in pages of the driver domain,
-//!   on its node. All pages of a VM's requests pass one backend thread of the driver domain, first come, first served, after
-//!   the device: the cost of a page there limits the backend's throughput.
-//! - *Flip*: for each page the two exchange ownership. The guest hands over a page that it can spare and gets the driver
-//!   domain's, under the same guest frame. The backend pays the exchange, and the guest's vCPU the shootdown of its old page.
-//! - *Copy*: the backend copies each page into one of the guest's, as fast as one core's misses allow; pages stay where they
-//!   are, and the guest pays the notification only.
-//! - *Which pages*: drawn evenly, without replacement, from those that the guest turns over: its free ones and its program's,
-//!   since the pages that a program frees and takes again come from the same lists many times between two flips of one page
-//!   ("those pages can be used by other applications"). Kernel pages stay. The driver domain does the same with all but its
-//!   kernel's. So the two are urns that exchange balls: a VM of `g` such pages and a driver domain of `d` on another node have,
-//!   after `n` flips, `d / (g + d) * (1 - exp(-n * (1/g + 1/d)))` of them remote. It ends where both are mixed alike.
-//! - With a *pool* ([`crate::flip_pool`]) a guest exchanges pages of the pool only, and no program uses those. Used
-//!   are the pages posted in the ring and those of unfinished requests. The pool grows out of free pages and releases only
-//!   pages at home. Data for which a pool is too small is copied.
+//! - A VM with a driver domain shares with it, for each direction, a *ring* of requests, and grants it the pages that the
+//!   requests name. Each request of a program takes as many pages as its bytes fill. The data of packets is in pages of the
+//!   driver domain, on its node. All pages of a VM's requests pass one backend thread of the driver domain after the device,
+//!   first come, first served: the cost of a page there limits the backend's throughput.
+//! - *Flip*: for each page the two domains exchange ownership. The guest hands over a page that it can spare and gets the driver
+//!   domain's page under the same guest frame. The backend pays for the exchange, and the guest's vCPU for the shootdown of its
+//!   old page.
+//! - *Copy*: the backend copies each page into one of the guest's pages, as fast as one core's misses allow. Pages stay where
+//!   they are, and the guest pays only for the notification.
+//! - *Which pages*: they are drawn evenly, without replacement, from those that the guest turns over: its free pages and its
+//!   program's. The pages that a program frees and allocates come from the same lists many times between two flips of one page
+//!   ("those pages can be used by other applications"). Kernel pages stay. The driver domain draws in the same way from all but
+//!   its kernel's pages. So the two are urns that exchange balls. For a VM of `g` such pages and a driver domain of `d` on
+//!   another node, `d / (g + d) * (1 - exp(-n * (1/g + 1/d)))` of the VM's are remote after `n` flips. In the end both are mixed
+//!   alike.
+//! - With a *pool* ([`crate::flip_pool`]) a guest exchanges only pages of the pool, and no program uses those. The pages posted
+//!   in the ring and those of unfinished requests count as used. The pool grows out of free pages and releases only pages on the
+//!   VM's home nodes. Data for which a pool is too small is copied.
 //! - Every [`SETTLE_PERIOD`] in which pages passed, counts are brought up to date, and the driver domain's vCPU works off
 //!   the debt of its backend threads.
 //!
-//! Pages are conserved: an exchange changes the owner of a page, never how many pages a domain has.
+//! Pages are conserved: an exchange changes the owner of a page, never the number of pages that a domain has.
 //!
 //! # Left out
 //!
-//! Lists of hot pages: a guest that reuses the page freed last returns the one it just got, and fewer of its flips count.
-//! The node of a flipped page when a guest has several virtual nodes (refused). Packets that fill pages in part only. Queues
-//! for the driver domain's CPUs: a backend goes on while its vCPU waits, and runs its debt later.
+//! Lists of hot pages: a guest that first reuses the page freed last returns the page that it just got, and fewer of its flips
+//! count. The node of a flipped page when a guest has several virtual nodes (refused). Packets that fill pages only in part.
+//! Queues for the driver domain's CPUs: a backend continues while its vCPU waits, and runs its debt later.
 
 use crate::flip_pool;
 use homenode_units::{Ns, PAGE_BYTES, Pages};
@@ -35,18 +37,22 @@ use homenode_units::{Ns, PAGE_BYTES, Pages};
 use crate::index::VmIx;
 use crate::scenario::Transfer;
 
-/// Pages that a guest keeps posted in its receive ring: 256 entries of one page each (estimate: Linux's netfront, recalled).
+/// Number of pages that a guest keeps posted in its receive ring: 256 entries of one page each (estimate: Linux's netfront,
+/// recalled).
 pub(crate) const RING_PAGES: u64 = 256;
-/// How often exchanges are drawn and the driver domain's work is run.
+/// Interval at which exchanges are drawn and the driver domain's work is run.
 pub(crate) const SETTLE_PERIOD: Ns = Ns::from_secs(1);
-/// Cost of one exchange for the backend: its share of a hypercall, and three tables to change (estimate: two VM exits,
+/// CPU cycles of one exchange for the backend: its share of a hypercall, and changes to three tables (estimate: two VM exits,
 /// `facts/simulators.md`, 3.3 item 8).
 pub(crate) const FLIP_CYCLES: f64 = 3000.0;
-/// Cost of one page for the backend in addition to the copy: its share of a hypercall for many (estimate: half an exit).
+/// CPU cycles of one page for the backend in addition to the copy: its share of a hypercall for many pages (estimate: half an
+/// exit).
 pub(crate) const COPY_CYCLES: f64 = 750.0;
-/// Cost of either for the guest in addition to a shootdown: grant and notification (estimate: half an exit).
+/// CPU cycles of a page for the guest, besides a shootdown: grant and notification, for a flip or a copy (estimate: half an
+/// exit).
 pub(crate) const GRANT_CYCLES: f64 = 750.0;
-/// Largest part of the smaller urn that is exchanged at a time: more would hide that a page may go to and fro.
+/// At most one part in this many of the smaller urn is exchanged at a time. A larger part would hide that a page may go to and
+/// fro.
 const PART_MAX: u64 = 64;
 
 /// Cost of one page, in nanoseconds.
@@ -56,34 +62,34 @@ pub(crate) struct PageCost {
     pub backend_ns: f64,
 }
 
-/// A pool, and how far it may grow.
+/// A pool, and the size up to which it may grow.
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
     pub config: flip_pool::Config,
     pub most: u64,
 }
 
-/// Channel of a VM's I/O to its driver domain.
+/// Channel that carries a VM's I/O to its driver domain.
 #[derive(Clone, Debug)]
 pub(crate) struct Channel {
-    /// Number of the driver domain among the VMs.
+    /// The driver domain's position among the VMs.
     pub driver: VmIx,
     pub transfer: Transfer,
     pub pool: Option<Pool>,
     /// Pages of the ring that passed since the last settling.
     pub passed: u64,
-    /// Bytes of a page that is not full.
+    /// Bytes of a page that is not full yet.
     carry: f64,
-    /// When the backend has passed on all that it got.
+    /// Time at which the backend has passed on all that it got, in nanoseconds.
     free_ns: f64,
-    /// Time that the backend owes its driver domain's vCPU.
+    /// CPU time that the backend owes its driver domain's vCPU.
     pub owed_ns: f64,
-    /// Whether a timer to settle is set.
+    /// Whether a settling timer is set.
     pub timer_set: bool,
     pub flipped: u64,
     pub copied: u64,
     pub backend_ns: f64,
-    /// Most pages that were used at once.
+    /// Largest number of pages that were used at once.
     pub used_max: u64,
 }
 
@@ -105,7 +111,7 @@ impl Channel {
         }
     }
 
-    /// Carries over the counts of an earlier life of its VM.
+    /// Carries over the counts of an earlier life of the channel's VM.
     pub fn counts_on(&mut self, earlier: &Channel) {
         self.flipped = earlier.flipped;
         self.copied = earlier.copied;
@@ -113,7 +119,7 @@ impl Channel {
         self.timer_set = earlier.timer_set;
     }
 
-    /// Passes on what a device has done at `done`: returns when the guest has it, and its cost for the guest's vCPU.
+    /// Passes on what a device completes at `done`. Returns when the guest has it, and the cost to the guest's vCPU.
     pub fn pass(&mut self, bytes: f64, done: Ns, cost: PageCost) -> (Ns, f64) {
         let pages = bytes / PAGE_BYTES as f64;
         self.carry += pages;
@@ -126,14 +132,14 @@ impl Channel {
         (Ns(libm::ceil(self.free_ns) as u64), pages * cost.guest_ns)
     }
 
-    /// Adds time that the driver domain's vCPU will run for this VM.
+    /// Adds time that the driver domain's vCPU will run on behalf of this VM.
     pub fn owe(&mut self, ns: f64) {
         self.owed_ns += ns;
         self.backend_ns += ns;
     }
 
-    /// Returns how many of the pages that passed are flipped, with a pool of `size` pages and `used` of them used; the
-    /// others are copied.
+    /// Returns how many of the passed pages are flipped, with a pool of `size` pages of which `used` are used. The others are
+    /// copied.
     pub fn split(&mut self, size: u64, used: u64) -> u64 {
         self.used_max = self.used_max.max(used);
         let passed = std::mem::take(&mut self.passed);
@@ -151,7 +157,7 @@ impl Channel {
 }
 
 impl Pool {
-    /// Returns the size that it gets after `flips` flips.
+    /// Returns the size that the pool gets after `flips` flips.
     pub fn sized(&self, size: u64, used: u64, flips: u64) -> u64 {
         let sized = self
             .config
@@ -160,8 +166,8 @@ impl Pool {
     }
 }
 
-/// Exchanges `flips` pages of a guest for as many of its driver domain's, each drawn evenly by `lift` and put in the other's
-/// place by `lay`; part by part, so that a page may come back.
+/// Splits `flips` exchanges between a guest and its driver domain into parts. The caller draws each side's pages evenly with
+/// `lift` and puts them in the other's place with `lay`. Going part by part, a page may come back.
 pub(crate) fn rounds(flips: u64, guest: u64, driver: u64) -> impl Iterator<Item = u64> {
     let part = (guest.min(driver) / PART_MAX).max(1);
     let urns = guest > 0 && driver > 0;

@@ -1,30 +1,29 @@
-//! Devices: how long a program waits for its disk and network, and what their data loads on its way to memory.
+//! Devices: how long a program waits for its disk and network, and the load that their data causes on its way to memory.
 //!
 //! # Model
 //!
-//! - A thread requests `request` bytes from a device each time it has run as many instructions as these stand for
-//!   ([`crate::workload::IoProfile`]). It goes on at once, and at its next request waits for this one if that is not
-//!   done: one request of each kind is in flight while it computes (reading ahead, or writing behind, by one). So a
-//!   program with a fast enough device runs at its solo speed, at which its profile's bytes were counted, and any other
-//!   runs at the device's speed.
+//! - A thread requests `request` bytes from a device each time it has run the number of instructions that goes with them
+//!   ([`crate::workload::IoProfile`]). It continues at once. At its next request it waits for this one if that is not done. So
+//!   one request of each kind is in flight while the thread computes (reading ahead, or writing behind, by one). A program with a
+//!   fast enough device runs at its solo speed, at which its profile's bytes were counted; any other runs at the device's speed.
 //! - A device serves first come, first served: `start = max(now, free)`, `free = start + bytes / bandwidth`,
-//!   `done = free + latency`. A thread by itself gets `request / (request / bandwidth + latency)` at most. The latency
-//!   is the machine's for a native system, a guest that drives the device itself (`passthrough`), or a virtual device
+//!   `done = free + latency`. A thread by itself gets `request / (request / bandwidth + latency)` at most. The machine has a
+//!   latency for a native system, for a guest that drives the device itself (`passthrough`), and for a virtual device
 //!   [Policies, section 2.2.2].
-//! - DMA: a device's transfers cross the links from its node to the nodes of the VM's memory, spread as the VM's
-//!   pages were at the time of the request, and load the controllers there. An epoch sees the rate of the last one, once that
-//!   has changed by a twentieth of the device's bandwidth.
-//! - Requests that a thread would make more often than about every 100 us go to the device together: as many bytes, as
-//!   long a transfer, and the latency of each, one after the other.
+//! - DMA: a device's transfers cross the links from its node to the nodes of the VM's memory and load the controllers there. They
+//!   are spread as the VM's pages were at the time of the request. An epoch sees the rate of the previous one, once that has
+//!   changed by a twentieth of the device's bandwidth.
+//! - Requests that a thread would make more frequently than about every 100 us go to the device together: the sum of their bytes,
+//!   the same transfer time, and the latency of each, one after the other.
 //!
-//! Of several devices of a kind, the machine's first with `bandwidth` and `latency` serves. Without one, the program runs
+//! If a machine has several devices of a kind, its first with `bandwidth` and `latency` serves. If it has none, the program runs
 //! without that part of its I/O, and the report's notes say so.
 //!
 //! # Left out
 //!
-//! Directions (all data goes into memory), waiting for the last request of a program, page cache, DMA into caches, devices
-//! that full links hold back, seeks and queues inside a device, the CPU time that requests cost the guest and the
-//! hypervisor. What passes a driver domain is in [`flip`]: there devices fill the driver domain's pages.
+//! Directions (all data goes into memory), waiting for the last request of a program, page cache, DMA into caches, devices that
+//! full links hold back, seeks and queues inside a device, the CPU time that requests cost the guest and the hypervisor. I/O that
+//! passes a driver domain is in [`flip`]: there devices fill the driver domain's pages.
 
 mod device;
 pub(crate) mod flip;
@@ -37,19 +36,19 @@ use homenode_units::Ns;
 use crate::scenario::{Hypervisor, VmSpec};
 use crate::workload::{DeviceKind, IoProfile, Workload};
 
-/// Requests of a thread that would come more often than this go to the device together.
+/// Requests that a thread would make at shorter intervals than this go to the device together.
 const REQUEST_PERIOD_NS: f64 = 100_000.0;
 
 /// A thread's requests to devices.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Requests {
-    /// One for each device that its program uses.
+    /// One request for each device that the thread's program uses.
     pub list: Vec<Request>,
     /// Instructions of the present stretch that come after the next request.
     pub behind: f64,
     /// Bytes requested so far.
     pub bytes: f64,
-    /// Instructions up to the next request or the end of the stretch.
+    /// Instructions before the next request or the end of the stretch.
     cut: f64,
 }
 
@@ -60,16 +59,16 @@ pub(crate) struct Request {
     pub device: usize,
     pub bytes: f64,
     pub latency_ns: f64,
-    /// Instructions from one to the next.
+    /// Number of instructions between two requests.
     pub every: f64,
-    /// Instructions to the next.
+    /// Number of instructions before the next request.
     pub left: f64,
-    /// When the last one is done.
+    /// Time at which the last request is done.
     pub done: Ns,
 }
 
 impl Requests {
-    /// Cuts a stretch of instructions at the next request: returns the part before it.
+    /// Cuts a stretch of instructions at the next request. Returns the part before it.
     pub fn cut(&mut self, instructions: f64) -> f64 {
         let next = self.list.iter().map(|request| request.left);
         self.cut = next.fold(instructions, f64::min);
@@ -77,7 +76,7 @@ impl Requests {
         self.cut
     }
 
-    /// Notes that the part cut off last has been run.
+    /// Notes that the part that was cut off last has been run.
     pub fn pass(&mut self) {
         for request in &mut self.list {
             request.left -= self.cut;
@@ -92,7 +91,7 @@ impl Requests {
         self.cut = 0.0;
     }
 
-    /// Returns a request that is to be made now.
+    /// Returns a request that has to be made now.
     pub fn due(&mut self) -> Option<&mut Request> {
         self.list.iter_mut().find(|request| request.left < 1.0)
     }
@@ -103,7 +102,7 @@ impl Requests {
 pub(crate) struct Plan<'a> {
     machine: &'a Machine,
     pub devices: Vec<Device>,
-    /// What the machine lacks, in sentences.
+    /// Sentences about what the machine lacks.
     pub notes: Vec<String>,
     /// Kinds of the devices.
     kinds: Vec<DeviceKind>,

@@ -8,17 +8,17 @@ use serde::Deserialize;
 use super::{EventAction, Hypervisor, ReleaseCalls, Scenario, TwinError, VmSpec};
 use crate::notation;
 
-/// The driver domain that a VM's I/O goes through [Flip, section II.B]. Pages change hands by Algorithm 1
+/// The driver domain that a VM's I/O goes through [Flip, section II.B]. Pages change hands according to Algorithm 1
 /// (`twin::flip_pool`).
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Backend {
-    /// Name of the driver domain, another VM of the scenario, idle and with memory of its own.
+    /// Name of the driver domain: another VM of the scenario, which is idle and has memory of its own.
     pub vm: String,
-    /// How data gets from its pages into the VM's.
+    /// How data gets from the driver domain's pages into the VM's.
     #[serde(default)]
     pub transfer: Transfer,
-    /// Pages that only I/O uses; absent if any page may be exchanged.
+    /// Pool of pages that only I/O uses; absent if any page may be exchanged.
     #[serde(default)]
     pub pool: Option<PoolSpec>,
 }
@@ -27,10 +27,10 @@ pub struct Backend {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transfer {
-    /// VM and driver domain exchange pages.
+    /// The VM and the driver domain exchange pages.
     #[default]
     Flip,
-    /// The driver domain copies.
+    /// The driver domain copies the data.
     Copy,
 }
 
@@ -38,17 +38,17 @@ pub enum Transfer {
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolSpec {
-    /// Whether it keeps its size: `initial` is then the result of calibration.
+    /// Whether the pool keeps its size. If so, `initial` is the result of calibration.
     pub fixed: bool,
     /// Size at the start.
     #[serde(with = "homenode_units::text")]
     #[schemars(with = "notation::Size")]
     pub initial: Bytes,
-    /// It grows at a flip that finds more of it used, percent …
+    /// The pool grows at a flip that finds more of it in use than this, in percent.
     pub grow_above_percent: u32,
-    /// … and shrinks at one that finds less …
+    /// The pool shrinks at a flip that finds less of it in use than this, in percent.
     pub shrink_below_percent: u32,
-    /// … by this much of its size, percent.
+    /// The pool grows or shrinks by this much of its size, in percent.
     pub step_percent: u32,
 }
 
@@ -66,7 +66,7 @@ impl Default for PoolSpec {
 }
 
 impl PoolSpec {
-    /// Returns the configuration for the policy.
+    /// Returns the pool's configuration in [`crate::flip_pool`].
     pub(crate) fn config(&self) -> flip_pool::Config {
         flip_pool::Config {
             sizing: if self.fixed {
@@ -86,15 +86,15 @@ impl PoolSpec {
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NextProgram {
-    /// Which workload.
+    /// The program's workload.
     pub workload: String,
-    /// Share of its work to do, as `work_share` of a VM.
+    /// Share of the program's work to do, as `work_share` of a VM.
     #[serde(default = "super::whole")]
     pub work_share: f64,
 }
 
 impl NextProgram {
-    /// Creates a program that does all of a workload.
+    /// Creates a program that does all the work of a workload.
     pub fn new(workload: &str) -> NextProgram {
         NextProgram {
             workload: workload.to_owned(),
@@ -102,7 +102,7 @@ impl NextProgram {
         }
     }
 
-    /// Sets the share of its work to do.
+    /// Sets the share of the program's work to do.
     #[must_use]
     pub fn doing(mut self, work_share: f64) -> NextProgram {
         self.work_share = work_share;
@@ -118,13 +118,13 @@ impl Scenario {
         backends.any(|backend| backend.vm == vm)
     }
 
-    /// Whether a VM, with a driver domain or being one, has all of its memory from its creation on.
+    /// Whether a VM has all of its memory from its creation on, because it has a driver domain or is one.
     pub(crate) fn owns_frames(&self, vm: &VmSpec) -> bool {
         vm.driver_domain.is_some() || self.drives(&vm.name)
     }
 
-    /// Checks that a VM with a driver domain is on one node, and that the driver domain is there before it and runs no other
-    /// programs.
+    /// Checks that a VM with a driver domain is on one node. Also checks that the driver domain is there before it and runs no
+    /// other programs.
     pub(super) fn check_backend(&self, vm: &VmSpec) -> Result<(), (&'static str, TwinError)> {
         let refuse = |key, message| self.refuse(vm, key, message);
         let (name, drives) = (&vm.name, self.drives(&vm.name));
@@ -169,7 +169,7 @@ impl Scenario {
             .map_or(Ok(()), |backend| self.check_way(vm, backend))
     }
 
-    /// Whether a VM's I/O can go this way.
+    /// Checks that a VM's I/O can go through this driver domain.
     fn check_way(&self, vm: &VmSpec, backend: &Backend) -> Result<(), (&'static str, TwinError)> {
         let refuse = |key, message| self.refuse(vm, key, message);
         let name = &vm.name;

@@ -1,4 +1,4 @@
-//! Checks of a scenario that parses, and where it is wrong.
+//! Checks of a scenario that parses, and the places of the errors found.
 
 use homenode_machine::Machine;
 use homenode_machine_files::file::FileError;
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::workload;
 
-/// What is wrong with a scenario, or with a machine to run it on.
+/// An error in a scenario or in a machine that is to run it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // the messages say it
 pub enum TwinError {
@@ -120,21 +120,21 @@ pub enum TwinError {
     },
 }
 
-/// A complaint and the key of the scenario that it concerns.
+/// An error, and the key of the scenario that it concerns.
 struct Wrong {
     key: String,
     error: Box<TwinError>,
 }
 
 impl Wrong {
-    /// Refuses the value at this key.
+    /// Refuses the value of this key.
     fn at(key: &str, error: TwinError) -> Result<(), Wrong> {
         let (key, error) = (key.to_owned(), Box::new(error));
         Err(Wrong { key, error })
     }
 }
 
-/// Puts the key of a table before the key in it.
+/// Puts a table's key before the key within the table.
 fn within(table: &str) -> impl Fn((&'static str, TwinError)) -> Wrong {
     move |(key, error)| Wrong {
         key: format!("{table}.{key}"),
@@ -143,21 +143,21 @@ fn within(table: &str) -> impl Fn((&'static str, TwinError)) -> Wrong {
 }
 
 impl Scenario {
-    /// Checks the scenario by itself.
+    /// Checks the scenario on its own, without a machine.
     pub(super) fn check(&self) -> Result<(), TwinError> {
         self.check_itself().map_err(|wrong| self.placed(wrong))
     }
 
-    /// Checks that a machine can run it.
+    /// Checks that a machine can run the scenario.
     ///
     /// # Errors
-    /// Says why not, with the place if the scenario comes from a file.
+    /// The reason why it cannot, with the place if the scenario comes from a file.
     pub fn check_on(&self, machine: &Machine) -> Result<(), TwinError> {
         self.check()?;
         self.check_fit(machine).map_err(|wrong| self.placed(wrong))
     }
 
-    /// Adds the place to a complaint, if the scenario comes from a file.
+    /// Adds the place in the file to an error, if the scenario comes from a file.
     fn placed(&self, wrong: Wrong) -> TwinError {
         match &self.origin.0 {
             Some(source) => TwinError::File(source.complaint(&wrong.key, wrong.error.to_string())),
@@ -277,7 +277,7 @@ impl Scenario {
         Ok(())
     }
 
-    /// Checks the balancing keys: Xen has no NUMA balancing, and its huge pages are not modelled.
+    /// Checks the keys for NUMA balancing. Xen has no NUMA balancing, and its huge pages are not modelled.
     fn check_balancing(&self) -> Result<(), Wrong> {
         let is_xen = self.hypervisor == Hypervisor::Xen;
         let wrong = |key: &str, message: &str| {
@@ -309,7 +309,7 @@ impl Scenario {
         }
     }
 
-    /// Checks the enforcer: it belongs to a scheduler, or to a host whose VMs share no CPU.
+    /// Checks the enforcer, which requires a certain scheduler or a host whose VMs share no CPU.
     fn check_enforcer(&self) -> Result<(), Wrong> {
         let xen = self.hypervisor == Hypervisor::Xen;
         let complaint = match self.enforcer {
@@ -333,7 +333,7 @@ impl Scenario {
         })
     }
 
-    /// Returns why VMs do not own their CPUs, if they do not.
+    /// Returns why VMs do not own their CPUs, or `None` if they do.
     fn partition_fault(&self) -> Option<&'static str> {
         let mut taken = CpuSet::new();
         for vm in &self.vms {
@@ -356,7 +356,7 @@ impl Scenario {
         None
     }
 
-    /// Returns the memory that a VM's guest and its program touch in all, which must fit into it.
+    /// Returns the total memory that a VM's guest and its program touch. It must fit into the VM.
     fn check_footprint(&self, vm: &VmSpec) -> Result<Bytes, (&'static str, TwinError)> {
         let mut touched = (Bytes::ZERO, &vm.workload);
         for name in std::iter::once(&vm.workload).chain(vm.then.iter().map(|next| &next.workload)) {
@@ -556,7 +556,7 @@ impl VmSpec {
         Ok(())
     }
 
-    /// Checks that the guest's view of nodes fits its host.
+    /// Checks that the guest's view of nodes is possible on its host.
     fn check_guest(&self, hypervisor: Hypervisor) -> Result<(), (&'static str, TwinError)> {
         let native = hypervisor == Hypervisor::Native;
         let rounds = self.memory_policy.placing != Placing::FirstTouch;
@@ -596,7 +596,7 @@ impl VmSpec {
         self.check_sight(one_node)
     }
 
-    /// Checks that the guest sees the nodes that its settings depend on; `one_node` says that it sees only one.
+    /// Checks that the guest sees the nodes that its settings depend on. `one_node` is true if it sees only one.
     fn check_sight(&self, one_node: bool) -> Result<(), (&'static str, TwinError)> {
         let rounds = self.memory_policy.placing != Placing::FirstTouch;
         if one_node && self.passthrough && !rounds {
@@ -660,7 +660,7 @@ impl VmSpec {
         Err((key, error))
     }
 
-    /// Whether it gets all of its memory at creation.
+    /// Whether the VM gets all of its memory at creation.
     fn allocated_at_creation(&self, hypervisor: Hypervisor) -> bool {
         hypervisor != Hypervisor::Native && self.memory_policy.placing != Placing::FirstTouch
     }

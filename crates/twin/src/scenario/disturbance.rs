@@ -1,7 +1,7 @@
-//! Deliberate errors of a twin: an agent's decisions must hold on a host that differs from the agent's picture of it.
+//! Deliberate errors of a twin. An agent's decisions must hold on a host that differs from the agent's picture of it.
 //!
-//! Waits and replacement change the simulated hardware, without notice. Noise and hidden figures change only what an agent
-//! sees.
+//! Waits and replacement change the simulated hardware, and the agent is not told. Noise and hidden figures change only what an
+//! agent sees.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,19 +18,18 @@ use crate::notation;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Disturbance {
-    /// Factor on the time that threads wait for memory by the machine's figures, from 0.1 to 10.
+    /// Factor applied to the time that threads wait for memory according to the machine's figures, from 0.1 to 10.
     pub memory_waits: f64,
-    /// How all last-level caches choose the line to evict; absent if as in the machine's file.
+    /// How all last-level caches choose the line to evict; absent if they do as the machine's file says.
     #[schemars(with = "Option<notation::Replacement>")]
     pub replacement: Option<Replacement>,
-    /// Error in every increment of a counter (instructions, cycles, LLC references and misses, accesses) as reported:
-    /// standard deviation over the increment, from 0 to 0.5. Cut off at three deviations, so that counters never run
-    /// backwards.
+    /// Error in every reported increment of a counter (instructions, cycles, LLC references and misses, accesses): standard
+    /// deviation over the increment, from 0 to 0.5. Cut off at three standard deviations, so that counters never run backwards.
     pub noise: f64,
-    /// Whether bandwidth of nodes and links is hidden from an agent.
+    /// Whether the bandwidths of nodes and links are hidden from an agent.
     pub no_bandwidth: bool,
-    /// Whether counters of vCPUs and accesses of VMs are hidden from an agent: perf counts a group of events or nothing, and
-    /// no group is without those of the LLC.
+    /// Whether the counters of vCPUs and the accesses of VMs are hidden from an agent. They are hidden together, because perf
+    /// counts a group of events as a whole or not at all, and every group contains LLC events.
     pub no_llc_counters: bool,
 }
 
@@ -59,7 +58,7 @@ const USUAL: [(&str, Set); 5] = [
 ];
 
 impl Disturbance {
-    /// Names that [`Disturbance::from_str`] takes.
+    /// Returns the names that [`Disturbance::from_str`] accepts.
     pub fn names() -> [&'static str; USUAL.len()] {
         USUAL.map(|(name, _)| name)
     }
@@ -94,7 +93,7 @@ impl Disturbance {
         machine
     }
 
-    /// Returns what is out of bounds, by its key.
+    /// Returns the key of the first value that is out of bounds, and a message.
     pub(super) fn complaint(&self) -> Option<(&'static str, String)> {
         let bounds = [
             ("memory_waits", self.memory_waits, 0.1, 10.0),
@@ -107,7 +106,7 @@ impl Disturbance {
     }
 }
 
-/// A name is not that of a disturbance.
+/// A name is not the name of a disturbance.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no disturbance is named `{name}`{candidates}")]
 pub struct UnknownDisturbance {
@@ -118,7 +117,8 @@ pub struct UnknownDisturbance {
 impl FromStr for Disturbance {
     type Err = UnknownDisturbance;
 
-    /// Parses usual disturbances by name, separated by commas: waits twice as long, random replacement, a tenth of noise.
+    /// Parses usual disturbances by name, separated by commas: for example waits twice as long, random replacement, a tenth of
+    /// noise.
     fn from_str(text: &str) -> Result<Disturbance, UnknownDisturbance> {
         let mut disturbance = Disturbance::default();
         for name in text.split(',').map(str::trim) {

@@ -7,12 +7,12 @@ use serde::Deserialize;
 use super::Scenario;
 use crate::notation;
 
-/// Something that happens to a VM at a time, whatever the policy does. The report has the outcome: an event for a VM that is
-/// not there is left out, and reported as such.
+/// Something that happens to a VM at a given time, whatever the policy does. An event for a VM that is not on the host is left
+/// out. The report has each event's outcome.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EventSpec {
-    /// When. Events of one time happen in the order of the file, after arrivals.
+    /// When it happens. Events at the same time happen in the order of the file, after arrivals.
     #[serde(with = "homenode_units::text")]
     #[schemars(with = "notation::Time")]
     pub at: Ns,
@@ -26,45 +26,44 @@ pub struct EventSpec {
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum EventAction {
-    /// It is started: for the first time, if no earlier event names it, or again after it has left. It boots, and its
-    /// program runs from the beginning.
+    /// The VM is started: for the first time, if no earlier event names it, or again after it has left. It boots, and its program
+    /// runs from the beginning.
     Start,
-    /// It is stopped at once, and leaves the host.
+    /// The VM is stopped at once, and leaves the host.
     Stop,
-    /// Its balloon is set so that the guest has this much memory. See `guest/memory.rs` for the pages that it releases, and
-    /// `engine/balloon.rs` for those that it gets: under Xen they are on any node.
+    /// The VM's balloon is set so that the guest has this much memory. See `guest/memory.rs` for the pages that the guest
+    /// releases, and `engine/balloon.rs` for those that it gets: under Xen they may be on any node.
     Balloon {
-        /// Memory of the guest from now on.
+        /// Memory of the guest from then on.
         #[serde(with = "homenode_units::text")]
         #[schemars(with = "notation::Size")]
         memory: Bytes,
     },
-    /// Its pages are moved onto nodes, one after the other, as `move_pages` does.
+    /// The VM's pages are moved to nodes, one after the other, as `move_pages` does.
     Migrate {
-        /// Nodes, in list format.
+        /// Target nodes, in list format.
         #[serde(deserialize_with = "super::some_list")]
         #[schemars(with = "notation::List")]
         nodes: NodeSet,
-        /// Most to move; everything if absent.
+        /// Most memory to move; all of it if absent.
         #[serde(default, with = "homenode_units::text::option")]
         #[schemars(with = "Option<notation::Size>")]
         memory_max: Option<Bytes>,
     },
-    /// Its vCPUs run on these CPUs only from now on.
+    /// The VM's vCPUs run only on these CPUs from then on.
     Pin {
         /// CPUs, in list format.
         #[serde(deserialize_with = "super::some_list")]
         #[schemars(with = "notation::List")]
         cpus: CpuSet,
     },
-    /// All of its program's threads use from now on what was one thread's own memory, and no longer their own: only the
+    /// From then on, all threads of the VM's program use what was one thread's own memory, and no longer their own. Only the
     /// targets of their accesses change.
     Gather {
-        /// Owner of that memory: the number of the thread, which is that of its vCPU, from 0.
+        /// Owner of that memory: the number of the thread, which is the number of its vCPU, from 0.
         thread: u16,
     },
-    /// Its program behaves differently from now on. Factors are against the profile and its phases, not against an
-    /// earlier event.
+    /// The VM's program behaves differently from then on. Factors apply to the profile and its phases, not to an earlier event.
     Phase {
         /// Multiplies `llc_accesses_per_kilo_instruction`.
         #[serde(default = "super::whole")]
@@ -72,14 +71,14 @@ pub enum EventAction {
         /// Multiplies `cpi_core`.
         #[serde(default = "super::whole")]
         cpi_factor: f64,
-        /// Multiplies the mean rest, if threads rest: how busy a server is.
+        /// Multiplies the mean rest, if threads rest. It sets how busy a server is.
         #[serde(default = "super::whole")]
         rest_factor: f64,
     },
 }
 
 impl EventAction {
-    /// Name in files and reports.
+    /// Returns the kind's name in files and reports.
     pub fn name(&self) -> &'static str {
         match self {
             EventAction::Start => "start",
@@ -94,7 +93,7 @@ impl EventAction {
 }
 
 impl Scenario {
-    /// Whether the first thing that happens to a VM is a start by an event: it does not arrive by itself then.
+    /// Whether the first event of a VM starts it. If so, the VM does not arrive by itself.
     pub(crate) fn started_by_event(&self, vm: &str) -> bool {
         let comings = self
             .events

@@ -1,4 +1,4 @@
-//! Scenarios that come with the twin, and one made for any machine.
+//! Scenarios that come with the twin, and one that is made to fit any machine.
 
 use homenode_machine::Machine;
 use homenode_units::{Bytes, Ns};
@@ -8,7 +8,7 @@ use crate::workload::{self, Threads, Workload};
 
 macro_rules! builtin {
     ($($name:literal),* $(,)?) => {
-        /// Names and texts of the scenarios that come with the twin, by name.
+        /// Names and texts of the scenarios that come with the twin, sorted by name.
         const BUILTIN: &[(&str, &str)] = &[
             $(($name, include_str!(concat!("../../../../data/scenarios/", $name, ".toml"))),)*
         ];
@@ -44,7 +44,7 @@ impl Scenario {
         Some(Scenario::from_toml(&format!("data/scenarios/{name}.toml"), text).expect("embedded scenario"))
     }
 
-    /// Returns its file's text.
+    /// Returns the text of the file of a built-in scenario.
     pub fn builtin_text(name: &str) -> Option<&'static str> {
         let (_, text) = BUILTIN.iter().find(|(known, _)| *known == name)?;
         Some(text)
@@ -55,8 +55,8 @@ impl Scenario {
         Scenario::builtin("tavo-mixed").expect("it comes with the twin")
     }
 
-    /// Returns a scenario of one VM that runs this workload and has memory for it: one vCPU for a program of one thread,
-    /// else four.
+    /// Returns a scenario of one VM that runs this workload and has enough memory for it. The VM has one vCPU for a program of
+    /// one thread, else four.
     pub fn alone(workload: Workload) -> Scenario {
         let threads = workload.program.as_ref().map(|program| program.threads);
         let vcpus = if threads == Some(Threads::OnePerVcpu) {
@@ -68,7 +68,7 @@ impl Scenario {
             .program
             .as_ref()
             .map_or(Bytes::ZERO, |program| program.footprint(vcpus));
-        // Half a GiB is more than the guest's kernel takes.
+        // Half a GiB is more than the guest's kernel needs.
         let gib = Bytes::from_gib(1).0;
         let memory = footprint.0.saturating_add(gib / 2).checked_next_multiple_of(gib);
         let memory = Bytes(memory.unwrap_or(u64::MAX));
@@ -78,9 +78,9 @@ impl Scenario {
         scenario.with_workload(workload)
     }
 
-    /// Returns a mixed set of VMs sized for a machine: each has half of a node's CPUs (at most 8) and half of its memory (at
-    /// most 8 GiB), and together they have about seven eighths of the machine's CPUs. The programs take turns in the order
-    /// below as far as their memory fits, and are shortened to about 60 seconds of a solo run.
+    /// Returns a mixed set of VMs sized for a machine. Each VM has half of a node's CPUs (at most 8) and half of its memory (at
+    /// most 8 GiB). Together they have about seven eighths of the machine's CPUs. The programs take turns in the order below as
+    /// far as their memory fits, and are shortened to about 60 seconds of a solo run.
     pub fn mixed_for(machine: &Machine, seed: u64) -> Scenario {
         const PROGRAMS: [&str; 8] = [
             "cg.B", "povray", "soplex", "sp.B", "ep.B", "milc", "lu.B", "sphinx3",

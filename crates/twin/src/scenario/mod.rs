@@ -1,8 +1,8 @@
-//! Scenarios: which VMs arrive when on which machine, what runs in them, and what happens to them.
+//! Scenarios: which VMs arrive when and on which machine, what runs in them, and what happens to them.
 //!
-//! A scenario names the policies to run it under and knows nothing else of them: the VMs, programs and events are the same
-//! for each. Arrival order and phase come only from the seed ([TAVO, section VI]: runs differ in nothing else), never from a
-//! policy's actions.
+//! A scenario names the policies to run it under. Nothing else in it depends on a policy: the VMs, programs and events are the
+//! same for each. Arrival order and phase come only from the seed, never from a policy's actions, so runs differ only in the
+//! policy ([TAVO, section VI]).
 
 mod backend;
 mod check;
@@ -34,57 +34,57 @@ pub use event::{EventAction, EventSpec};
 pub struct Scenario {
     /// Name of the scenario.
     pub name: String,
-    /// Its purpose.
+    /// The scenario's purpose.
     #[serde(default)]
     pub about: String,
-    /// Preset of the machine that it was written for; callers may run it on another.
+    /// Preset of the machine that the scenario was written for; callers may run it on another.
     #[serde(default)]
     pub machine: Option<String>,
     /// Scheduler of vCPUs.
     #[serde(default)]
     pub hypervisor: Hypervisor,
-    /// Seed if the caller gives none.
+    /// Seed to use if the caller gives none.
     #[serde(default = "first_seed")]
     pub seed: u64,
-    /// Enforcer that holds VMs to their permits, if the host does so itself.
+    /// Enforcer that holds VMs to their permits, if the host itself enforces them.
     #[serde(default)]
     pub enforcer: Enforcer,
     /// Which misses the host's enforcer counts as a VM's pollution.
     #[serde(default)]
     pub attribution: Attribution,
-    /// How many times a minute two running vCPUs on different nodes change places, at random: a balancer known only by its
-    /// rate. It is added to what the hypervisor's scheduler does.
+    /// How many times a minute two running vCPUs on different nodes change places, at random. This models a balancer of which
+    /// only the rate is known. It acts in addition to the hypervisor's scheduler.
     #[serde(default)]
     pub vcpu_exchanges_per_minute: f64,
-    /// Whether the host's kernel moves pages and threads of all processes towards each other, as `kernel.numa_balancing`
-    /// says (AutoNUMA): of `kvm` and `native`. If a file does not say, it is on, as on stock hosts. A VM whose memory is
-    /// bound or interleaved is left out, as by the kernel.
+    /// Whether the host's kernel moves pages and threads of all processes towards each other, as `kernel.numa_balancing` says
+    /// (AutoNUMA). Only for `kvm` and `native`. If absent, it does, as on stock hosts. As in the kernel, a VM whose memory is
+    /// bound or interleaved is left out.
     #[serde(default)]
     pub numa_balancing: Option<bool>,
-    /// Share of VMs' memory, 0 to 1, that the host's kernel holds in transparent huge pages of 2 MiB: of `kvm` and `native`.
-    /// It marks, faults and moves those whole. If absent it is 0.9 with a kernel that balances, as QEMU asks for huge pages
-    /// for all of a guest's memory and distributions grant that, and 0 otherwise.
+    /// Share of VMs' memory, 0 to 1, that the host's kernel holds in transparent huge pages of 2 MiB. Only for `kvm` and
+    /// `native`. The kernel marks, faults and moves these whole. If absent, it is 0.9 with a kernel that balances, because QEMU
+    /// requests huge pages for all of a guest's memory and distributions grant them; it is 0 with any other kernel.
     #[serde(default)]
     pub huge_pages: Option<f64>,
-    /// How long to simulate if the caller does not say; a run may end before, when every program is done.
+    /// How long to simulate if the caller does not say. A run ends earlier if every program is done.
     #[serde(default = "long_enough", with = "homenode_units::text")]
     #[schemars(with = "notation::Time")]
     pub duration: Ns,
-    /// Time from which figures count; before it caches and memory fill. Runtimes of programs are always whole.
+    /// Time from which figures count. Before it, caches and memory fill. Run times of programs always count in full.
     #[serde(default, with = "homenode_units::text")]
     #[schemars(with = "notation::Time")]
     pub warm_up: Ns,
-    /// Names of the policies to run it under, one after the other; empty for the hypervisor alone.
+    /// Names of the policies to run the scenario under, one after the other. Empty for the hypervisor alone.
     #[serde(default)]
     pub policies: Vec<String>,
     /// Whether VMs arrive as listed, or the seed shuffles their arrival times.
     #[serde(default)]
     pub arrival_order: ArrivalOrder,
-    /// The seed delays each arrival by up to this much: the phase of VMs to each other.
+    /// The seed delays each arrival by up to this much, which sets the phase between VMs.
     #[serde(default, with = "homenode_units::text")]
     #[schemars(with = "notation::Time")]
     pub arrival_jitter: Ns,
-    /// How the host differs from what an agent sees; absent if it does not.
+    /// How the host differs from what an agent sees; absent if it does not differ.
     #[serde(default)]
     pub disturbance: Disturbance,
     /// The VMs.
@@ -96,12 +96,12 @@ pub struct Scenario {
     /// Events that happen to VMs during the run.
     #[serde(default, rename = "event")]
     pub events: Vec<EventSpec>,
-    /// The file that it was read from; takes no part in comparisons.
+    /// The file that the scenario was read from. It takes no part in comparisons.
     #[serde(skip)]
     pub origin: Origin,
 }
 
-/// Where a scenario was read from, so that later complaints name file, line and column.
+/// Where a scenario was read from. Later errors use it to name file, line and column.
 #[derive(Clone, Debug, Default)]
 pub struct Origin(Option<Arc<Source>>);
 
@@ -117,96 +117,96 @@ impl PartialEq for Origin {
 pub struct VmSpec {
     /// Name, unique in the scenario.
     pub name: String,
-    /// How many vCPUs it has.
+    /// Number of vCPUs.
     pub vcpus: u16,
-    /// Memory that it is assigned.
+    /// Memory that the VM is assigned.
     #[serde(with = "homenode_units::text")]
     #[schemars(with = "notation::Size")]
     pub memory: Bytes,
-    /// Workload that runs in it.
+    /// Workload that runs in the VM.
     pub workload: String,
-    /// When it is started; omitted for a VM whose first event starts it.
+    /// When the VM is started; omitted for a VM whose first event starts it.
     #[serde(default, with = "homenode_units::text")]
     #[schemars(with = "notation::Time")]
     pub arrival: Ns,
-    /// Share of the program's work to do, above 0: shortens a long program, 2 runs it twice.
+    /// Share of the program's work to do, above 0. Less than 1 shortens a long program; 2 runs it twice.
     #[serde(default = "whole")]
     pub work_share: f64,
-    /// Programs that its guest runs afterwards, one after the other and without a reboot.
+    /// Programs that the VM's guest runs afterwards, one after the other and without a reboot.
     #[serde(default)]
     pub then: Vec<NextProgram>,
-    /// Behaviour after its last program has ended.
+    /// What the VM does after its last program has ended.
     #[serde(default)]
     pub after: AfterProgram,
-    /// CPUs that the operator allows it, in list format; absent if there is no limit.
+    /// CPUs that the operator allows the VM, in list format; absent if there is no limit.
     #[serde(default, deserialize_with = "list")]
     #[schemars(with = "Option<notation::List>")]
     pub cpus: Option<CpuSet>,
-    /// Which of these each of its vCPUs may use.
+    /// Which of these CPUs each of the VM's vCPUs may use.
     #[serde(default)]
     pub pinning: Pinning,
-    /// Nodes that the operator binds its memory to, in list format; absent if the kernel decides.
+    /// Nodes that the operator binds the VM's memory to, in list format; absent if the kernel decides.
     #[serde(default, deserialize_with = "list")]
     #[schemars(with = "Option<notation::List>")]
     pub memory_nodes: Option<NodeSet>,
-    /// VMs with the same word here share no home node, if the agent assigns homes.
+    /// VMs that have the same word here share no home node, if the agent assigns homes.
     #[serde(default, alias = "apart")]
     pub anti_affinity: Option<String>,
-    /// VMs with the same word here have one home, if the agent assigns homes.
+    /// VMs that have the same word here share one home, if the agent assigns homes.
     #[serde(default, alias = "together")]
     pub affinity: Option<String>,
-    /// Where the hypervisor places its pages, and what moves them later: `first-touch`, `round-4k` or `round-1g`, optionally
+    /// Where the hypervisor places the VM's pages, and what moves them later: `first-touch`, `round-4k` or `round-1g`, optionally
     /// followed by `+carrefour` or `+autonuma`.
     #[serde(default)]
     #[schemars(with = "notation::MemoryPolicy")]
     pub memory_policy: MemoryPolicy,
-    /// Share of its program's memory that the guest has used before, and that is spread evenly over all nodes since; 0 for a
+    /// Share of the program's memory that the guest has used before and that has since been spread evenly over all nodes; 0 for a
     /// guest that has just booted. Only for VMs whose guest sees one node and whose pages are placed by first touch.
     #[serde(default)]
     pub memory_scattered: f64,
-    /// Size of the pages by which guest and hypervisor map its memory: what the TLB holds.
+    /// Size of the pages with which guest and hypervisor map the VM's memory, and so of the pages in the TLB.
     #[serde(default)]
     pub page_size: PageSize,
-    /// What its guest knows of the host's nodes.
+    /// What the VM's guest knows of the host's nodes.
     #[serde(default)]
     pub vnuma: Vnuma,
-    /// What its program's runtime library knows of those nodes, if the program has one.
+    /// What the runtime library of the VM's program knows of those nodes, if the program has one.
     #[serde(default)]
     pub runtime_nodes: RuntimeNodes,
-    /// Where its guest places pages among the nodes that it knows.
+    /// Where the VM's guest places pages among the nodes that it knows.
     #[serde(default)]
     pub allocation: Allocation,
-    /// Whether its guest's kernel moves pages to the node that uses them (AutoNUMA); needs a guest that knows nodes.
+    /// Whether the guest's kernel moves pages to the node that uses them (AutoNUMA). Requires a guest that knows nodes.
     #[serde(default)]
     pub autonuma: bool,
-    /// How its guest notifies the hypervisor of pages that it releases, so that first-touch places them again.
+    /// How the VM's guest notifies the hypervisor of pages that it releases, so that first-touch places them again.
     #[serde(default)]
     pub release_calls: ReleaseCalls,
-    /// Scheduler weight against other VMs: Xen's scale, 256 is usual.
+    /// Scheduler weight relative to other VMs, on Xen's scale, where 256 is usual.
     #[serde(default = "usual_weight")]
     pub weight: u32,
-    /// What its threads do while they wait at a barrier; absent if the program decides. A guest's library may spin in place
-    /// of the kernel's sleep, and save its interrupts [Policies, section 5.3.2].
+    /// What the program's threads do while they wait at a barrier; absent if the program decides. A guest's library may spin
+    /// instead of sleeping in the kernel, and so save interrupts [Policies, section 5.3.2].
     #[serde(default)]
     pub waiting: Option<Waiting>,
-    /// How its program's threads rest between pieces of work, in place of the program's own rests; not with a program that
-    /// has barriers. So the same program is a batch job, or a lightly used server.
+    /// How the program's threads rest between pieces of work, in place of the program's own rests. Not for a program that has
+    /// barriers. So the same program can be a batch job or a lightly used server.
     #[serde(default)]
     pub rest: Option<Rest>,
-    /// Most CPU time that all of its vCPUs together get, in percent of one CPU; absent if there is no limit.
+    /// Most CPU time that all of the VM's vCPUs together get, in percent of one CPU; absent if there is no limit.
     #[serde(default)]
     pub cap_percent: Option<u32>,
-    /// Whether it drives devices itself (PCI passthrough); not possible with pages that are mapped at first touch.
+    /// Whether the VM drives devices itself (PCI passthrough). Not possible with pages that are mapped at first touch.
     #[serde(default)]
     pub passthrough: bool,
-    /// Driver domain that its I/O goes through; absent if the host serves its devices.
+    /// Driver domain that the VM's I/O goes through; absent if the host serves its devices.
     #[serde(default)]
     pub driver_domain: Option<Backend>,
-    /// Its permit: LLC misses per slice of 30 ms, or memory bandwidth; absent if it booked nothing.
+    /// The VM's permit: LLC misses per slice of 30 ms, or memory bandwidth; absent if it booked none.
     #[serde(default)]
     #[schemars(with = "Option<notation::Permit>")]
     pub permit: Option<Permit>,
-    /// Memory below which its balloon never takes it; absent if it keeps all.
+    /// Least memory that the VM's balloon leaves it; absent if the VM keeps all of its memory.
     #[serde(default, with = "homenode_units::text::option")]
     #[schemars(with = "Option<notation::Size>")]
     pub memory_floor: Option<Bytes>,
@@ -216,10 +216,10 @@ pub struct VmSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pinning {
-    /// All of them: the scheduler chooses.
+    /// Each vCPU may use all of them, and the scheduler chooses.
     #[default]
     None,
-    /// One: the first vCPU the first CPU, and so on [Policies, section 5.4.1].
+    /// Each vCPU may use one: the first vCPU the first CPU, and so on [Policies, section 5.4.1].
     OneToOne,
 }
 
@@ -249,12 +249,12 @@ impl PageSize {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Vnuma {
-    /// Nothing: it sees one node.
+    /// Nothing: the guest sees one node.
     #[default]
     None,
-    /// The node of each vCPU when it booted, and the nodes that its memory came from.
+    /// The node of each vCPU when the guest booted, and the nodes that its memory came from.
     Static,
-    /// The node of each vCPU now, and the nodes that its memory comes from (XPV, [XPV, section 4.2]).
+    /// The present node of each vCPU, and the nodes that the guest's memory comes from (XPV, [XPV, section 4.2]).
     Live,
 }
 
@@ -267,7 +267,7 @@ pub enum RuntimeNodes {
     None,
     /// The node that its kernel reported for each vCPU when the program began.
     Static,
-    /// The node that its kernel reports for each vCPU now: it checks for changes [XPV, section 4.3.3].
+    /// The node that its kernel reports for each vCPU at present; the library checks for changes [XPV, section 4.3.3].
     Live,
 }
 
@@ -278,7 +278,7 @@ pub enum Allocation {
     /// On the node of the vCPU that touches a page first.
     #[default]
     FirstTouch,
-    /// In turn over all of them.
+    /// On all known nodes in turn.
     Interleave,
 }
 
@@ -286,14 +286,14 @@ pub enum Allocation {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReleaseCalls {
-    /// Not at all: a page that was touched once stays.
+    /// The guest does not notify it: a page that was touched once stays.
     #[default]
     None,
-    /// By a call per page that does nothing: the cost of calls only.
+    /// With a call per page that does nothing; this shows the cost of the calls alone.
     Empty,
-    /// By a call per page.
+    /// With a call per page.
     Each,
-    /// By four queues of 32 operations.
+    /// Through four queues of 32 operations.
     Batched,
 }
 
@@ -301,65 +301,65 @@ pub enum ReleaseCalls {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Hypervisor {
-    /// None: the "VM" is the bare machine's Linux, fair scheduler, native costs.
+    /// No hypervisor: the "VM" is Linux on the bare machine, with the fair scheduler and native costs.
     Native,
-    /// KVM: the fair scheduler.
+    /// KVM, which uses Linux's fair scheduler.
     #[default]
     Kvm,
-    /// Xen: credit1.
+    /// Xen with the credit1 scheduler.
     Xen,
 }
 
-/// What in the host holds VMs to their permits [Kyoto, sections 3.2.2 and 3.3.4]. An agent that watches the host may do it
-/// instead.
+/// The part of the host that holds VMs to their permits [Kyoto, sections 3.2.2 and 3.3.4]. An agent that watches the host may do
+/// this instead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Enforcer {
-    /// Nothing: permits are metered, and an agent may enforce them.
+    /// None: permits are metered, and an agent may enforce them.
     #[default]
     None,
     /// Xen's credit scheduler: a VM that is OVER does not run.
     Ks4xen,
     /// Quotas of Linux's fair scheduler.
     Ks4linux,
-    /// A host whose VMs own their CPUs and memory: those of a VM that is OVER stand still.
+    /// A host whose VMs own their CPUs and memory: the CPUs of a VM that is OVER stand still.
     Ks4pisces,
 }
 
-/// Which misses count as a VM's pollution: it must not be punished for those of others [Kyoto, section 3.2.3].
+/// Which misses count as a VM's pollution. A VM must not be punished for the misses of others [Kyoto, section 3.2.3].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Attribution {
-    /// Those that it would have on its own, from replaying its accesses on a model of the machine's cache.
+    /// The misses that the VM would have on its own, found by replaying its accesses on a model of the machine's cache.
     #[default]
     Replay,
-    /// Those that the counters of its CPUs show, whichever VM evicted the lines.
+    /// The misses that the counters of the VM's CPUs show, whichever VM evicted the lines.
     Counted,
 }
 
-/// In which order VMs arrive.
+/// The order in which VMs arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ArrivalOrder {
-    /// Each at the time it states.
+    /// Each VM arrives at the time that it states.
     #[default]
     AsListed,
-    /// The stated times are dealt out by the seed.
+    /// The seed deals the stated times out to the VMs.
     BySeed,
 }
 
-/// Behaviour of a VM after its program has ended.
+/// What a VM does after its program has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AfterProgram {
-    /// It stays, keeps its memory and idles.
+    /// The VM stays, keeps its memory and idles.
     #[default]
     Idle,
-    /// It shuts down and leaves the host.
+    /// The VM shuts down and leaves the host.
     Leave,
 }
 
-/// Share of guests' memory in huge pages on a stock host (estimate; 0.7 to 1 by how fragmented the host is).
+/// Share of guests' memory in huge pages on a stock host (estimate; 0.7 to 1, depending on how fragmented the host is).
 const STOCK_HUGE_PAGES: f64 = 0.9;
 
 fn first_seed() -> u64 {
@@ -430,35 +430,35 @@ impl VmSpec {
         }
     }
 
-    /// Starts the VM at another time.
+    /// Sets the time at which the VM is started.
     #[must_use]
     pub fn arriving(mut self, at: Ns) -> VmSpec {
         self.arrival = at;
         self
     }
 
-    /// Sets the share of its program's work to do.
+    /// Sets the share of the program's work to do.
     #[must_use]
     pub fn doing(mut self, work_share: f64) -> VmSpec {
         self.work_share = work_share;
         self
     }
 
-    /// Binds its vCPUs to these CPUs.
+    /// Binds the VM's vCPUs to these CPUs.
     #[must_use]
     pub fn on_cpus(mut self, cpus: CpuSet) -> VmSpec {
         self.cpus = Some(cpus);
         self
     }
 
-    /// Binds its memory to these nodes.
+    /// Binds the VM's memory to these nodes.
     #[must_use]
     pub fn with_memory_on(mut self, nodes: NodeSet) -> VmSpec {
         self.memory_nodes = Some(nodes);
         self
     }
 
-    /// Passes its I/O through a driver domain.
+    /// Passes the VM's I/O through a driver domain.
     #[must_use]
     pub fn behind(mut self, backend: Backend) -> VmSpec {
         self.driver_domain = Some(backend);
@@ -472,7 +472,7 @@ impl VmSpec {
         self
     }
 
-    /// Allows its memory to be taken down to this floor.
+    /// Allows the VM's memory to be reduced to this floor.
     #[must_use]
     pub fn with_memory_floor(mut self, floor: Bytes) -> VmSpec {
         self.memory_floor = Some(floor);
@@ -486,7 +486,7 @@ impl VmSpec {
         self
     }
 
-    /// Returns the CPUs that a vCPU may run on, by position on a machine that the scenario was checked for.
+    /// Returns the CPUs that a vCPU may run on, by position. The scenario must have been checked for the machine.
     pub(crate) fn allowed(&self, vcpu: ThreadIx, machine: &Machine) -> CpuIxSet {
         let may = |id| self.cpus.as_ref().is_none_or(|cpus| cpus.contains(id));
         let allowed: CpuIxSet = marked(machine.cpus.iter().map(|cpu| may(cpu.id)));
@@ -499,26 +499,27 @@ impl VmSpec {
 }
 
 impl Scenario {
-    /// Reads a scenario file and checks it by itself. [`crate::Twin::new`] checks whether a machine can run it.
+    /// Reads a scenario file and checks it on its own. [`crate::Twin::new`] checks whether a machine can run it.
     ///
     /// # Errors
-    /// Everything that does not parse or cannot be, with its place.
+    /// If a part does not parse or is impossible, with its place.
     pub fn from_toml(path: &str, text: &str) -> Result<Scenario, TwinError> {
         Scenario::from_toml_with(path, text, &|_| None)
     }
 
-    /// Reads a scenario file; `named` returns workloads that VMs may name in addition to those of the scenario and of the
-    /// twin. A VM then has its workload under the name that the workload gives itself.
+    /// Reads a scenario file. `named` returns workloads that VMs may name in addition to those of the scenario and of the twin.
+    /// The `workload` of such a VM is replaced by the name that the workload gives itself.
     ///
     /// # Errors
-    /// As above; complaints of `named`, with the place in the scenario; two different workloads of one name.
+    /// As [`Scenario::from_toml`]. If `named` returns an error, with the place in the scenario. If two different workloads have
+    /// one name.
     pub fn from_toml_with(
         path: &str,
         text: &str,
         named: &dyn Fn(&str) -> Option<Result<Workload, WorkloadError>>,
     ) -> Result<Scenario, TwinError> {
         let mut scenario: Scenario = read_toml(path, text)?;
-        // The default of stock hosts.
+        // The default on stock hosts.
         let is_linux = scenario.hypervisor != Hypervisor::Xen;
         scenario.numa_balancing = scenario.numa_balancing.or(is_linux.then_some(true));
         scenario.origin = Origin(Some(Arc::new(Source::new(path, text))));
@@ -544,7 +545,7 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// Creates a complaint about a key of the scenario (`policies[1]`), with its place if the scenario comes from a file.
+    /// Creates an error about a key of the scenario (`policies[1]`), with its place if the scenario comes from a file.
     pub fn complaint(&self, key: &str, message: impl Into<String>) -> TwinError {
         match &self.origin.0 {
             Some(source) => TwinError::File(source.complaint(key, message)),
@@ -556,7 +557,7 @@ impl Scenario {
         }
     }
 
-    /// Creates a scenario of these VMs, arriving as they say.
+    /// Creates a scenario of these VMs, which arrive at the times that they state.
     pub fn of(name: &str, vms: Vec<VmSpec>) -> Scenario {
         Scenario {
             name: name.to_owned(),
@@ -624,8 +625,8 @@ impl Scenario {
         self.workload_named(vm, &vm.workload)
     }
 
-    /// Returns what runs in a VM under a name: the scenario's own workload of that name, or the built-in one; it waits as
-    /// the VM says, if the VM says so.
+    /// Returns the workload that runs in a VM under this name: the scenario's own workload, or the built-in one. If the VM says
+    /// how its threads wait, the workload waits in that way.
     pub(crate) fn workload_named(&self, vm: &VmSpec, name: &str) -> Result<Workload, TwinError> {
         let own = self.workloads.iter().find(|w| w.name == name).cloned();
         let found = own.or_else(|| workload::builtin(name));
@@ -649,7 +650,7 @@ impl Scenario {
         Ok(workload)
     }
 
-    /// Returns when each VM arrives, in the order of [`Scenario::vms`]; a VM that an event starts does not arrive by itself.
+    /// Returns when each VM arrives, in the order of [`Scenario::vms`]; `None` for a VM that an event starts.
     pub(crate) fn arrivals(&self, seed: u64) -> Vec<Option<Ns>> {
         let mut chance = Chance::labelled(seed, "arrivals", 0);
         let by_itself: Vec<bool> = self

@@ -1,4 +1,4 @@
-//! Which VMs can have memory that their life has scattered.
+//! Checks which VMs can have memory that their past life has scattered.
 
 use homenode_units::Placing;
 
@@ -6,7 +6,7 @@ use super::{Hypervisor, ReleaseCalls, VmSpec, Vnuma};
 use crate::TwinError;
 
 impl VmSpec {
-    /// Checks `memory_scattered`: pages that were used before must be pages that stay where they were.
+    /// Checks `memory_scattered`: pages that were used before must be pages that stay on their nodes.
     pub(super) fn check_scattered(&self, hypervisor: Hypervisor) -> Result<(), (&'static str, TwinError)> {
         let share = self.memory_scattered;
         if !(0.0..=1.0).contains(&share) {

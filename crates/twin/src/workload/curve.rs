@@ -1,11 +1,11 @@
-//! Miss-ratio curves: three numbers of a family, or a table of points.
+//! Miss-ratio curves: three numbers that select a curve of a family, or a table of points.
 //!
 //! # Model
 //!
-//! The family is `m(c) = m_inf + (1 - m_inf) * exp(-(c / c0)^k)`: one part of a program's data that is reused, and one that
-//! is not. A table has points of capacity and miss ratio as measured, for programs with several parts (steps) and for what
-//! the family bends too much. Between two points, and between no cache (which always misses) and the first, the ratio
-//! goes in a straight line over the capacity; beyond the last it stays.
+//! The family is `m(c) = m_inf + (1 - m_inf) * exp(-(c / c0)^k)`: one part of a program's data is reused, and one part is not. A
+//! table has points of capacity and miss ratio as measured. It is for programs with several parts (steps), and for curves that
+//! bend in other ways than the family's. Between two points the ratio is linear in the capacity, as it is between no cache (which
+//! always misses) and the first point. Beyond the last point it is constant.
 
 use std::borrow::Cow;
 
@@ -16,32 +16,32 @@ use serde::{Deserialize, Serialize};
 use super::{FittedCurve, Wrong, a_share, above_0};
 use crate::notation;
 
-/// Points of a table at most: a measured curve has about a hundred.
+/// Most points of a table. A measured curve has about a hundred.
 const POINTS_MAX: usize = 1024;
-/// Number of those, about, that the nearest curve of the family is fitted to.
+/// Approximate number of these points to which the nearest curve of the family is fitted.
 const FITTED_MAX: usize = 64;
 
-/// Share of accesses that miss, by capacity. In files `{ m_inf = 0.1, c0 = "4MiB", k = 1.0 }` or
+/// Share of accesses that miss, as a function of capacity. In files `{ m_inf = 0.1, c0 = "4MiB", k = 1.0 }` or
 /// `{ table = [["256KiB", 0.9], ["8MiB", 0.1]] }`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "Written")]
 pub struct MissRatioCurve {
-    /// Miss ratio in a cache that holds all that is ever reused, in [0, 1].
+    /// Miss ratio in a cache that holds all data that is ever reused, in [0, 1].
     pub m_inf: f64,
     /// Capacity at which the reuse part has fallen to 1/e.
     pub c0: Bytes,
-    /// Steepness: below 1 a long tail, above 2 a cliff.
+    /// Steepness: a value below 1 gives a long tail, above 2 a cliff.
     pub k: f64,
-    /// Points, which are the curve if present; the three numbers above are then the nearest of the family, for callers that
-    /// need them.
+    /// Points, which define the curve if present. The three numbers above are then the nearest curve of the family, for callers
+    /// that need these numbers.
     table: Option<Vec<Point>>,
 }
 
-/// A capacity and the miss ratio with it.
+/// A capacity and the miss ratio at it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Point(#[serde(with = "homenode_units::text")] Bytes, f64);
 
-/// A curve as files have it.
+/// A curve as files write it.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -59,7 +59,7 @@ struct Written {
     table: Option<Vec<Point>>,
 }
 
-/// Why keys of a file are no curve.
+/// The reason why keys of a file do not describe a curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum CurveError {
     #[error("key `{0}` is missing: a curve has `m_inf`, `c0` and `k`, or a `table`")]
@@ -175,7 +175,7 @@ impl MissRatioCurve {
     }
 
     fn of_points(table: Vec<Point>) -> MissRatioCurve {
-        // Fits a part of a long table: a fit looks at each point some thousand times.
+        // Fits only a part of the points of a long table, because a fit looks at each point some thousand times.
         let every = table.len().div_ceil(FITTED_MAX).max(1);
         let as_numbers = |Point(bytes, ratio): &Point| (bytes.as_f64(), *ratio);
         let points: Vec<(f64, f64)> = table.iter().step_by(every).map(as_numbers).collect();
@@ -189,7 +189,7 @@ impl MissRatioCurve {
         }
     }
 
-    /// Returns the curve for a program with `factor` times the memory, to whole bytes.
+    /// Returns the curve for a program with `factor` times the memory, rounded to whole bytes.
     #[must_use]
     pub fn stretched(&self, factor: f64) -> MissRatioCurve {
         let size = |size: Bytes| Bytes((size.as_f64() * factor).round() as u64);
@@ -201,7 +201,7 @@ impl MissRatioCurve {
         }
     }
 
-    /// Returns the miss ratio with a capacity in bytes.
+    /// Returns the miss ratio at a capacity in bytes.
     pub fn at(&self, bytes: f64) -> f64 {
         if bytes <= 0.0 {
             return 1.0;
@@ -218,7 +218,7 @@ impl MissRatioCurve {
         self.m_inf + (1.0 - self.m_inf) * libm::exp(-exponent)
     }
 
-    /// Returns the miss ratio that no cache goes below.
+    /// Returns the miss ratio below which no cache can go.
     pub fn floor(&self) -> f64 {
         let last = self.table.as_ref().and_then(|table| table.last());
         last.map_or(self.m_inf, |Point(_, ratio)| *ratio)
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn straight_lines_join_the_points() {
-        // By hand: from (0, 1) to (1000, 0.8), to (2000, 0.4), to (4000, 0.3), and on at 0.3.
+        // By hand: straight lines from (0, 1) to (1000, 0.8), (2000, 0.4) and (4000, 0.3), then constant at 0.3.
         for (bytes, ratio) in [
             (0.0, 1.0),
             (500.0, 0.9),
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn a_step_is_nearer_as_a_table_than_as_three_numbers() {
-        // Two loops, of 1 and of 16 MiB, half of the accesses each.
+        // Two loops of 1 and 16 MiB, with half of the accesses each.
         let ratio = |mib: f64| match mib {
             ..1.0 => 1.0,
             ..16.0 => 0.5,

@@ -5,21 +5,21 @@ use homenode_units::stats::mean;
 
 use super::MissRatioCurve;
 
-/// The curve of the family nearest to given miss ratios, and its distance from them.
+/// The curve of the family that is nearest to given miss ratios, and its distance from them.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct FittedCurve {
-    /// The curve.
+    /// The nearest curve.
     pub curve: MissRatioCurve,
-    /// Mean distance in miss ratio.
+    /// Mean difference in miss ratio.
     pub error_mean: f64,
-    /// Largest distance.
+    /// Largest difference in miss ratio.
     pub error_max: f64,
 }
 
 impl FittedCurve {
-    /// Fits points of (capacity in bytes, miss ratio) by least squares: for any `c0` and `k` the best `m_inf` has a closed
-    /// form; `c0` and `k` are searched on a coarse grid around a first guess of `c0` (16 times up and down), then on finer
-    /// ones around the best.
+    /// Fits points of (capacity in bytes, miss ratio) by least squares. For given `c0` and `k` the best `m_inf` has a closed
+    /// form. `c0` and `k` are searched on a coarse grid around a first guess of `c0` (up to 16 times larger and smaller), then on
+    /// finer grids around the best point.
     pub fn of(points: &[(f64, f64)], c0_guess: f64) -> FittedCurve {
         let (mut best, mut width) = ((c0_guess, 1.0), (4.0, 4.0));
         for _ in 0..10 {

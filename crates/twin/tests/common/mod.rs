@@ -12,7 +12,7 @@ pub fn r910() -> Machine {
     preset("r910").expect("r910 comes with the machines")
 }
 
-/// `count` CPUs of a node, one hyperthread per core, from the `skip`th core on.
+/// Returns `count` CPUs of a node, one hyperthread per core, starting with core number `skip`.
 pub fn cores(machine: &Machine, node: u16, skip: usize, count: usize) -> CpuSet {
     let mut seen = Vec::new();
     let mut set = CpuSet::new();
@@ -32,7 +32,7 @@ pub fn node(id: u16) -> NodeSet {
     NodeSet::one(NodeId(id))
 }
 
-/// A VM of 2 vCPUs and 4 GiB on two cores of a node, its memory bound to a node.
+/// Returns a VM of 2 vCPUs and 4 GiB that runs on two cores of one node and whose memory is bound to a node.
 pub fn bound(
     machine: &Machine,
     name: &str,
@@ -46,17 +46,17 @@ pub fn bound(
         .with_memory_on(node(memory_node))
 }
 
-/// A program that streams through 256 MiB per thread and reuses nothing.
+/// Returns a program that streams through 256 MiB per thread and reuses no data.
 pub fn stream() -> Workload {
     program("stream", 30.0, 1.0, 16.0, "private")
 }
 
-/// A program that reuses 12 MiB, and misses hardly ever if it has them.
+/// Returns a program that reuses 12 MiB, and hardly ever misses if its cache holds them.
 pub fn cached() -> Workload {
     program("cached", 40.0, 0.02, 4.0, "private")
 }
 
-/// A program that lives in its private caches.
+/// Returns a program whose data fits its private caches.
 pub fn inert() -> Workload {
     program("inert", 0.01, 0.02, 4.0, "private")
 }
@@ -78,7 +78,7 @@ pub fn scenario(vms: Vec<VmSpec>) -> Scenario {
         .with_workload(inert())
 }
 
-/// Runtime of the first VM's program.
+/// Returns the run time of the first VM's program.
 pub fn runtime(machine: &Machine, vms: Vec<VmSpec>) -> f64 {
     let mut twin = Twin::new(machine.clone(), &scenario(vms), 1).expect("the scenario fits");
     while twin.report().vms[0].runtime_s.is_none() {
@@ -92,7 +92,7 @@ pub fn amd48() -> Machine {
     preset("amd48").expect("amd48 comes with the machines")
 }
 
-/// A scenario of one VM on a hypervisor, with these workloads of its own.
+/// Returns a scenario of one VM on a hypervisor, with these workloads of its own.
 pub fn one(hypervisor: Hypervisor, spec: VmSpec, workloads: &[Workload]) -> Scenario {
     let mut scenario = Scenario::of("guests", vec![spec]);
     scenario.hypervisor = hypervisor;
@@ -104,12 +104,12 @@ pub fn start(machine: &Machine, scenario: &Scenario) -> Twin {
     Twin::new(machine.clone(), scenario, 1).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A VM of 8 vCPUs and 8 GiB.
+/// Returns a VM of 8 vCPUs and 8 GiB.
 pub fn vm(workload: &str) -> VmSpec {
     VmSpec::new("a", 8, Bytes::from_gib(8), workload)
 }
 
-/// A program of threads that meet every 0.2 M instructions, 20 000 times.
+/// Returns a program whose threads meet every 0.2 M instructions, 20 000 times.
 pub fn meeting(waiting: Waiting) -> Workload {
     let mut workload = program("meeting", 0.01, 0.02, 4.0, "private");
     let program = workload.program.as_mut().expect("it has one");

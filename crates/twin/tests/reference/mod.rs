@@ -1,4 +1,4 @@
-//! Compares the epoch model with the access-level reference, both driven by the same generated streams.
+//! Compares the epoch model with the access-level reference model. The same generated streams drive both.
 
 #![allow(dead_code)] // the test and the document each use their part
 

@@ -8,12 +8,12 @@ use homenode_tracking::mrc::Curve;
 use homenode_tracking::stream::{Pattern, Stream};
 use homenode_twin::models::{Llc, Sharer};
 
-/// Lines of the caches here: enough sets that their number does not matter, few enough to fill often.
+/// Lines of the caches in these tests: enough sets that their number does not matter, few enough that the cache fills many times.
 pub const LINES: usize = 16_384;
-/// Points of a solo curve.
+/// Number of points of a solo curve.
 const POINTS: usize = 24;
 
-/// A stream by name.
+/// A stream and its name.
 pub struct Named {
     pub name: &'static str,
     pub pattern: Pattern,
@@ -23,7 +23,7 @@ fn named(name: &'static str, pattern: Pattern) -> Named {
     Named { name, pattern }
 }
 
-/// Streams of every kind; sizes are shares of the cache. Three have the curve of a workload on an 18 MiB cache.
+/// Returns streams of every kind. Sizes are shares of the cache. Three streams have the curve of a workload on an 18 MiB cache.
 pub fn streams() -> Vec<Named> {
     let lines = |share: f64| (share * LINES as f64) as u64;
     let profile = |m_inf, share, k| Pattern::StackDistance {
@@ -52,7 +52,7 @@ pub fn streams() -> Vec<Named> {
     ]
 }
 
-/// A cache with the ways and the policy of a preset, `LINES` large.
+/// Returns a cache of `LINES` lines with the ways and the policy of a preset.
 pub fn shape_of(machine: &str) -> Shape {
     let machine = preset(machine).expect("a preset");
     let llc = &machine.llcs[0];
@@ -60,7 +60,7 @@ pub fn shape_of(machine: &str) -> Shape {
     Shape::of_lines(LINES, ways, llc.replacement.unwrap_or_default())
 }
 
-/// Returns a stream's miss ratio on its own, by size of a cache of this make.
+/// Returns a stream's miss ratio when it runs alone, by size of a cache with this shape.
 pub fn solo_curve(pattern: &Pattern, shape: Shape, accesses: usize) -> Curve {
     let mut ratios = vec![1.0];
     for point in 1..=POINTS {
@@ -81,8 +81,8 @@ fn drop_outcome(cache: &mut Cache, at: usize, stream: &mut Stream) {
     let _ = cache.access(at, stream.next_line());
 }
 
-/// Returns what the twin knows of a stream. A measured curve levels off when more lines are of no use, so no footprint has
-/// to be stated; stating it would count conflict misses of a cache of just that size.
+/// Returns what the twin knows of a stream. A measured curve levels off where more lines are of no use, so no footprint has to be
+/// stated. Stating it would count conflict misses of a cache of exactly that size.
 pub fn sharer(curve: &Curve) -> Sharer {
     Sharer::new(LINES as f64, f64::INFINITY, |lines| curve.at(lines))
 }
@@ -104,7 +104,7 @@ pub fn reference(pair: [&Pattern; 2], rates: [usize; 2], shape: Shape, accesses:
     [0, 1].map(|at| cache.counts(at).since(&before[at]).miss_ratio())
 }
 
-/// Returns them for the epoch model, with this number of age classes: for as many accesses to an equally empty cache.
+/// Returns the same for the epoch model with this number of age classes, over as many accesses to a cache that is empty at first.
 pub fn model(
     sharers: &[Sharer; 2],
     curves: [&Curve; 2],
@@ -130,7 +130,7 @@ pub fn model(
     misses.map(|sum| sum / steps as f64)
 }
 
-/// Error of one number of classes over many cases.
+/// Errors of one number of classes over many cases.
 pub struct Errors {
     pub classes: usize,
     pub mean: f64,
@@ -139,7 +139,7 @@ pub struct Errors {
     pub cases: usize,
 }
 
-/// Compares the epoch model with the reference, for all pairs among the given streams, at 1:1, 1:4 and 4:1.
+/// Compares the epoch model with the reference for all pairs of the given streams, at rates of 1:1, 1:4 and 4:1.
 pub fn compare(shape: Shape, streams: &[Named], classes: &[usize], accesses: usize) -> Vec<Errors> {
     let curves: Vec<Curve> = streams
         .iter()
@@ -196,8 +196,8 @@ pub fn compare(shape: Shape, streams: &[Named], classes: &[usize], accesses: usi
     errors
 }
 
-/// Runs a stream alone, lets it sleep while another runs, then runs both. Returns by phase the mean over its steps of the
-/// error in lines held over the cache's.
+/// Runs a stream alone, lets it sleep while another runs, then runs both. Returns for each phase the mean error in lines held, as
+/// a share of the cache's lines.
 pub fn transient(shape: Shape, first: &Named, second: &Named, classes: usize) -> [f64; 3] {
     const STEP: f64 = 0.05;
     let phases: [([f64; 2], usize); 3] = [([1.0, 0.0], 100), ([0.0, 1.0], 30), ([1.0, 1.0], 60)];
@@ -232,8 +232,8 @@ pub fn transient(shape: Shape, first: &Named, second: &Named, classes: usize) ->
     })
 }
 
-/// Returns memory accesses per access of a program that lives in its private cache, next to streams: inclusive LLC,
-/// non-inclusive.
+/// Returns memory accesses per access of a program whose data fits its private cache, next to streams: for an inclusive LLC, then
+/// for a non-inclusive one.
 pub fn back_invalidation(machine: &str) -> [f64; 2] {
     let whole = preset(machine).expect("a preset");
     let l2 = whole

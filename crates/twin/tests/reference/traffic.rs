@@ -1,4 +1,4 @@
-//! Controllers and links under load, and the nodes of pages.
+//! Controllers and links under load, and the nodes on which pages are placed.
 
 use homenode_machine::{LoadCurve, Machine};
 use homenode_machine_files::preset;
@@ -11,7 +11,7 @@ use homenode_units::{Bytes, Ns};
 
 const LINE_BYTES: f64 = 64.0;
 
-/// The reference's controllers, links and routes for a machine.
+/// Returns the reference's controllers, links and routes for a machine.
 pub fn paths(machine: &Machine) -> Paths {
     let hw = machine.hardware.as_ref().expect("presets have figures");
     let server = |idle_ns: f64, rate: f64| Server {
@@ -49,7 +49,7 @@ pub fn paths(machine: &Machine) -> Paths {
     }
 }
 
-/// A group of equal threads with their memory on one node.
+/// A group of equal threads whose memory is on one node.
 #[derive(Clone, Debug)]
 pub struct Group {
     pub threads: usize,
@@ -60,14 +60,14 @@ pub struct Group {
     pub write_share: f64,
 }
 
-/// Returns what a thread of each group gets: misses per nanosecond and their latency.
+/// Returns the service that a thread of each group gets: misses per nanosecond and their latency.
 pub fn reference(machine: &Machine, groups: &[Group], micros: f64) -> Vec<(f64, f64)> {
     let nodes = machine.nodes.len();
     let mut pages = Pages::new(Placement::FirstTouch, nodes);
     let mut threads = Vec::new();
     for (at, group) in groups.iter().enumerate() {
         for _ in 0..group.threads {
-            // All accesses miss: one page per thread is enough, touched first from the node that it is to be on.
+            // All accesses miss. One page per thread is enough; a thread on the page's intended node touches it first.
             let first_line = (threads.len() as u64) << 20;
             pages.home(first_line / 64, group.memory);
             threads.push((at, first_line));
@@ -136,8 +136,8 @@ pub fn model(machine: &Machine, groups: &[Group]) -> Vec<(f64, f64)> {
         .collect()
 }
 
-/// Returns a machine with the load curves of the reference: fitted to one kind of thread alone on a controller, then on a
-/// link, at eight loads each, as a real machine's are measured.
+/// Returns a machine with the load curves of the reference. They are fitted to one kind of thread, alone on a controller and then
+/// on a link, at eight loads each, just as a real machine's curves are measured.
 pub fn with_measured_curves(name: &str) -> Machine {
     let mut machine = preset(name).expect("a preset");
     let node_cap = machine
@@ -208,8 +208,8 @@ fn growth(curve: LoadCurve, load: f64) -> f64 {
     1.0 + curve.alpha * linear + curve.beta * queue
 }
 
-/// Least squares of `g - 1` over both terms, no coefficient below 0; loads beyond 97 percent are limited by the cap, not the
-/// curve.
+/// Fits `g - 1` over both terms by least squares, with no coefficient below 0. Loads beyond 97 percent are limited by the
+/// capacity, not by the curve.
 fn fit(points: &[(f64, f64)]) -> LoadCurve {
     let (mut xx, mut xy, mut yy, mut xg, mut yg) = (0.0, 0.0, 0.0, 0.0, 0.0);
     for (load, grown) in points.iter().filter(|(load, _)| *load < 0.97) {
@@ -237,7 +237,7 @@ fn fit(points: &[(f64, f64)]) -> LoadCurve {
     }
 }
 
-/// Groups that share controllers and links, by name.
+/// Returns groups that share controllers and links, with the names of the cases.
 pub fn cases() -> Vec<(&'static str, Vec<Group>)> {
     let group = |threads, node, memory, ns_between, in_flight| Group {
         threads,
@@ -296,8 +296,8 @@ pub fn cases() -> Vec<(&'static str, Vec<Group>)> {
     ]
 }
 
-/// Returns accesses by node of 48 threads on amd48, in the reference and the twin: a share of the accesses goes to memory
-/// that thread 0 touched first, a share to memory that all touched, and the rest to their own.
+/// Returns accesses by node of 48 threads on amd48, in the reference and in the twin. A share of the accesses goes to memory that
+/// thread 0 touched first, a share to memory that all threads touched, and the rest to the threads' own memory.
 pub fn accesses_by_node(by_one: f64, shared: f64) -> [Vec<f64>; 2] {
     [reference_by_node(by_one, shared), twin_by_node(by_one, shared)]
 }
@@ -308,7 +308,7 @@ fn reference_by_node(by_one: f64, shared: f64) -> Vec<f64> {
     let first = |region: u64| region << 30;
     let node_of = |thread: u64| (thread / 6) as usize;
     let mut pages = Pages::new(Placement::FirstTouch, 8);
-    // Region 0 is touched by thread 0, region 1 by all, a part each, region 2 + i by thread i.
+    // Thread 0 touches region 0; all threads touch a part each of region 1; thread i touches region 2 + i.
     for page in 0..REGION_PAGES {
         pages.home(first(0) + page, 0);
         pages.home(first(1) + page, node_of(page * THREADS / REGION_PAGES));
@@ -342,7 +342,7 @@ fn twin_by_node(by_one: f64, shared: f64) -> Vec<f64> {
         }
         format!("[[program.regions]]\nkind = \"{kind}\"\nsize = \"{mib}MiB\"\naccess_share = {share:?}\n")
     };
-    // Too few misses for latency to slow any thread: only placement is compared.
+    // There are too few misses for latency to slow any thread, so only placement is compared.
     let text = format!(
         "name = \"spread\"\nabout = \"test\"\n[program]\nthreads = \"one-per-vcpu\"\ninstructions_g_per_thread = 4.0\n\
          cpi_core = 1.0\nllc_accesses_per_kilo_instruction = 0.1\nmisses_in_flight = 4.0\nhits_in_flight = 4.0\n\

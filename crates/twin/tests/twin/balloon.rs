@@ -1,4 +1,4 @@
-//! Memory limits on the twin: what a balloon takes first, what it costs, and that the memory comes back.
+//! Memory limits on the twin: which memory a balloon takes first, what that costs, and that the memory is returned.
 
 use crate::common::{cores, r910, scenario};
 use homenode_host::{Act, Action, Balloon, Host, Lever, Limit, Outcome, Plan};
@@ -7,7 +7,7 @@ use homenode_units::{Bytes, Ns};
 
 const LONG: Ns = Ns::from_secs(600);
 
-/// One VM of 4 GiB whose program uses 256 MiB per vCPU, all alike, for a while.
+/// Returns a VM of 4 GiB whose program uses 256 MiB per vCPU, all equally, for a while.
 fn small() -> Scenario {
     let mut vm = VmSpec::new("a", 2, Bytes::from_gib(4), "cached");
     vm.work_share = 100.0;
@@ -35,7 +35,7 @@ fn held_mib(twin: &mut Twin) -> u64 {
     sample.vms[0].pages_touched().unwrap().to_bytes().0 >> 20
 }
 
-/// Returns instructions per second from now on, over this time.
+/// Returns instructions per second, measured from now on over this time.
 fn speed(twin: &mut Twin, over: Ns) -> f64 {
     let done = |twin: &Twin| twin.report().vms[0].instructions_g;
     let before = done(twin);
@@ -86,7 +86,7 @@ fn a_guest_with_too_little_swaps_is_slower_says_so_and_gets_its_pages_back() {
     let vm = twin.vm_id("a").unwrap();
     assert_eq!(commit(&mut twin, Act::Lift { lever }.on(vm)), Outcome::Done);
     assert_eq!(balloon(&mut twin).current, Bytes::from_gib(4));
-    // Half of some 130,000 pages, 0.1 ms each, by two vCPUs, ever rarer.
+    // Half of some 130,000 pages at 0.1 ms each, by two vCPUs, at a falling rate.
     twin.wait(Ns::from_secs(30));
     assert!(
         held_mib(&mut twin) >= held - 1,
@@ -110,7 +110,7 @@ fn the_coldest_pages_go_first() {
     let before = speed(&mut twin, SECOND);
     let held = held_mib(&mut twin);
     limit(&mut twin, Bytes((held - 400) << 20), LONG);
-    // 400 of 922 MiB with a thousandth of accesses: 1e-5 * 1e-3 * 0.43 faults of 0.1 ms per instruction of some 0.3 ns.
+    // 400 of 922 MiB get a thousandth of accesses: 1e-5 * 1e-3 * 0.43 faults of 0.1 ms per instruction of some 0.3 ns.
     let after = speed(&mut twin, SECOND);
     assert!(
         after < before * 0.9995 && after > before * 0.99,
@@ -144,8 +144,8 @@ fn a_program_that_touches_more_than_its_guest_has_swaps_from_the_start() {
     );
 }
 
-/// A VM under Xen, two vCPUs on node 0, after its balloon has left a guest of 4 GiB 1 GiB and then 1 GiB more: with the
-/// program that it begins then.
+/// Returns a VM under Xen with two vCPUs on node 0. Its balloon has reduced a guest of 4 GiB to 1 GiB and then returned 1 GiB;
+/// the VM begins its next program after that.
 fn after_a_balloon(vnuma: Vnuma, allow: fn(&mut VmSpec)) -> Twin {
     let mut vm = VmSpec::new("a", 2, Bytes::from_gib(4), "inert")
         .doing(0.5)
@@ -170,7 +170,7 @@ fn after_a_balloon(vnuma: Vnuma, allow: fn(&mut VmSpec)) -> Twin {
     twin
 }
 
-/// Returns the share of accesses that are local, over some time from now on.
+/// Returns the share of accesses that are local, measured from now on over this time.
 fn local(twin: &mut Twin, over: Ns) -> f64 {
     twin.mark();
     twin.wait(over);
@@ -180,7 +180,7 @@ fn local(twin: &mut Twin, over: Ns) -> f64 {
 #[test]
 fn what_xen_gives_back_lies_on_any_node_and_only_a_guest_that_is_told_finds_what_is_near() {
     let nobody = |_: &mut VmSpec| {};
-    // A GiB over four nodes, with half of it in use; all that was touched before the balloon was near.
+    // The returned GiB is on four nodes, and half of it is in use. All that was touched before the balloon acted was near.
     let held = |twin: &mut Twin| {
         let sample = twin.sample().unwrap();
         let pages = sample.vms[0].pages.clone().unwrap();

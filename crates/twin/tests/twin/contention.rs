@@ -1,5 +1,5 @@
-//! The four sources of slowness of [TAVO, figure 2], each by its own construction: two VMs of two vCPUs on cores of
-//! their own. The base (e) is VM 1 alone with everything local.
+//! The four sources of slowness of [TAVO, figure 2], each constructed separately with two VMs of two vCPUs on cores of their own.
+//! The base case (e) is VM 1 alone with everything local.
 
 use crate::common;
 use crate::common::{bound, cores, node, program, r910, runtime};
@@ -16,7 +16,7 @@ fn base(workload: &str) -> f64 {
 
 #[test]
 fn llc_contention_slows() {
-    // (a): both on socket 0, memory on different nodes; VM 2 works longer than VM 1.
+    // (a): both VMs on socket 0, with memory on different nodes. VM 2 works longer than VM 1.
     let machine = r910();
     let with = |other: &str| {
         let vm2 = bound(&machine, "vm2", other, 0, 2, 1).doing(4.0);
@@ -37,7 +37,7 @@ fn llc_contention_slows() {
 
 #[test]
 fn memory_controller_contention_slows() {
-    // (b): vCPUs on different sockets, all memory on node 0. Two streams do not fill a controller: four vCPUs each, as
+    // (b): vCPUs on different sockets, all memory on node 0. Two streams do not fill a controller, so each VM has four vCPUs, as
     // in the paper.
     let machine = r910();
     let vm = |name, cpu_node| {
@@ -55,8 +55,9 @@ fn memory_controller_contention_slows() {
 
 #[test]
 fn remote_memory_and_link_contention_slow() {
-    // (d): VM 1 alone, memory on node 1. (c): VM 2 on the same socket has its memory there too, so both use the link
-    // from 1 to 0. A stream reuses nothing, so sharing the LLC costs it nothing.
+    // (d): VM 1 alone, with its memory on node 1. (c): VM 2 on the same socket also has its memory there, so both use the link
+    // from 1 to
+    // 0. A stream reuses no data, so sharing the LLC costs it nothing.
     let machine = r910();
     let local = base("stream");
     let remote = runtime(&machine, vec![bound(&machine, "vm1", "stream", 0, 0, 1)]);
@@ -69,8 +70,7 @@ fn remote_memory_and_link_contention_slow() {
     );
 }
 
-/// A hop within a package is shorter than one between packages: a remote access costs what the link between the nodes
-/// states.
+/// A hop within a package is shorter than one between packages. A remote access must cost what the link between the nodes states.
 #[test]
 fn a_link_of_its_own_latency_costs_that_and_changes_no_other() {
     let usual = r910();
@@ -110,7 +110,7 @@ fn a_program_without_misses_minds_nothing() {
 
 #[test]
 fn hyperthreads_share_a_core() {
-    // Two vCPUs on one core: each runs at 1.25 / 2 of its speed as far as it does not wait for memory.
+    // Two vCPUs on one core: while not waiting for memory, each runs at 1.25 / 2 of its speed.
     let machine = r910();
     let first = machine.cpus[0];
     let both = machine
@@ -135,13 +135,14 @@ fn hyperthreads_share_a_core() {
 
 #[test]
 fn a_solo_run_takes_what_its_profile_says() {
-    // stream, by hand: CPI = 0.7 + 0.03 * 299.2 cycles * g(u) / 10 with 160 ns = 299.2 cycles at 1.87 GHz; without load
-    // 1.598, so 4 G instructions take 3.42 s, and two such threads load the controller somewhat.
+    // stream, by hand: CPI = 0.7 + 0.03 * 299.2 cycles * g(u) / 10 with 160 ns = 299.2 cycles at 1.87 GHz; without load that is
+    // 1.598, so 4 G instructions take 3.42 s. Two such threads load the controller somewhat.
     let took = base("stream");
     assert!((3.4..4.3).contains(&took), "{took} s");
 }
 
-/// Lines per second that the six threads of each of amd48's nodes get from node 0, with `in_flight` misses in flight each.
+/// Returns the lines per second that six threads on each of amd48's nodes get from node 0, with `in_flight` misses in flight
+/// each.
 fn lines_per_s_from_node_0(in_flight: f64) -> Vec<f64> {
     let machine = preset("amd48").unwrap();
     let vms = machine.nodes.iter().map(|(id, described)| {
@@ -149,7 +150,7 @@ fn lines_per_s_from_node_0(in_flight: f64) -> Vec<f64> {
             .on_cpus(described.cpus.clone())
             .with_memory_on(node(0))
     });
-    // Every instruction reads a line that it has never read: 1000 accesses per thousand, none of which hits.
+    // Every instruction reads a line that it has never read before: 1000 accesses per thousand instructions, none of which hits.
     let mut reads = program("reads", 1000.0, 1.0, in_flight, "private");
     let of = reads.program.as_mut().unwrap();
     (of.cpi_core, of.write_share, of.instructions_g_per_thread) = (0.001, 0.0, 1000.0);
@@ -166,7 +167,7 @@ fn lines_per_s_from_node_0(in_flight: f64) -> Vec<f64> {
 
 #[test]
 fn loads_that_need_each_other_wait_as_long_as_measured_where_48_threads_want_one_node() {
-    // [Policies, table 3], the source of the machine file's rate that a controller sustains of such lines.
+    // [Policies, table 3] is the source of the machine file's rate of such lines that a controller sustains.
     let rates = lines_per_s_from_node_0(1.0);
     let machine = preset("amd48").unwrap();
     for (to, rate) in rates.iter().enumerate() {
@@ -181,7 +182,7 @@ fn loads_that_need_each_other_wait_as_long_as_measured_where_48_threads_want_one
 
 #[test]
 fn streams_get_all_that_a_controller_sustains() {
-    // 13 GiB/s, and not the 8.7 GB/s of lines that follow on no other.
+    // 13 GiB/s, not the 8.7 GB/s of lines that do not follow on another in memory.
     let bytes: f64 = lines_per_s_from_node_0(8.0)
         .iter()
         .map(|lines| lines * 64.0)
@@ -192,7 +193,7 @@ fn streams_get_all_that_a_controller_sustains() {
 
 #[test]
 fn a_table_taken_from_the_family_gives_what_the_family_gives() {
-    // The same program with its curve as three numbers, and as 8 points for each doubling from 16 KiB to 64 MiB.
+    // The same program with its curve as three numbers, and as a table of 8 points for each doubling from 16 KiB to 64 MiB.
     let machine = r910();
     let slowed = |as_table: bool| {
         let mut reuser = program("reuser", 40.0, 0.02, 4.0, "private");

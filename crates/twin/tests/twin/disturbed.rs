@@ -26,7 +26,7 @@ fn samples(twin: &mut Twin, count: usize) -> Vec<Sample> {
     (0..count).map(one).collect()
 }
 
-/// Returns its report at the end, after a look every second.
+/// Returns a scenario's report at the end of a run in which the agent looked every second.
 fn report(scenario: &Scenario) -> TwinReport {
     let mut twin = twin(scenario, 1);
     while !twin.finished() {
@@ -92,7 +92,7 @@ fn another_replacement_policy_changes_runtimes_and_nobody_is_told() {
     assert!(apart, "{as_told:?} and {real:?}");
 }
 
-/// Every counter of a sample, in one order.
+/// Returns all counters of a sample in a fixed order.
 fn counters(sample: &Sample) -> Vec<u64> {
     let mut all = Vec::new();
     for vm in &sample.vms {
@@ -218,7 +218,7 @@ fn where_the_host_balances_memory_the_kernel_moves_pages_of_every_vm() {
     }
 }
 
-/// Settings for the host are no operator's choice for a VM: an agent sees them for the host, and no policy for the VM.
+/// Settings for the host are not an operator's choice for a VM: an agent sees them for the host, and no policy for the VM.
 #[test]
 fn balancing_is_the_hosts_and_spares_bound_and_interleaved_memory() {
     let wide = |name: &str| VmSpec::new(name, 12, Bytes::from_gib(20), "cassandra");
@@ -248,7 +248,7 @@ fn balancing_is_the_hosts_and_spares_bound_and_interleaved_memory() {
     assert_eq!(sample.vms[0].settings.memory_policy, None);
 }
 
-/// A fault is of 2 MiB there, so that the kernel's looking costs the VM next to nothing, and the same memory moves.
+/// A fault covers 2 MiB there, so the kernel's scanning costs the VM next to nothing, and the same memory moves.
 #[test]
 fn huge_pages_are_marked_fault_and_move_as_one() {
     let wide = |name: &str| VmSpec::new(name, 12, Bytes::from_gib(20), "cassandra");

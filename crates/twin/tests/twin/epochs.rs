@@ -1,19 +1,19 @@
-//! The epoch is a resolution: no reported figure may depend on it, nor on solving only when something changed.
+//! The epoch is a resolution: no reported figure may depend on it, nor on solving only when something has changed.
 //!
-//! VMs are pinned here. If they were not, a wake-up a nanosecond earlier might take another CPU, and from there on two runs
-//! would differ as two seeds do.
+//! VMs are pinned here. Otherwise a wake-up that is a nanosecond earlier might take another CPU. From then on two runs would
+//! differ as much as two seeds do.
 
 use crate::common::r910;
 use homenode_machine::Machine;
 use homenode_twin::{Scenario, Twin, TwinReport};
 use homenode_units::{NodeId, NodeSet, Ns};
 
-/// Relative difference up to which two figures agree.
+/// Largest relative difference of two figures that agree.
 const TOLERANCE: f64 = 0.02;
-/// Ratios below this are compared with it.
+/// Differences of ratios below this are taken relative to this value.
 const RATIO_MIN: f64 = 0.01;
 
-/// The default scenario, two VMs to a node, shortened.
+/// Returns the default scenario with two VMs on each node, shortened.
 fn pinned(machine: &Machine) -> Scenario {
     let mut scenario = Scenario::tavo_mixed();
     let nodes: Vec<NodeId> = machine.nodes.keys().collect();
@@ -43,7 +43,7 @@ fn same(one: &TwinReport, other: &TwinReport, what: &str) {
         let (local_a, local_b) = (a.local_access_ratio.unwrap(), b.local_access_ratio.unwrap());
         near(&name("local access ratio"), local_a, local_b, RATIO_MIN);
         assert_eq!(a.node_changes, b.node_changes);
-        // Waiting is the rest when eight threads share eight hyperthreads: compared with the run.
+        // Waiting is the small remainder when eight threads share eight hyperthreads, so it is compared with the run time.
         let run = a.runtime_s.unwrap();
         near(&name("waiting"), a.waiting_s, b.waiting_s, run);
     }
@@ -81,7 +81,7 @@ fn a_loop_that_is_loaded_again_in_each_slice_is_found_whole_in_time() {
     use homenode_host::Host;
     use homenode_twin::{Hypervisor, VmSpec};
     use homenode_units::{Bytes, CpuId, CpuSet};
-    // The miss ratio of a loop stays at 1 until nearly all of it is cached: nothing seems to change until then.
+    // The miss ratio of a loop stays at 1 until nearly all of the loop is cached, so nothing seems to change until then.
     let vm = |name, program| {
         let vm = VmSpec::new(name, 1, Bytes::from_mib(200), program).doing(100.0);
         vm.on_cpus(CpuSet::one(CpuId(0)))
@@ -97,6 +97,6 @@ fn a_loop_that_is_loaded_again_in_each_slice_is_found_whole_in_time() {
         twin.report().vms[0].llc_miss_rate.unwrap()
     };
     let (coarse, fine) = (miss_ratio(1_000_000), miss_ratio(100_000));
-    // It was 0.6 against 0.23 while epochs grew without limit.
+    // While epochs grew without limit, it was 0.6 in one run and 0.23 in the other.
     assert!((coarse - fine).abs() < 0.05, "{coarse} and {fine}");
 }

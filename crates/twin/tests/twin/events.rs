@@ -15,7 +15,7 @@ fn at(seconds: u64) -> Ns {
     Ns::from_secs(seconds)
 }
 
-/// Memory that a VM has on each node, in whole MiB.
+/// Returns the memory that a VM has on each node, in whole MiB.
 fn mib_on(sample: &Sample, vm: &str) -> Vec<u64> {
     let vm = sample
         .vms
@@ -30,7 +30,7 @@ fn free(sample: &Sample) -> u64 {
     sample.nodes.values().map(|node| node.memory_free_bytes.0).sum()
 }
 
-/// Result and note of the only event.
+/// Returns the result and the note of the only event.
 fn outcome(twin: &Twin) -> (EventResult, String) {
     let events = twin.report().events;
     assert_eq!(events.len(), 1, "{events:?}");
@@ -61,7 +61,7 @@ fn a_stopped_vm_leaves_nothing_behind() {
     let b: u64 = mib_on(&sample, "b").iter().sum();
     assert_eq!(free(&sample), empty - (b << 20));
     assert_eq!(outcome(&twin), (EventResult::Done, String::new()));
-    // A VM that does not run keeps nothing waiting.
+    // A VM that does not run does not delay the end.
     assert!(twin.run_to_end(at(100)));
     assert_eq!(twin.report().vms[0].runtime_s, None);
 }
@@ -119,7 +119,7 @@ fn what_comes_for_a_vm_that_is_not_there_is_reported() {
 fn a_balloon_takes_evenly_from_an_idle_guest_and_stops_at_what_it_needs() {
     let machine = r910();
     let balloon = |memory| EventAction::Balloon { memory };
-    // Touches 1 GiB of nodes 0 and 1 in equal parts, ends, and idles.
+    // The VM touches 1 GiB on nodes 0 and 1 in equal parts, ends, and idles.
     let spec = VmSpec::new("a", 4, Bytes::from_gib(4), "stream")
         .on_cpus(cores(&machine, 0, 0, 4))
         .with_memory_on("0-1".parse().unwrap())
@@ -144,7 +144,7 @@ fn a_balloon_takes_evenly_from_an_idle_guest_and_stops_at_what_it_needs() {
         (ends, EventResult::Done)
     );
 
-    // While the program runs nothing can be spared.
+    // While the program runs, the guest can spare no memory.
     let running = scenario(vec![spec.doing(100.0)]).with_event(at(10), "a", balloon(ends));
     let mut twin = Twin::new(r910(), &running, 1).unwrap();
     twin.wait(at(11));
@@ -232,7 +232,7 @@ fn a_phase_holds_from_its_event_on() {
     assert!(slow < plain && (same_density / density - 1.0).abs() < 1e-6);
 }
 
-/// Servers of the same program that each rest 50 ms after a request of about 40 ms, on these CPUs.
+/// Returns servers of the same program on these CPUs, each of which rests 50 ms after a request of about 40 ms.
 fn servers(cpus: [&str; 2], more: &str) -> Scenario {
     let vm = |(name, cpus): (&str, &str)| {
         format!(
@@ -257,16 +257,16 @@ fn a_request_takes_from_when_there_is_work_to_its_end() {
         alone.p50_ms <= 1.06 * alone.mean_ms && alone.p99_ms < 1.2 * alone.mean_ms,
         "{alone:?}"
     );
-    // The counted seconds of work and rest.
+    // The seconds of work and rest that were counted.
     let counted_s = alone.count as f64 * (alone.mean_ms + 50.0) / 1e3;
     assert!((counted_s / 20.0 - 1.0).abs() < 0.1, "{counted_s} s");
-    // A server that shares a CPU waits for it.
+    // A server that shares a CPU has to wait for it.
     let shared = requests(&servers(["0", "0"], ""), 25);
     assert!(
         shared.mean_ms > 1.2 * alone.mean_ms && shared.p99_ms > 1.5 * alone.p99_ms,
         "{shared:?}"
     );
-    // A server that becomes busier serves more, each as fast as before.
+    // A server that becomes busier serves more requests, each as fast as before.
     let event = "[[event]]\nat = \"5s\"\nvm = \"a\"\naction = { phase = { rest_factor = 0.1 } }\n";
     let busy = requests(&servers(["0", "1"], event), 25);
     assert!(busy.count as f64 > 1.5 * alone.count as f64, "{busy:?} {alone:?}");
@@ -300,7 +300,7 @@ fn figures_count_from_the_end_of_the_warm_up() {
         twin.report().nodes[NodeId(0)]
     };
     let (cold, warm) = (run(cold), run(twin(&warm)));
-    // Booting and touching are left out: only the program is counted, and it is busier.
+    // Booting and touching are left out, so only the program is counted, and it is busier.
     assert!(warm.cpus_busy > cold.cpus_busy, "{cold:?} {warm:?}");
     assert!(
         warm.bandwidth_bytes_per_s > cold.bandwidth_bytes_per_s,

@@ -1,10 +1,10 @@
-//! Files: built-in ones parse and state their sources, and bad input is refused in a sentence.
+//! Files: built-in files parse and state their sources, and bad input is refused in a sentence.
 
 use crate::common::{node, r910};
 use homenode_twin::{EventAction, Scenario, Twin, TwinError, VmSpec, WorkloadError};
 use homenode_units::{Bytes, CpuId, CpuSet, Ns};
 
-/// Names and texts of the TOML files in a folder of `data` and in those below it.
+/// Returns the names and texts of the TOML files in a folder of `data` and in its subfolders.
 fn data(folder: &str) -> Vec<(String, String)> {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data");
     let (mut folders, mut files) = (vec![root.join(folder)], Vec::new());
@@ -166,7 +166,7 @@ fn impossible_workload_figures_are_refused_at_their_place() {
     }
 }
 
-/// Returns the complaint about a scenario file with one change.
+/// Returns the error message for a scenario file with one change.
 fn said(from: &str, to: &str) -> String {
     const GOOD: &str = "\
 name = \"x\"
@@ -400,7 +400,7 @@ fn the_schemas_are_fresh() {
     }
 }
 
-/// Every key that a file may hold is in its schema, and the built-in files hold no other.
+/// Every key that a file may have is in its schema, and the built-in files have no other keys.
 #[test]
 fn the_files_that_come_with_the_twin_keep_to_their_schemas() {
     for (folder, schema) in ["scenarios", "workloads"]
@@ -415,7 +415,7 @@ fn the_files_that_come_with_the_twin_keep_to_their_schemas() {
     }
 }
 
-/// Implements the part of JSON Schema that ours use, patterns apart.
+/// Implements the part of JSON Schema that our schemas use, except patterns.
 fn keeps_to(
     root: &serde_json::Value,
     schema: &serde_json::Value,

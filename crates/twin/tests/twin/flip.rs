@@ -1,4 +1,4 @@
-//! Driver domains: the effect of page flipping on a VM's memory, and that of pools, copies and programs in turn on it.
+//! Driver domains: how page flipping, pools, copies and consecutive programs affect a VM's memory.
 
 use crate::common::node;
 use homenode_host::{Act, Decision, Host, Plan};
@@ -14,7 +14,7 @@ fn machine() -> Machine {
     preset("xeon26x2").expect("xeon26x2 comes with the machines")
 }
 
-/// A program that takes 512 MiB, and receives 40 MB/s on 4 vCPUs.
+/// Returns a program that uses 512 MiB and receives 40 MB/s on 4 vCPUs.
 fn receiver() -> Workload {
     let text = "name = \"receiver\"\nabout = \"test\"\n[program]\nthreads = \"one-per-vcpu\"\ninstructions_g_per_thread = 50.0\n\
                 cpi_core = 0.85\nllc_accesses_per_kilo_instruction = 0.01\nmisses_in_flight = 4.0\nhits_in_flight = 6.0\n\
@@ -24,7 +24,7 @@ fn receiver() -> Workload {
     Workload::from_toml("test.toml", text).expect("a possible workload")
 }
 
-/// A driver domain of 4 GiB on node 1, and a VM of 4 vCPUs and 2 GiB on node 0 behind it.
+/// Returns a driver domain of 4 GiB on node 1, and a VM of 4 vCPUs and 2 GiB on node 0 that uses it.
 fn scenario(transfer: Transfer, pool: Option<PoolSpec>) -> Scenario {
     let cpus = |first: u32| (first..first + 4).map(CpuId).collect::<CpuSet>();
     let driver = VmSpec::new("privvm", 4, Bytes::from_gib(4), "idle")
@@ -65,10 +65,10 @@ fn vm(report: &TwinReport) -> &VmReport {
 fn flipping_moves_memory_as_two_urns_mix_and_copying_moves_none() {
     let flipped = ended(&scenario(Transfer::Flip, None));
     let flips = vm(&flipped).driver_domain.unwrap();
-    // Every page that the program requested passed; a part of a page may be left.
+    // Every page that the program requested has passed, except perhaps a last page that is not full.
     assert!(flips.pages_flipped.abs_diff(vm(&flipped).io_bytes / PAGE_BYTES) <= 1);
     assert_eq!(flips.pages_copied, 0);
-    // All but the kernels' 64 MiB: urns of 2 GiB and 4 GiB less that.
+    // The urns: 2 GiB and 4 GiB, each less what its kernel has.
     let (guest, driver) = (2032.0 * 256.0 - 48.0 * 256.0, 4032.0 * 256.0);
     let mixed = driver / (guest + driver);
     let n = flips.pages_flipped as f64;
@@ -80,7 +80,7 @@ fn flipping_moves_memory_as_two_urns_mix_and_copying_moves_none() {
     let copies = vm(&copied).driver_domain.unwrap();
     assert_eq!((copies.pages_flipped, copies.pages_away), (0, 0));
     assert!(copies.pages_copied.abs_diff(vm(&copied).io_bytes / PAGE_BYTES) <= 1);
-    // Copies cross the link from the driver domain's node, 4096 bytes each; otherwise only that node's idle kernel uses it.
+    // Copies cross the link from the driver domain's node, 4096 bytes each. Otherwise only that node's idle kernel uses the link.
     let link = |report: &TwinReport| report.links.iter().find(|link| link.to.0 == 0).unwrap().bytes as f64;
     let bytes = (copies.pages_copied * PAGE_BYTES) as f64;
     assert!(link(&copied) >= bytes && link(&copied) < 1.02 * bytes);
@@ -88,7 +88,8 @@ fn flipping_moves_memory_as_two_urns_mix_and_copying_moves_none() {
 
 #[test]
 fn pages_of_vm_driver_domain_and_host_add_up_at_any_time() {
-    // Debug assertions check it in every epoch for nodes; this test for each VM, while a balloon and a migration go on too.
+    // Debug assertions check this for nodes in every epoch. This test checks it for each VM while a balloon and a migration act,
+    // too.
     let mut with_events = scenario(Transfer::Flip, Some(PoolSpec::default()));
     with_events.vms[1].then = vec![NextProgram::new("receiver").doing(0.1)];
     let event = |at_s, action| homenode_twin::EventSpec {
@@ -137,7 +138,7 @@ fn the_next_program_gets_what_flips_left_unless_there_is_a_pool() {
     };
     let (share, flips) = after(None);
     let away = flips.pages_away as f64 / (2.0 * 256.0 * 1024.0);
-    // The second program made a tenth as many flips again.
+    // The second program added a tenth as many flips.
     assert!(
         share > 0.1 && share < away && share > 0.8 * away,
         "{share} of {away}"
@@ -199,9 +200,9 @@ fn the_driver_domain_runs_what_its_vms_io_and_its_repatriation_take() {
     twin.commit(&plan).unwrap();
     twin.wait(Ns::from_secs(3));
     let (ran, owed) = (running(&mut twin) - ran_before, owed(&twin) - owed_before);
-    // 20000 pages of 3 us and a copy each, in addition to what I/O takes in the meantime.
+    // 20000 pages at 3 us and a copy each, in addition to the I/O of this time.
     assert!(owed > 0.06, "{owed}");
-    // Its debt for the last second is not run yet; its own timers take a little.
+    // The debt of the last second has not been run yet. The driver domain's own timers take a little time.
     assert!(ran > 0.9 * owed - 0.05 && ran < owed + 0.1, "{ran} for {owed}");
 }
 

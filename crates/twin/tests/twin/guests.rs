@@ -16,7 +16,7 @@ fn pages(twin: &mut Twin, vm: usize) -> Vec<u64> {
     pages.values().map(|pages| pages.0).collect()
 }
 
-/// Pages that VMs hold and that nodes have free: all there are, or the test fails.
+/// Asserts that the pages that VMs hold and the pages that nodes have free add up to all pages.
 fn assert_conserved(twin: &mut Twin, when: &str) {
     let sample = twin.sample().expect("the twin always answers");
     for (id, node) in sample.nodes.iter() {
@@ -35,7 +35,7 @@ fn imbalance(accesses: &NodeMap<u64>) -> f64 {
     homenode_host::imbalance(&accesses).expect("memory was accessed")
 }
 
-/// Runs a VM of 8 vCPUs for some seconds after its boot, and reports all but the first two.
+/// Runs a VM of 8 vCPUs for some seconds after its boot. Returns the report without the first two seconds.
 fn measured(machine: &Machine, scenario: &Scenario) -> TwinReport {
     let mut twin = start(machine, scenario);
     twin.wait(Ns::from_secs(3));
@@ -67,10 +67,10 @@ fn a_round_1g_vm_has_whole_gibs_on_one_node_and_its_first_and_last_on_all() {
     let mut twin = start(&amd48(), &one(Hypervisor::Xen, spec, &[common::stream()]));
     twin.wait(Ns::from_secs(4));
     let gib = Bytes::from_gib(1).to_pages().0;
-    // GiBs 1 to 5 are whole; 0 and 6 are dealt by 2 MiB.
+    // GiBs 1 to 5 are dealt whole; GiBs 0 and 6 are dealt by 2 MiB.
     let whole = [1, 1, 1, 1, 1, 0, 0, 0];
     assert_eq!(pages(&mut twin, 0), whole.map(|whole| whole * gib + 2 * gib / 8));
-    // The program has 512 MiB above 4 GiB: all of it is in GiB 4.
+    // The program has 512 MiB from 4 GiB on, so all of it is in GiB 4.
     let report = twin.report();
     let accesses: Vec<u64> = report.vms[0].accesses_by_node.values().copied().collect();
     assert!(
@@ -83,7 +83,7 @@ fn a_round_1g_vm_has_whole_gibs_on_one_node_and_its_first_and_last_on_all() {
 
 #[test]
 fn a_few_hot_pages_dealt_in_turn_are_uneven() {
-    // Half of all accesses go to 9 of 65 536 pages: two of them on one node, one on each other.
+    // Half of all accesses go to 9 of 65 536 pages. One node has two of these, every other node one.
     let mut hot = program("hot", 30.0, 1.0, 16.0, "shared");
     hot.program.as_mut().unwrap().regions[0].heat = vec![
         homenode_twin::workload::HeatClass {
@@ -146,7 +146,7 @@ fn memory_initialised_by_one_is_on_one_node_unless_it_is_dealt_out() {
         )
     };
     let (by_one, dealt) = (run(Allocation::FirstTouch), run(Allocation::Interleave));
-    // [Policies, table 1]: programs of this kind are at 230 to 263 percent; the limit is sqrt(7).
+    // [Policies, table 1]: programs of this kind have 230 to 263 percent; the limit is sqrt(7).
     assert!(
         (by_one.imbalance.unwrap() - 7.0_f64.sqrt()).abs() < 1e-3,
         "{by_one:?}"
@@ -275,7 +275,7 @@ fn a_vm_that_gets_all_its_memory_at_creation_needs_all_of_it() {
 
 #[test]
 fn a_share_of_a_program_lies_where_its_guests_life_left_it() {
-    // 6 vCPUs on node 3 of 8. Of 0.4 of the program's 6 x 256 MiB an eighth is on each node, the rest on node 3.
+    // 6 vCPUs on node 3 of 8. The program has 6 x 256 MiB. An eighth of 0.4 of this is on each node; the rest is on node 3.
     let machine = amd48();
     let mut spec = vm("stream").on_cpus(cores(&machine, 3, 0, 6));
     (spec.vcpus, spec.memory_scattered) = (6, 0.4);
@@ -311,7 +311,7 @@ fn a_share_of_a_program_lies_where_its_guests_life_left_it() {
             "node {node}: {scattered:?}, {fresh:?}"
         );
     }
-    // Not if pages are placed again.
+    // The setting has no effect if pages are placed again.
     spec.memory_scattered = 0.4;
     spec.memory_policy = Placing::Round4k.alone();
     let refused = Twin::new(machine, &one(Hypervisor::Xen, spec, &[common::stream()]), 1).unwrap_err();
@@ -321,7 +321,7 @@ fn a_share_of_a_program_lies_where_its_guests_life_left_it() {
 #[test]
 fn a_vcpu_pinned_one_to_one_runs_on_its_own_cpu_and_nowhere_else() {
     let machine = amd48();
-    // Two VMs on the same six CPUs, with sleepers that a scheduler would move about.
+    // Two VMs on the same six CPUs, with sleepers that a scheduler would move between CPUs.
     let on = cores(&machine, 3, 0, 6);
     let spec = |name: &str| {
         let mut spec = vm("meeting").on_cpus(on.clone()).pinned();
@@ -349,7 +349,7 @@ fn act(twin: &mut Twin, action: Action) {
     twin.commit(&plan).expect("a possible plan");
 }
 
-/// Has the scenario's operator pin the two vCPUs of VM `a` to the first cores of nodes, at these seconds.
+/// Makes the scenario's operator pin the two vCPUs of VM `a` to the first cores of these nodes at these seconds.
 fn pinned(scenario: Scenario, to: &[(u64, u16)]) -> Scenario {
     to.iter().fold(scenario, |scenario, (at_s, node)| {
         let cpus = cores(&amd48(), *node, 0, 2);
@@ -366,7 +366,7 @@ fn a_guest_with_stale_virtual_nodes_allocates_where_its_vcpus_were() {
     for (vnuma, expected) in [(Vnuma::Static, 2), (Vnuma::None, 5)] {
         let mut spec = VmSpec::new("a", 2, Bytes::from_gib(4), "stream").on_cpus(cores(&amd48(), 2, 0, 2));
         spec.vnuma = vnuma;
-        // It boots on node 2; its program has not begun.
+        // The VM boots on node 2; its program has not begun by second 1.
         let scenario = pinned(one(Hypervisor::Kvm, spec, &[common::stream()]), &[(1, 5)]);
         let mut twin = start(&amd48(), &scenario);
         twin.wait(Ns::from_secs(4));
@@ -378,7 +378,7 @@ fn a_guest_with_stale_virtual_nodes_allocates_where_its_vcpus_were() {
 
 #[test]
 fn a_full_virtual_node_sends_pages_to_the_other() {
-    // vCPU 0 and 1 on nodes 1 and 4, so two virtual nodes of 256 MiB; one thread touches 384 MiB and little else.
+    // vCPUs 0 and 1 are on nodes 1 and 4, so there are two virtual nodes of 256 MiB. One thread touches 384 MiB and little else.
     let machine = amd48();
     let mut shared = program("shared", 30.0, 1.0, 16.0, "initialised-by-one");
     shared.program.as_mut().unwrap().regions[0].size = Bytes::from_mib(384);
@@ -401,7 +401,7 @@ fn a_full_virtual_node_sends_pages_to_the_other() {
     );
 }
 
-/// A VM of two copies of `stream`, on node 0 from the start and then on others, whose kernel moves pages.
+/// Returns a VM of two copies of `stream`, on node 0 from the start and later on other nodes, whose kernel moves pages.
 fn with_autonuma(work: f64, to: &[(u64, u16)]) -> Twin {
     let mut spec = VmSpec::new("a", 2, Bytes::from_gib(4), "stream").on_cpus(cores(&amd48(), 0, 0, 2));
     spec.autonuma = true;
@@ -415,11 +415,11 @@ fn autonuma_brings_memory_home_and_then_stops() {
     let mut twin = with_autonuma(100.0, &[(4, 3), (48, 6)]);
     twin.wait(Ns::from_secs(4));
     assert_eq!(twin.report().vms[0].guest_pages_moved, 0, "nothing is remote");
-    // In the first passes one fault is enough: the next pass, about 2 s at most after this, moves everything.
+    // In the first passes one fault is enough, so the next pass, at most about 2 s after this, moves everything.
     twin.wait(Ns::from_secs(4));
     assert_eq!(twin.report().vms[0].guest_pages_moved, program);
     assert!(pages(&mut twin, 0)[3] >= program);
-    // Later a page moves at the second fault from a node: not in the pass that is due first, but after the second.
+    // Later a page moves at the second fault from a node: not in the next pass, but in the one after it.
     twin.wait(Ns::from_secs(40));
     twin.mark();
     assert_eq!(twin.report().vms[0].guest_pages_moved, 0, "it has converged");
@@ -444,13 +444,13 @@ fn autonuma_scans_within_its_bound_and_costs_what_it_moves() {
     assert!(twin.run_to_end(Ns::from_secs(200)));
     let report = twin.report();
     let (runtime, scan) = (report.vms[0].runtime_s.unwrap(), report.vms[0].guest_scan_s);
-    // Each of the two processes scans for a 32nd of its time at most.
+    // Each of the two processes scans for at most a 32nd of its time.
     assert!(
         scan > 0.0 && scan <= 2.0 * runtime / 32.0,
         "{scan} s of scans in {runtime} s"
     );
     assert!(report.vms[0].guest_pages_moved >= Bytes::from_mib(512).to_pages().0);
-    // Without AutoNUMA memory stays remote, and the program takes longer.
+    // Without AutoNUMA the memory stays remote, and the program takes longer.
     let spec = VmSpec::new("a", 2, Bytes::from_gib(4), "stream").on_cpus(cores(&amd48(), 0, 0, 2));
     let scenario = one(Hypervisor::Native, spec.doing(8.0), &[common::stream()]);
     let mut without = start(&amd48(), &pinned(scenario, &[(3, 3)]));
@@ -474,7 +474,7 @@ fn autonuma_of_a_stale_guest_moves_nothing() {
     assert!(report.vms[0].guest_scan_s > 0.0);
 }
 
-/// One VM of each kind of guest and policy that a hypervisor allows, sharing a host.
+/// Returns one VM for each kind of guest and policy that a hypervisor allows, all on one host.
 fn all_kinds(hypervisor: Hypervisor) -> Scenario {
     let mut vms = Vec::new();
     for policy in [
@@ -553,7 +553,7 @@ fn all_kinds_of_guests_repeat_byte_for_byte() {
 
 #[test]
 fn autonuma_begins_anew_with_the_next_program() {
-    // The second program, of another region, begins on node 0, and its vCPUs are moved to node 1.
+    // The second program, which has another region, begins on node 0, and its vCPUs are then moved to node 1.
     for hypervisor in [Hypervisor::Native, Hypervisor::Kvm] {
         let machine = amd48();
         let mut spec = VmSpec::new("a", 2, Bytes::from_gib(4), "inert").doing(0.5);

@@ -1,4 +1,4 @@
-//! The twin as a host: contract, counts, scheduling, memory.
+//! The twin as a host: the contract, counts, scheduling, memory.
 
 use crate::common::{bound, cores, node, r910, scenario};
 use homenode_host::conformance::{CHECKS, Verdict};
@@ -55,7 +55,7 @@ fn the_twin_conforms_to_the_contract() {
                 Err(message) => panic!("{name}: {}: {message}", check.name),
             }
         }
-        // Acts that the twin does not perform, with the reason.
+        // Acts that the twin does not carry out, with the reasons.
         let expected = [
             "the host names no virtual nodes of it",
             "the twin has no resctrl",
@@ -69,7 +69,7 @@ fn the_twin_conforms_to_the_contract() {
     }
 }
 
-/// A twin that reports some acts as done without doing anything.
+/// A twin that reports some acts as done without carrying them out.
 struct Idle(Twin, fn(&Act) -> bool);
 
 impl Host for Idle {
@@ -148,7 +148,7 @@ fn a_quota_throttles_until_its_lease_ends() {
     };
     assert_eq!(commit(&mut twin, limit(Ns::from_secs(2))), Outcome::Done);
     twin.wait(Ns::from_secs(1));
-    // Renewed after a second, it ends three seconds after it was set.
+    // The limit is renewed after a second and ends three seconds after it was set.
     assert_eq!(commit(&mut twin, limit(Ns::from_secs(2))), Outcome::Renewed);
     let mut before = twin.sample().unwrap();
     let mut ran = |twin: &mut Twin| {
@@ -214,7 +214,7 @@ fn cpu_time_is_conserved() {
         busy >= running,
         "vCPUs ran {running} ns, CPUs were busy {busy} ns"
     );
-    // The rest is host daemons: about 0.4 percent of a CPU per node.
+    // The rest is the host's daemons: about 0.4 percent of a CPU per node.
     assert!(
         ((busy - running) as f64) < 0.05 * sample.at.as_f64(),
         "{} ns unaccounted",
@@ -291,8 +291,8 @@ fn hard_affinity_is_obeyed() {
 
 #[test]
 fn nobody_pins_and_vcpus_scatter() {
-    // Without an agent, threads that sleep at barriers wander over nodes and leave their memory behind; how often
-    // depends on the seed.
+    // Without an agent, threads that sleep at barriers wander over nodes and leave their memory behind. How many times depends on
+    // the seed.
     let mut changes = 0;
     for seed in 1..=3 {
         let mut twin = Twin::new(r910(), &Scenario::tavo_mixed(), seed).unwrap();
@@ -316,7 +316,7 @@ fn first_touch_follows_the_vcpu() {
     let mut twin = twin(&machine, vec![spec]);
     twin.wait(Ns::from_secs(3));
     let sample = twin.sample().unwrap();
-    // The program's 2 x 256 MiB and the 64th of 4 GiB of the guest's kernel.
+    // The program's 2 x 256 MiB, and a 64th of 4 GiB for the guest's kernel.
     let expected = (Bytes::from_mib(2 * 256 + 64)).to_pages().0;
     assert_eq!(pages_on(&sample, 0), [0, 0, expected, 0]);
     let used = sample.nodes[NodeId(2)].memory_total_bytes.0 - sample.nodes[NodeId(2)].memory_free_bytes.0;
@@ -398,7 +398,7 @@ fn moved_pages_add_up_take_time_and_cost_the_vm() {
         rate_moving < rate_before,
         "{rate_moving} instructions per second while moving, {rate_before} before"
     );
-    // Everything is home: the next move has nothing to do and takes no time.
+    // Everything is at home, so the next move has nothing to do and takes no time.
     gather(&mut twin, vm, to.clone(), Pages(u64::MAX));
     let at = twin.now();
     let outcome = gather(&mut twin, vm, to, Pages(u64::MAX));

@@ -6,28 +6,29 @@ use homenode_machine_files::preset;
 use homenode_twin::{EventAction, Hypervisor, Scenario, Twin, TwinReport, VmSpec, Workload};
 use homenode_units::{Bytes, BytesPerSec, NodeId, Ns, Placing};
 
-/// \[Policies\]'s machine: its disk is on node 6.
+/// Returns the machine of \[Policies\], whose disk is on node 6.
 fn amd48() -> Machine {
     preset("amd48").expect("amd48 comes with the machines")
 }
 
 const BANDWIDTH: f64 = 265e6;
 
-/// The machine with another disk.
+/// Returns the machine with a disk of another bandwidth.
 fn with_disk(bandwidth: u64) -> Machine {
     let mut machine = amd48();
     machine.devices[1].bandwidth = Some(BytesPerSec(bandwidth));
     machine
 }
 
-/// The machine without any figure of its disk.
+/// Returns the machine without any figures of its disk.
 fn without_disk() -> Machine {
     let mut machine = amd48();
     machine.devices[1].bandwidth = None;
     machine
 }
 
-/// A program that lives in its private caches and reads: 64 bytes per thousand instructions are 200 MB/s of a thread.
+/// Returns a program whose data fits its private caches and that reads: 64 bytes per thousand instructions are 200 MB/s per
+/// thread.
 fn reader(bytes_per_kilo_instruction: f64, request: &str, barrier: &str) -> Workload {
     let threads = if barrier.is_empty() {
         "one-copy-per-vcpu"
@@ -46,7 +47,7 @@ fn reader(bytes_per_kilo_instruction: f64, request: &str, barrier: &str) -> Work
 
 const BARRIER: &str = "[program.barrier]\ninterval_m_instructions = 5.0\nimbalance = 0.1\n";
 
-/// A VM of 2 vCPUs on node 0, its memory there.
+/// Returns a VM of 2 vCPUs on node 0, with its memory there.
 fn vm(machine: &Machine) -> VmSpec {
     bound(machine, "a", "reader", 0, 0, 0)
 }
@@ -65,7 +66,7 @@ fn ended(machine: &Machine, scenario: &Scenario) -> TwinReport {
     twin.report()
 }
 
-/// Bytes per second that the VM reads once its program runs.
+/// Returns the bytes per second that the VM reads once its program runs.
 fn rate(machine: &Machine, mut scenario: Scenario) -> f64 {
     scenario.vms[0].work_share = 10.0;
     let mut twin = start(machine, &scenario);
@@ -86,7 +87,7 @@ fn close(is: f64, expected: f64, tolerance: f64) {
 #[test]
 fn a_program_that_needs_more_than_its_device_gives_runs_at_the_devices_bandwidth() {
     let machine = amd48();
-    // 2 threads of 200 MB/s; twice that if barriers now and then leave the device without a request.
+    // 2 threads at 200 MB/s; twice that if barriers leave the device without a request now and then.
     for (bytes, barrier) in [(64.0, ""), (128.0, BARRIER)] {
         let scenario = one(&machine, reader(bytes, "128KiB", barrier));
         close(rate(&machine, scenario), BANDWIDTH, 0.02);
@@ -95,7 +96,7 @@ fn a_program_that_needs_more_than_its_device_gives_runs_at_the_devices_bandwidth
 
 #[test]
 fn a_device_that_feeds_a_program_costs_it_nothing() {
-    // 2 threads of 125 MB/s; of 78 MB/s if barriers make their requests coincide again and again.
+    // 2 threads at 125 MB/s; at 78 MB/s if barriers make their requests coincide again and again.
     for (bytes, request, barrier) in [
         (40.0, "128KiB", ""),
         (40.0, "1MiB", ""),
@@ -108,7 +109,7 @@ fn a_device_that_feeds_a_program_costs_it_nothing() {
     }
 }
 
-/// 4 KiB at a time, and 200 MB/s requested: each request takes its transfer and the latency.
+/// 200 MB/s requested, 4 KiB at a time: each request takes the time of its transfer and the latency.
 #[test]
 fn small_requests_of_one_thread_are_bounded_by_latency() {
     let machine = amd48();
@@ -149,7 +150,7 @@ fn a_latency_that_a_machine_does_not_state_is_the_native_one() {
     );
 }
 
-/// A disk of 4 GB/s on node 6, read into memory of node 0.
+/// A disk of 4 GB/s on node 6 is read into memory of node 0.
 #[test]
 fn data_from_a_remote_device_loads_links_and_speeds_nobody_up() {
     let machine = with_disk(4_000_000_000);
@@ -161,7 +162,7 @@ fn data_from_a_remote_device_loads_links_and_speeds_nobody_up() {
             vms: vec![other, scenario.vms[0].clone()],
             ..scenario
         };
-        // It reads for as long as the other runs.
+        // The second VM reads for as long as the first one runs.
         scenario.vms[1].work_share = 20.0;
         let alone = without_disk();
         let run = |machine: &Machine| {
@@ -194,7 +195,7 @@ fn data_from_a_remote_device_loads_links_and_speeds_nobody_up() {
 fn every_byte_asked_for_is_moved_once() {
     let machine = amd48();
     let hops = machine.route(NodeId(6), NodeId(0)).expect("there is one").len() as f64;
-    // 10 KiB do not divide anything; requests of 4 KiB go to the device several at a time.
+    // 10 KiB divide no other figure evenly; requests of 4 KiB go to the device several at a time.
     for (request, bytes, barrier) in [
         ("10KiB", 10240.0, BARRIER),
         ("4KiB", 4096.0, ""),
@@ -205,7 +206,7 @@ fn every_byte_asked_for_is_moved_once() {
         let report = twin.report();
         let asked = report.vms[0].io_bytes as f64;
         let profiled = report.vms[0].instructions_g * 1e9 * 64.0 / 1e3;
-        // A request of each thread; small ones of 100 us together.
+        // One request of each thread; small requests of 100 us go together.
         let slack = 2.0 * f64::max(bytes, 200e6 * 100e-6 + bytes);
         assert!(
             (asked - profiled).abs() <= slack,
@@ -289,7 +290,7 @@ fn the_disk_of_seed_004_feeds_its_programs() {
         };
         let ((with, bytes), (without, _)) = (rate(&amd48()), rate(&without_disk()));
         close(with, without, 0.01);
-        // Two seconds see some requests of every thread more or less.
+        // Two seconds include a few requests of every thread more or less.
         close(bytes, published, 0.05);
     }
 }

@@ -1,4 +1,4 @@
-//! Monotone sanity: rules that every machine obeys, whatever runs on it. VMs are pinned, each with its memory on one node.
+//! Monotonicity: rules that every machine obeys, whatever runs on it. VMs are pinned, each with its memory on one node.
 
 use crate::common;
 use crate::common::{bound, node, r910, runtime, scenario};
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 const PROGRAMS: [&str; 5] = ["stream", "cached", "inert", "soplex", "cg.B"];
 
-/// Effect that one epoch's resolution and damping may have in the other direction.
+/// Largest effect in the wrong direction that the resolution and damping of one epoch may have.
 const SLACK: f64 = 1.002;
 
 fn program() -> impl Strategy<Value = &'static str> {
@@ -25,7 +25,7 @@ fn shortened(mut spec: VmSpec) -> VmSpec {
     spec
 }
 
-/// Two VMs, somewhere, with memory somewhere.
+/// Returns two VMs on given nodes, with memory on given nodes.
 fn two(machine: &Machine, programs: (&str, &str), at: (u16, u16, u16, u16)) -> Vec<VmSpec> {
     let (cpus1, memory1, cpus2, memory2) = at;
     vec![
@@ -63,7 +63,8 @@ proptest! {
         let machine = r910();
         let before = reports(&machine, two(&machine, (one, other), at));
         let after = reports(&faster(machine.clone(), factor), two(&machine, (one, other), at));
-        // The last to end: a faster neighbour may take more of a cache while both run.
+        // The time of the program that ends last. A faster neighbour may take more of a cache while both run, so single times may
+        // rise.
         let last = |vms: &[VmReport]| vms.iter().filter_map(|vm| vm.runtime_s).fold(0.0, f64::max);
         prop_assert!(last(&after) <= last(&before) * SLACK, "{} after {}", last(&after), last(&before));
     }

@@ -1,4 +1,4 @@
-//! Permits that the twin's host enforces itself.
+//! Permits that the twin's host itself enforces.
 
 use crate::common::inert;
 use homenode_host::Host;
@@ -10,7 +10,7 @@ use homenode_units::{Bytes, CpuId, CpuSet, Ns};
 
 const ENFORCERS: [Enforcer; 3] = [Enforcer::Ks4xen, Enforcer::Ks4linux, Enforcer::Ks4pisces];
 
-/// A VM of one vCPU with a CPU of its own, and a permit.
+/// Returns a VM of one vCPU with a CPU of its own and a permit.
 fn vm(name: &str, program: &str, cpu: u32, permit: &str) -> VmSpec {
     VmSpec::new(name, 1, Bytes::from_mib(1200), program)
         .doing(100.0)
@@ -31,7 +31,7 @@ fn twin(scenario: &Scenario) -> Twin {
     Twin::new(preset("e5_1603v3").expect("a preset"), scenario, 1).expect("the scenario fits")
 }
 
-/// Ten seconds after five of warm-up.
+/// Returns the report of ten seconds after five seconds of warm-up.
 fn after(scenario: &Scenario) -> TwinReport {
     let mut twin = twin(scenario);
     twin.wait(Ns::from_secs(5));
@@ -49,7 +49,7 @@ fn a_polluter_stays_within_its_permit_under_every_enforcer() {
     for enforcer in ENFORCERS {
         let report = after(&scenario(enforcer, vec![vm("a", "lbm", 0, "250k")]));
         let permit = permit(&report, 0);
-        // lbm by itself causes 3 million per slice. One tick (KS4Linux: one period) causes at most a few slices' worth.
+        // Alone, lbm causes 3 million per slice. One tick (KS4Linux: one period) causes at most a few slices' worth.
         let off = permit.used_per_slice / 250_000.0 - 1.0;
         assert!(off.abs() < 0.03, "{enforcer:?}: {permit:?}");
         assert!(permit.throttled_s > 8.0, "{enforcer:?}: {permit:?}");
@@ -59,7 +59,7 @@ fn a_polluter_stays_within_its_permit_under_every_enforcer() {
 #[test]
 fn who_stays_within_its_permit_is_never_stopped() {
     for enforcer in ENFORCERS {
-        // gcc by itself causes about 16 thousand per slice.
+        // Alone, gcc causes about 16 thousand per slice.
         let report = after(&scenario(enforcer, vec![vm("a", "gcc", 0, "60k")]));
         let permit = permit(&report, 0);
         assert_eq!(
@@ -78,7 +78,7 @@ fn nobody_is_punished_for_what_others_evict() {
     );
     let replayed = permit(&after(&scenario), 0);
     assert_eq!(replayed.punished_count, 0);
-    // The same VM by its counters: next to lbm it misses eight times as often, and pays for it.
+    // The same VM, metered by its counters: next to lbm it misses eight times as often, and pays for that.
     scenario.attribution = Attribution::Counted;
     let counted = permit(&after(&scenario), 0);
     assert!(counted.punished_count > 10, "{counted:?}");
@@ -111,7 +111,7 @@ fn a_vm_that_leaves_while_over_is_free_when_it_comes_back() {
         let mut twin = twin(&scenario);
         twin.wait(Ns::from_millis(4_500));
         assert!(permit(&twin.report(), 0).throttled_s > 0.5, "{enforcer:?}");
-        // It boots at full speed: a second of its time is a second.
+        // The VM boots at full speed: its vCPU runs all of the time.
         let ran = |twin: &mut Twin| twin.sample().expect("the twin answers").vms[0].vcpus[0].running_ns;
         twin.wait(Ns::from_millis(550));
         let before = ran(&mut twin);

@@ -1,4 +1,4 @@
-//! Memory policies in the hypervisor: observed use of pages, moving single pages, switching while a VM runs.
+//! Memory policies in the hypervisor: observed use of pages, moving single pages, switching policies while a VM runs.
 
 use crate::common::{cores, program};
 use homenode_host::{
@@ -23,7 +23,8 @@ fn endless(name: &str, kind: &str) -> Workload {
     workload
 }
 
-/// A VM of 8 vCPUs, on the first core of each node; one thread initialises its memory or each thread has its own.
+/// Returns a VM of 8 vCPUs, one on the first core of each node. Either one thread initialises its memory or each thread has its
+/// own.
 fn spec(kind: &str, policy: MemoryPolicy) -> VmSpec {
     let machine = amd48();
     let one_each = (0..8).map(|node| cores(&machine, node, 0, 1));
@@ -109,7 +110,7 @@ fn a_page_of_one_thread_shows_one_node_and_a_page_of_all_shows_many() {
             "first touch is local: {used:?}"
         );
     }
-    // 0.3 of them write.
+    // 0.3 of the samples are writes.
     let writes: u64 = seen
         .iter()
         .map(|used| used.pages.0 * u64::from(used.writes))
@@ -117,7 +118,7 @@ fn a_page_of_one_thread_shows_one_node_and_a_page_of_all_shows_many() {
     assert!((writes as f64 / samples(&seen) as f64 - 0.3).abs() < 0.03);
 
     let mut shared = endless("shared", "initialised-by-one");
-    // A sixteenth of a MiB: 16 pages, which samples of all threads hit often.
+    // A sixteenth of a MiB is 16 pages, each of which gets many samples from all threads.
     shared.program.as_mut().unwrap().regions[0].size = Bytes(1 << 16);
     let mut scenario = Scenario::of("shared", vec![spec("shared", carrefour)]);
     scenario.workloads = vec![shared];
@@ -148,7 +149,7 @@ fn samples_come_at_the_stated_rate_and_are_told_once() {
         };
         (sum(&after) - sum(&before)) as f64
     };
-    // Nothing was moved, so every 0x3FFE0th cycle; 30 of 1000 instructions miss.
+    // No pages were moved, so every 0x3FFE0th cycle is sampled; 30 of 1000 instructions miss.
     let expected =
         grown(|c| c.cycles) / f64::from(0x3_FFE0) * grown(|c| c.llc_misses) / grown(|c| c.instructions);
     let got = samples(after.page_uses.as_ref().unwrap()) as f64;
@@ -156,7 +157,7 @@ fn samples_come_at_the_stated_rate_and_are_told_once() {
         (got - expected).abs() < 5.0 * expected.sqrt(),
         "{got} samples, {expected} expected"
     );
-    // Hardly one of 524 288 pages is hit twice: only sampled pages can be acted on.
+    // Hardly any of 524 288 pages is hit twice, and a policy can act only on sampled pages.
     let pages: u64 = after.page_uses.unwrap().iter().map(|used| used.pages.0).sum();
     assert!(pages as f64 > 0.99 * got && pages as f64 <= got);
     assert_eq!(samples(&uses(&mut twin)), 0, "no time has passed");
@@ -175,7 +176,7 @@ fn sampling_costs_a_guest_time_and_looking_changes_nothing() {
     };
     let free = instructions(Placing::FirstTouch.alone(), 1);
     let sampled = instructions(Placing::FirstTouch.with_carrefour(), 1);
-    // Nothing moves: 2000 cycles of every 0x3FFE0th.
+    // No pages move, so sampling takes 2000 of every 0x3FFE0 cycles.
     assert!(
         (sampled / free - (1.0 - 2000.0 / f64::from(0x3_FFE0))).abs() < 2e-3,
         "{}",
@@ -238,7 +239,7 @@ fn pages_that_are_not_there_or_find_no_room_stay() {
         from: NodeId(from),
         to: NodeId(to),
     };
-    // A frame that the guest does not have; pages of the kernel, all of which are where vCPU 0 was and the others were.
+    // Two frames that the guest does not have.
     let moves = vec![step(u64::MAX, 10, 0, 1), step(1 << 40, 10, 0, 1)];
     let done = commit(&mut twin, Act::MoveFrames { moves }.on(vm));
     assert_eq!(
@@ -250,7 +251,7 @@ fn pages_that_are_not_there_or_find_no_room_stay() {
         }
     );
     assert_eq!(pages(&mut twin), before);
-    // More than the class has there.
+    // More pages than the class has there.
     let moves = vec![step(0, 1 << 40, 0, 1), step(0, 5, 1, 2)];
     let Outcome::Moved { moved, left, .. } = commit(&mut twin, Act::MoveFrames { moves }.on(vm)) else {
         panic!("it moves what there is");
@@ -304,7 +305,7 @@ fn a_switch_to_round_4k_deals_out_what_is_touched_later_and_moves_nothing() {
         .map(|(now, then)| now - then)
         .collect();
     let (least, most) = (dealt.iter().min().unwrap(), dealt.iter().max().unwrap());
-    // The kernel is still booting when the switch comes: all but its first pages are dealt out as well.
+    // The kernel is still booting at the switch, so all but its first pages are dealt out as well.
     assert!(
         *least > Bytes::from_mib(MIB / 8).to_pages().0 && most - least <= 8,
         "{dealt:?}"
@@ -401,7 +402,7 @@ fn the_hosts_autonuma_brings_pages_to_a_blind_guests_threads_until_it_is_switche
     assert_eq!(off.report().vms[0].host_pages_moved, moved);
 }
 
-/// Returns the report of a VM under Carrefour over the second after `seconds`.
+/// Returns the report of a VM under Carrefour over the second that follows `seconds`.
 fn under_carrefour(kind: &str, policy: MemoryPolicy, seconds: u64) -> VmReport {
     let mut twin = run(Hypervisor::Xen, spec(kind, policy), 3);
     let machine = amd48();
@@ -431,7 +432,7 @@ fn under_carrefour(kind: &str, policy: MemoryPolicy, seconds: u64) -> VmReport {
 
 #[test]
 fn carrefour_evens_out_what_one_thread_initialised_as_fast_as_pages_are_sampled() {
-    // 256 MiB on one node at first: 65 536 pages, thousands of which are sampled in a second.
+    // 256 MiB are on one node at first: 65 536 pages, of which thousands are sampled in a second.
     let policy = Placing::FirstTouch.with_carrefour();
     let (soon, late) = (
         under_carrefour("initialised-by-one", policy, 2),
@@ -439,7 +440,7 @@ fn carrefour_evens_out_what_one_thread_initialised_as_fast_as_pages_are_sampled(
     );
     let (soon, late) = (soon.imbalance.unwrap(), late.imbalance.unwrap());
     assert!(soon > 1.5, "{soon} after 2 s: it cannot have seen most pages");
-    // It stops where the sample deviation is 35 percent of the mean.
+    // Carrefour stops where the standard deviation of the samples is 35 percent of the mean.
     assert!(late < 0.4, "{late} after 40 s");
 }
 
@@ -447,16 +448,17 @@ fn carrefour_evens_out_what_one_thread_initialised_as_fast_as_pages_are_sampled(
 fn carrefour_brings_private_pages_to_their_threads_where_pages_are_sampled_twice() {
     let policy = Placing::Round4k.with_carrefour();
     let local = |kind, seconds| under_carrefour(kind, policy, seconds).local_access_ratio.unwrap();
-    // 2048 pages per thread and some 250 samples, at the slow rate: a dozen pages have two.
+    // 2048 pages per thread and some 250 samples at the slow rate: a dozen pages have two samples.
     let (soon, late) = (local("hot", 1), local("hot", 40));
     assert!(soon < 0.2, "{soon}");
     assert!(late > 0.7, "{late}");
-    // Hardly one of 65 536 pages is sampled twice in a second, and nothing else shows where a page belongs.
+    // Hardly any of 65 536 pages is sampled twice in a second, and nothing else shows to which node a page belongs.
     let big = local("private", 40);
     assert!(big < 0.13, "{big}");
 }
 
-/// Runs wrmem on all CPUs of the paper's machine, its guest notifying the hypervisor this way, and reports one second.
+/// Runs wrmem on all CPUs of the paper's machine. Its guest notifies the hypervisor in this way. Returns the report of one
+/// second.
 fn wrmem(calls: ReleaseCalls) -> VmReport {
     let mut spec = VmSpec::new("a", 48, Bytes::from_gib(64), "wrmem");
     spec.release_calls = calls;
@@ -477,8 +479,8 @@ fn a_call_per_released_page_is_dear_and_queues_are_not() {
     ]
     .map(wrmem);
     let slower = |report: &VmReport| none.instructions_g / report.instructions_g;
-    // The guest's list of free pages is locked during a call, so 48 threads get one each in the time of 48 exits of 1500
-    // cycles and hand-overs of the lock; without calls a thread releases a page every 31 847 instructions.
+    // The guest's list of free pages is locked during a call. So 48 threads get one call each in the time of 48 exits of 1500
+    // cycles and 48 hand-overs of the lock. Without calls a thread releases a page every 31 847 instructions.
     let exits_us = 48.0 * 1500.0 / 2200.0;
     let gap_us = 31_847.0 / (none.instructions_g * 1e3 / 48.0);
     let bound = exits_us / gap_us;
@@ -511,7 +513,7 @@ fn released_pages_go_to_their_threads_once_first_touch_is_told_of_them() {
         assert_conserved(&mut twin);
         twin.report().vms[0].local_access_ratio.unwrap()
     };
-    // 100 pages of a million instructions: each of the 65 536 of a thread is released many times.
+    // 100 pages per million instructions: each of a thread's 65 536 pages is released many times.
     let first_touch = Placing::FirstTouch.alone();
     assert!(local(ReleaseCalls::Batched, first_touch) > 0.9);
     assert!(

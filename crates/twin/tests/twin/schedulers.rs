@@ -1,4 +1,4 @@
-//! Both schedulers in whole scenarios: run, waiting and throttled time in samples.
+//! Both schedulers in whole scenarios: running, waiting and throttled time in samples.
 
 use crate::common::{cores, inert, r910};
 use homenode_host::{Host, Sample};
@@ -14,12 +14,12 @@ fn twin(hypervisor: Hypervisor, vms: Vec<VmSpec>) -> Twin {
     Twin::new(r910(), &scenario, 1).expect("the scenario fits")
 }
 
-/// A VM that computes for longer than any test.
+/// Returns a VM that computes for longer than any test.
 fn vm(name: &str, vcpus: u16) -> VmSpec {
     VmSpec::new(name, vcpus, Bytes::from_gib(16), "inert").doing(1000.0)
 }
 
-/// Running, waiting and throttled time of a VM's vCPUs in CPUs' worth between two samples.
+/// Returns the running, waiting and throttled time of a VM's vCPUs between two samples, in CPUs.
 fn rates(before: &Sample, after: &Sample, at: usize) -> [f64; 3] {
     let sum = |sample: &Sample| {
         let vcpus = &sample.vms[at].vcpus;
@@ -55,7 +55,7 @@ fn assert_within_a_hundredth(what: &str, got: f64, expected: f64) {
 #[test]
 fn vms_share_cpus_by_weight() {
     for hypervisor in SCHEDULERS {
-        // Credits are a share of the whole host, and pinned VMs may not need theirs; shares hold on each CPU.
+        // Credits are a share of the whole host, and pinned VMs may not need all of theirs. Shares hold on each CPU.
         let cpus = match hypervisor {
             Hypervisor::Xen => r910().cpus.len() as u16,
             Hypervisor::Kvm | Hypervisor::Native => 1,
@@ -87,9 +87,9 @@ fn vms_share_cpus_by_weight() {
 
 #[test]
 fn the_fair_scheduler_shares_many_cpus_by_weight() {
-    // Two unpinned VMs with more vCPUs than CPUs: vCPUs and weights of each, and how far off Linux may leave them. On one
-    // node nothing, with these. Across nodes loads may differ by a quarter. With 24 and 32 vCPUs the imbalance is less than
-    // half of a heavier vCPU, so that only lighter ones are moved, and lose.
+    // Two unpinned VMs with more vCPUs than CPUs: vCPUs and weights of each, and the largest error that Linux may leave. On one
+    // node there is none in these cases. Across nodes loads may differ by a quarter. With 24 and 32 vCPUs the imbalance is less
+    // than half of a heavier vCPU, so only lighter vCPUs are moved, and they lose.
     let cases = [
         ("i7_pml", [(8, 256), (8, 512)], 0.01),
         ("i7_pml", [(8, 256), (8, 768)], 0.01),
@@ -134,7 +134,7 @@ fn a_capped_vm_is_throttled_and_says_so() {
         let (before, after) = over_half_a_minute(&mut twin);
         let [ran, waited, throttled] = rates(&before, &after, 0);
         assert_within_a_hundredth(&format!("{hypervisor:?}"), ran, 1.2);
-        // The contract: run-queue delay includes throttled time.
+        // According to the contract, run-queue delay includes throttled time.
         assert_within_a_hundredth(&format!("{hypervisor:?} throttled"), throttled, 2.8);
         assert!(
             waited >= throttled && waited < 2.85,

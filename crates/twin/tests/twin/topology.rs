@@ -1,4 +1,4 @@
-//! Topologies that change while guests run: vCPUs that change places, guests and runtime libraries that are notified or not.
+//! Topologies that change while guests run: vCPUs change places, and guests and runtime libraries are notified or not.
 
 use crate::common;
 use homenode_machine::Machine;
@@ -17,7 +17,7 @@ fn cpus(range: std::ops::Range<u32>) -> CpuSet {
     range.map(CpuId).collect()
 }
 
-/// A program that streams through memory which its runtime library hands out again every few seconds.
+/// Returns a program that streams through memory which its runtime library hands out again every few seconds.
 fn allocating(reuse: Reuse) -> Workload {
     let mut workload = common::program("allocating", 30.0, 1.0, 16.0, "private");
     let program = workload.program.as_mut().expect("it has one");
@@ -29,7 +29,7 @@ fn allocating(reuse: Reuse) -> Workload {
     workload
 }
 
-/// A VM on both nodes of a package, a vCPU for each of the twelve CPUs.
+/// Returns a VM on both nodes of a package, with a vCPU for each of the twelve CPUs.
 fn vm(vnuma: Vnuma, runtime_nodes: RuntimeNodes) -> VmSpec {
     let mut spec = VmSpec::new("a", 12, Bytes::from_gib(6), "allocating").on_cpus(cpus(0..12));
     (spec.vnuma, spec.runtime_nodes) = (vnuma, runtime_nodes);
@@ -59,7 +59,7 @@ fn vcpus_change_places_as_often_as_the_scenario_says() {
         ))
     };
     assert_eq!(changes(0.0).node_changes, 0, "every vCPU has a CPU to itself");
-    // 100 exchanges of two vCPUs each; three deviations of a Poisson count.
+    // 100 exchanges of two vCPUs each; three standard deviations of a Poisson count.
     let changed = changes(100.0).node_changes;
     assert!((140..=260).contains(&changed), "{changed} changes");
 }

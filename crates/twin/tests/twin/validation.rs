@@ -5,7 +5,7 @@ use homenode_twin::models::CLASSES;
 
 #[test]
 fn sharing_a_cache_errs_by_three_points_at_most_on_average() {
-    // The R910's cache; every second stream, against all others of those.
+    // The R910's cache: every second stream, paired with all others of these.
     let streams: Vec<_> = sharing::streams().into_iter().step_by(2).collect();
     let shape = sharing::shape_of("r910");
     let errors = sharing::compare(shape, &streams, &[CLASSES, 1], 150_000);

@@ -1,4 +1,4 @@
-//! Cost of waiting for guests: interrupts, a halted vCPU's way back, CPU time of spinning.
+//! What waiting costs guests: interrupts, a halted vCPU's way back into the guest, CPU time of spinning.
 
 use crate::common::{amd48, cores, meeting, one, program, start, vm};
 use homenode_host::Host;
@@ -7,7 +7,7 @@ use homenode_twin::workload::Waiting;
 use homenode_twin::{Hypervisor, Workload};
 use homenode_units::Ns;
 
-/// Runtime of a VM of 6 vCPUs on 6 CPUs, and the CPU time that its vCPUs used, in seconds.
+/// Returns the run time of a VM of 6 vCPUs on 6 CPUs, and the CPU time that its vCPUs used, in seconds.
 fn runtime(hypervisor: Hypervisor, workload: &Workload) -> (f64, f64) {
     runtime_on(&amd48(), hypervisor, workload)
 }
@@ -24,7 +24,7 @@ fn runtime_on(machine: &Machine, hypervisor: Hypervisor, workload: &Workload) ->
 
 #[test]
 fn who_releases_sleepers_pays_an_interrupt_for_each() {
-    // 20 001 barriers (one before the first interval), each with five sleepers: 0.9 us natively, 10.9 us virtually.
+    // 20 001 barriers (one before the first interval), each with five sleepers: 0.9 us natively, 10.9 us under a hypervisor.
     let (spin, _) = runtime(Hypervisor::Native, &meeting(Waiting::Spin));
     for (hypervisor, ipi_s) in [(Hypervisor::Native, 0.9e-6), (Hypervisor::Kvm, 10.9e-6)] {
         let (sleep, _) = runtime(hypervisor, &meeting(Waiting::Sleep));
@@ -46,7 +46,7 @@ fn who_halted_pays_for_its_way_back_under_a_hypervisor() {
     let more = |hypervisor, workload: &Workload| {
         runtime_on(&slow, hypervisor, workload).0 - runtime(hypervisor, workload).0
     };
-    // 20 001 barriers: the vCPU woken last sets the pace, 5 us late at each.
+    // 20 001 barriers. The vCPU woken last sets the pace and is 5 us late at each.
     let meeting = meeting(Waiting::Sleep);
     let (got, expected) = (more(Hypervisor::Kvm, &meeting), 20_001.0 * 5e-6);
     assert!(
@@ -54,7 +54,7 @@ fn who_halted_pays_for_its_way_back_under_a_hypervisor() {
         "{got} s, expected {expected}"
     );
     assert_eq!(more(Hypervisor::Native, &meeting), 0.0);
-    // 80 000 other wake-ups.
+    // 80 000 wake-ups other than at barriers.
     let mut waking = program("waking", 0.01, 0.02, 4.0, "private");
     waking.program.as_mut().unwrap().wakeups_per_m_instructions = 20.0;
     let (got, expected) = (more(Hypervisor::Xen, &waking), 80_000.0 * 5e-6);
@@ -72,7 +72,7 @@ fn spinning_costs_no_interrupts_but_cpu_time() {
         (virtual_ / native - 1.0).abs() < 1e-3,
         "{virtual_} virtual, {native} native"
     );
-    // Half of the work is waiting for the slowest: sleepers leave their CPUs, spinners keep them busy.
+    // Half of the time is spent waiting for the slowest: sleepers leave their CPUs, spinners keep them busy.
     let uneven = |waiting| {
         let mut workload = meeting(waiting);
         let barrier = workload

@@ -1,4 +1,4 @@
-//! Workload files: complete, sourced, possible, and faithful to the tables that are their inputs.
+//! Workload files: complete, with sources, possible, and faithful to the tables that are their inputs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use homenode_twin::workload::{RegionKind, RegionProfile, Threads, builtin, names
 use homenode_twin::{Hypervisor, Program, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, MemoryPolicy, Ns, Placing};
 
-/// Programs named in the seeds' tables, figures and texts, by their names here.
+/// The programs in the seeds' tables, figures and texts, by their names in the twin.
 const OF_SEEDS: &str = "
     astar bzip2 gcc hmmer lbm mcf milc omnetpp povray soplex sphinx3 xalancbmk
     bt.B cg.B ep.B ft.B is.B lu.B mg.B sp.B
@@ -51,7 +51,7 @@ fn program(name: &str) -> Program {
         .unwrap()
 }
 
-/// Rows of a published table by program, each cell by its column.
+/// Returns the rows of a published table by program, each cell by its column.
 fn table(file: &str) -> BTreeMap<String, BTreeMap<String, String>> {
     let text = fs::read_to_string(root().join("data/published").join(file)).unwrap();
     let mut lines = text.lines().filter(|line| !line.starts_with('#'));
@@ -142,7 +142,7 @@ fn every_workload_runs_alone_to_its_end() {
         } else {
             1
         };
-        // A fifth of a second at its solo speed, after boot and first touch.
+        // A fifth of a second at the program's solo speed, after boot and first touch.
         let share = 0.2 / program.solo_seconds(&machine, &hardware);
         let spec = VmSpec::new("alone", vcpus, Bytes::from_gib(48), name).doing(share);
         let scenario = Scenario::of("alone", vec![spec]);
@@ -158,7 +158,7 @@ fn shares<'a>(program: &'a Program, kind: RegionKind) -> impl Iterator<Item = &'
     program.regions.iter().filter(move |region| region.kind == kind)
 }
 
-/// 8 nodes: a share `s` on one node and the rest even has a relative standard deviation of `s * sqrt(7)`.
+/// On 8 nodes, a share `s` on one node with the rest spread evenly has a relative standard deviation of `s * sqrt(7)`.
 #[test]
 fn first_touch_imbalance_is_the_published_one() {
     for (name, row) in table("numa-policies-table1.csv") {
@@ -177,8 +177,9 @@ fn first_touch_imbalance_is_the_published_one() {
     }
 }
 
-/// Pages dealt in turn over 8 nodes: a region of `8 q + r` pages has a relative standard deviation of `sqrt(r (8 - r)) / (8
-/// q + r)`. If one thread's memory gets too few accesses for it (swaptions, ua.C), the published figure stays out of reach.
+/// Pages dealt in turn over 8 nodes: a region of `8 q + r` pages has a relative standard deviation of
+/// `sqrt(r (8 - r)) / (8 q + r)`. If one thread's memory gets too few accesses for this (swaptions, ua.C), the published figure
+/// cannot be reached.
 #[test]
 fn round_4k_imbalance_is_the_published_one() {
     for (name, row) in table("numa-policies-table1.csv") {
@@ -221,7 +222,7 @@ fn only_programs_with_published_inputs_are_calibrated() {
     }
 }
 
-/// Load of the most loaded link with this program on all of amd48, natively, in percent.
+/// Returns the load of the most loaded link with this program on all of amd48, without a hypervisor, in percent.
 fn busiest_link(name: &str, policy: MemoryPolicy) -> f64 {
     let mut spec = VmSpec::new("alone", 48, Bytes::from_gib(64), name);
     spec.memory_policy = policy;
@@ -236,8 +237,8 @@ fn busiest_link(name: &str, policy: MemoryPolicy) -> f64 {
     100.0 * twin.report().interconnect_load.unwrap()
 }
 
-/// The script that fits the profiles of \[Policies\] repeats the twin's equations, and writes the load that it found into
-/// each file's comment: "... percent, here 42 / 16, at ...".
+/// The script that fits the profiles of \[Policies\] repeats the twin's equations. It writes the load that it found into each
+/// file's comment: "... percent, here 42 / 16, at ...".
 #[test]
 fn links_are_loaded_as_the_script_says() {
     let files = files();

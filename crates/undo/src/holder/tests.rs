@@ -4,7 +4,7 @@ use rustix::fs::FlockOperation;
 
 use super::*;
 
-/// A process with these arguments that holds a lock by an inherited descriptor; killed at the end.
+/// A process with the given arguments that holds a lock through an inherited descriptor; killed when dropped.
 struct Other(Child);
 
 impl Other {
@@ -25,7 +25,7 @@ impl Other {
         Other(command.stdout(Stdio::null()).spawn().unwrap()).begun()
     }
 
-    /// Waits until it has its arguments: the kernel lets its parent continue before that.
+    /// Waits until the process has its arguments: its parent may continue before that.
     fn begun(self) -> Other {
         let cmdline = format!("/proc/{}/cmdline", self.0.id());
         while fs::read(&cmdline).unwrap().is_empty() {
@@ -34,7 +34,7 @@ impl Other {
         self
     }
 
-    /// Its record, as the guard of a dead agent.
+    /// The process's record, as the guard of a dead agent.
     fn as_guard(&self, state: &Path) -> Holder {
         let pid = self.0.id().cast_signed();
         let process = task::process(Path::new("/"), pid).unwrap().unwrap();
@@ -62,7 +62,7 @@ impl Drop for Other {
     }
 }
 
-/// A dead process: another process has its number.
+/// A dead process, whose number another process has now.
 fn dead() -> Process {
     Process {
         pid: std::process::id().cast_signed(),
@@ -70,7 +70,7 @@ fn dead() -> Process {
     }
 }
 
-/// A file with a lock that children inherit and share.
+/// A locked file; children inherit and share the lock.
 fn locked(dir: &Path) -> File {
     let lock = File::create_new(dir.join(format!("{:?}", Instant::now()))).unwrap();
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared).unwrap();
@@ -117,12 +117,12 @@ fn a_silent_guard_of_a_dead_agent_is_ended_and_no_other_process() {
         assert!(guard.is_alive() && bystander.is_alive(), "{why}");
         assert_eq!((watch.ended.len(), watch.stuck), (0, None), "{why}");
     }
-    // It holds another lock than the wanted one.
+    // This guard holds a lock other than the wanted one.
     let another = locked(state);
     let mut watch = Watch::new(&another, state, Duration::ZERO);
     watch.look([genuine.clone()]);
     assert!(guard.is_alive() && watch.ended.is_empty());
-    // It is watched first, and may show that it is alive.
+    // The guard is watched first, so that it has a chance to show that it is alive.
     let mut watch = Watch::new(&lock, state, Duration::from_secs(3600));
     watch.look([genuine.clone()]);
     assert!(guard.is_alive() && watch.ended.is_empty());

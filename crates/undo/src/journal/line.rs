@@ -8,14 +8,14 @@ use serde_json::Value;
 
 use super::{Entry, RUN, Start};
 
-/// Begins a rewritten file: nothing before it counts.
+/// Marks the start of a rewritten file: lines before it do not count.
 const RESET: &str = "reset";
 
 /// One line of the file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Line {
-    /// Ascending, the same in both copies. A line without a number follows the line before it.
+    /// Ascending, and the same in both copies. A line without a number has the number after the previous line's.
     #[serde(rename = "n", default, skip_serializing_if = "Option::is_none")]
     number: Option<u64>,
     vm: VmId,
@@ -43,7 +43,7 @@ impl Line {
         }
     }
 
-    /// Strikes out everything that earlier lines say.
+    /// Returns a line that strikes out everything in earlier lines.
     pub fn reset() -> Line {
         Line::none(VmId(0), RESET)
     }
@@ -66,8 +66,7 @@ impl Line {
         let is_whole =
             sum.len() == 8 && u32::from_str_radix(sum, 16).ok()? == crc32fast::hash(json.as_bytes());
         let line: Line = serde_json::from_str(json).ok().filter(|_| is_whole)?;
-        // If a run could not be read, its VM would silently disappear; with another VM's run the guard would undo on that
-        // other VM.
+        // If a run cannot be read, its VM would silently drop out; with another VM's run, the guard would undo on the wrong VM.
         let is_own = |start: Start| start.run.vm == line.vm;
         let starts = |entry: &Value| line.lever != RUN || Start::deserialize(entry).is_ok_and(is_own);
         line.entry.as_ref().is_none_or(starts).then_some(line)
@@ -106,15 +105,15 @@ impl Line {
 #[derive(Debug, Default)]
 pub(super) struct Replay {
     pub entries: BTreeMap<VmId, Entry>,
-    /// Lines with a bad checksum, in any copy.
+    /// Lines with a bad checksum, from all copies.
     pub damaged: Vec<Vec<u8>>,
-    /// Number of lines that no copy has.
+    /// Number of lines that are in no copy.
     pub lost: u64,
     /// The number of the next line.
     pub next: u64,
 }
 
-/// Merges copies of a journal: a line counts if one of them has it whole.
+/// Merges copies of a journal: a line counts if at least one copy has it intact.
 pub(super) fn replay(copies: &[&[u8]]) -> Replay {
     let mut replay = Replay::default();
     let mut lines = BTreeMap::new();
@@ -123,7 +122,7 @@ pub(super) fn replay(copies: &[&[u8]]) -> Replay {
             lines.entry(number).or_insert(line);
         }
     }
-    // Lines before the last reset may be missing.
+    // Lines before the last reset are not counted as lost.
     let reset = lines.iter().rev().find(|(_, line)| line.lever == RESET);
     let begin = reset
         .or_else(|| lines.iter().next())
@@ -132,7 +131,7 @@ pub(super) fn replay(copies: &[&[u8]]) -> Replay {
         .last_key_value()
         .map_or(0, |(number, _)| number.saturating_add(1));
     let kept = lines.range(begin..).count() as u64;
-    // A last line that is damaged in all copies leaves no gap.
+    // A last line that is damaged in all copies leaves no gap, so it does not count as lost.
     replay.lost = (replay.next - begin) - kept;
     lines
         .into_values()
@@ -140,7 +139,7 @@ pub(super) fn replay(copies: &[&[u8]]) -> Replay {
     replay
 }
 
-/// Reads the lines of one copy with their numbers. A torn last line is dropped: a crash leaves one.
+/// Reads the numbered lines of one copy. Drops a torn last line, which a crash leaves.
 fn read(bytes: &[u8], damaged: &mut Vec<Vec<u8>>) -> Vec<(u64, Line)> {
     let mut read = Vec::new();
     let mut next = 0;

@@ -6,7 +6,7 @@ use super::line::{Line, Replay, replay};
 use super::*;
 use levers::{Confined, Home, MemoryNodes, Moving, Pins, Quotas, Watched};
 
-/// Entries of levers, of several shapes.
+/// Journal entries of several shapes.
 pub(crate) mod levers {
     use homenode_host::{CpuQuota, Limit};
 
@@ -159,7 +159,7 @@ fn a_lifted_home_leaves_limits_and_how_the_vm_was() {
     let entry = journal.entry(VmId(1)).unwrap();
     assert!(!entry.has(&keys));
     assert_eq!((entry.get(), &entry.before), (Some(quotas()), &before()));
-    // Another program changed it: it is journalled again before it is touched, and the limit is still known.
+    // Another program changed the VM: it is journalled again before it is touched, and the limit is still known.
     let changed = Before {
         vcpus: [(0, cpus("1")), (1, cpus("0-3"))].into(),
         ..before()
@@ -241,7 +241,7 @@ fn a_damaged_line_is_set_aside_and_loses_no_other_vm() {
     );
 }
 
-/// What an agent does after a downgrade: a newer form reads as damage, and a damaged journal does not count as complete.
+/// After a downgrade, a newer format reads as damage, and a damaged journal does not count as complete.
 #[test]
 fn what_a_newer_version_wrote_is_set_aside_and_said_and_what_is_understood_counts() {
     let dir = tempfile::tempdir().unwrap();
@@ -274,7 +274,7 @@ fn what_a_witness_says_is_known_also_where_nothing_can_be_written() {
     std::fs::remove_dir_all(ours.path().join("private")).unwrap();
     journal.take_in(&seen);
     assert_eq!(journal.entry(VmId(1)), Some(&seen));
-    // But an action that cannot be written down first is refused.
+    // But an action is refused if it cannot be written down first.
     assert!(journal.set(VmId(1), &Home(nodes("1"))).is_err());
     assert_eq!(journal.entry(VmId(1)), Some(&seen));
     journal.clear_all(VmId(1));
@@ -335,7 +335,7 @@ fn what_was_struck_out_before_a_rewriting_stays_so_whichever_copy_is_older() {
     journal.forget(VmId(1));
     drop(journal);
     drop(Journal::open(dir.path()).unwrap());
-    // As a crash between the two files leaves them.
+    // The state after a crash between writing the two files.
     std::fs::write(&second, old).unwrap();
     assert_eq!(peek(dir.path()).keys().copied().collect::<Vec<_>>(), [VmId(2)]);
 }
@@ -355,7 +355,7 @@ fn the_files_stay_small_however_long_the_agent_runs() {
     assert_eq!(Journal::open(dir.path()).unwrap().entries(), journal.entries());
 }
 
-/// Limits the size of files here; writes beyond it fail as on a full disk.
+/// Limits the size of files in this process: writes beyond the limit fail as on a full disk.
 fn limit_files_to(bytes: u64) {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let limit = Rlimit {
@@ -365,7 +365,7 @@ fn limit_files_to(bytes: u64) {
     setrlimit(Resource::Fsize, limit).unwrap();
 }
 
-/// In its own process: the limit applies to the whole process.
+/// Runs in its own process, because the limit applies to the whole process.
 #[test]
 fn where_nothing_can_be_written_nothing_is_begun_and_what_ended_is_struck_out_later() {
     const CHILD: &str = "HOMENODE_TEST_FULL_DISK";
@@ -382,7 +382,7 @@ fn where_nothing_can_be_written_nothing_is_begun_and_what_ended_is_struck_out_la
         assert!(child.status.success() && said.contains("1 passed"), "{said}");
         return;
     };
-    // The signal that comes with the limit would end the process.
+    // Without a handler, the signal that comes with the limit would end the process.
     signal_hook::flag::register(libc::SIGXFSZ, std::sync::Arc::default()).unwrap();
     let dir = Path::new(&dir);
     let mut journal = filled(dir);
@@ -411,7 +411,7 @@ fn where_nothing_can_be_written_nothing_is_begun_and_what_ended_is_struck_out_la
 fn a_copy_that_is_far_too_large_is_refused_at_once_and_the_other_read() {
     let dir = tempfile::tempdir().unwrap();
     let entries = filled(dir.path()).entries().clone();
-    // More than fits into memory.
+    // More than memory can hold.
     const TOO_LARGE: u64 = 1 << 40;
     let large = File::options().write(true).open(file(dir.path())).unwrap();
     large.set_len(TOO_LARGE).unwrap();
@@ -458,7 +458,7 @@ proptest! {
         line.pop();
         let at = at % line.len();
         line[at] ^= 1 << bit;
-        // Hexadecimal digits may change case without changing the sum.
+        // A hexadecimal digit of the checksum may change case without changing its value.
         prop_assert!(Line::decode(&line).is_none_or(|same| same == whole));
     }
 

@@ -1,10 +1,10 @@
-//! Checks the directories above one of the agent's own. A user who can rename one of them can take away everything below it:
-//! the next agent would find no journal, and undo nothing.
+//! Checks the directories above one of the agent's own directories. A user who can rename one of them can take away everything
+//! below it: the next agent would then find no journal, and undo nothing.
 //!
-//! Each component of the path is opened below the previous one and checked, and a link is resolved component by component in
-//! the same way. A directory is accepted if it belongs to root or the agent's own user and no other user can write to it. A
-//! directory with the sticky bit, such as `/tmp`, may be writable by others: users can rename and remove only their own
-//! files there, and the next component of the path must belong to root or the agent's own user.
+//! Each component of the path is opened relative to the previous one and checked; a link is resolved component by component in
+//! the same way. A directory is accepted if it belongs to root or the agent's user and no other user can write to it. A directory
+//! with the sticky bit, such as `/tmp`, may be writable by others, because users can rename and remove only their own files
+//! there. The next component of the path must then belong to root or the agent's user.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -17,15 +17,15 @@ use rustix::io::Errno;
 
 use super::{PUBLIC_MODE, StateError, WRITABLE_BY_OTHERS, make, with_remedy};
 
-/// Most links on a path, as in the kernel.
+/// Most links on a path; the kernel has the same limit.
 const LINKS_MAX: usize = 40;
 const STICKY: u32 = 0o1000;
 
-/// Opens the parent of one of the agent's directories. Returns it and the directory's name there; `None` if there is no such
-/// parent and none is to be created.
+/// Opens the parent of one of the agent's directories. Returns it and the directory's name in it; `None` if the parent does not
+/// exist and `is_made` is false.
 ///
 /// # Errors
-/// When a directory on the way can be changed by another user, or cannot be opened or created.
+/// When another user can change a directory on the path, or a directory cannot be opened or created.
 pub(crate) fn above(path: &Path, is_made: bool) -> Result<Option<(OwnedFd, OsString)>, StateError> {
     let absolute = std::path::absolute(path).map_err(|e| StateError::new("use", path, e))?;
     let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
@@ -44,13 +44,13 @@ pub(crate) fn above(path: &Path, is_made: bool) -> Result<Option<(OwnedFd, OsStr
 
 /// A walk down to one of the agent's directories.
 struct Walk<'a> {
-    /// That directory, for people.
+    /// The agent's directory, for messages.
     of: &'a Path,
     /// The directory reached so far.
     at: OwnedFd,
-    /// Its path, without links.
+    /// The path of `at`, without links.
     path: PathBuf,
-    /// Components still to enter.
+    /// Components that are still to be entered.
     left: VecDeque<OsString>,
     link_count: usize,
 }
@@ -79,7 +79,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Enters a directory, or follows a link; `false` if there is nothing of that name.
+    /// Enters a directory, or follows a link; `false` if nothing of that name exists and `is_made` is false.
     fn enter(&mut self, part: &OsStr, is_made: bool) -> Result<bool, StateError> {
         let path = match part.as_encoded_bytes() {
             b".." => self.path.parent().unwrap_or(Path::new("/")).to_owned(),
@@ -177,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// Makes a directory that others can write to; if run by root it belongs to another user instead.
+    /// Creates a directory that others can write to. If root runs the test, it belongs to another user instead.
     fn theirs(path: &Path) {
         std::fs::create_dir(path).unwrap();
         if rustix::process::geteuid().is_root() {
@@ -233,7 +233,7 @@ mod tests {
             0,
             "nothing is made there"
         );
-        // Like /tmp: others cannot rename what is ours.
+        // Like `/tmp`: others cannot rename our files.
         chmod(&open, 0o1777);
         StateDir::open(&open.join("state")).unwrap();
         theirs(&open.join("theirs"));
@@ -272,7 +272,7 @@ mod tests {
                 .is_none()
         );
         if rustix::process::geteuid().is_root() {
-            // Its owner can point it elsewhere.
+            // The link's owner can point it elsewhere.
             lchown(path("fine"), Some(12345), None).unwrap();
             let said = refusal(&path("fine/new/state"));
             assert!(said.contains("fine above it belongs to user 12345"), "{said}");

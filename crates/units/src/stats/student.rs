@@ -1,14 +1,14 @@
-//! Mean and 95 percent confidence interval of a sample, by Student's t.
+//! Mean of a sample and its 95 percent confidence interval, from Student's t.
 
 use super::{mean, stddev};
 
-/// Two-sided 95 percent points of Student's t for 1 to 30 degrees of freedom: table of the NIST/SEMATECH e-Handbook of
-/// Statistical Methods, section 1.3.6.7.2. A table rather than a library, for identical bits on every machine.
+/// Two-sided 95 percent points of Student's t for 1 to 30 degrees of freedom, from the NIST/SEMATECH e-Handbook of Statistical
+/// Methods, section 1.3.6.7.2. A table gives identical bits on every machine; a library might not.
 const T95: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
-/// Larger degrees of freedom, with their points; between them the reciprocal of the degrees is interpolated.
+/// Points for more degrees of freedom. Between them, interpolate over the reciprocal of the degrees.
 const T95_BEYOND: [(f64, f64); 5] = [
     (30.0, 2.042),
     (40.0, 2.021),
@@ -43,12 +43,12 @@ pub struct Estimate {
     pub mean: Option<f64>,
     /// Standard deviation of a sample (n - 1); `None` for fewer than two values.
     pub stddev: Option<f64>,
-    /// Half of the interval's width; `None` for fewer than two values.
+    /// Half of the confidence interval's width; `None` for fewer than two values.
     pub half: Option<f64>,
 }
 
 impl Estimate {
-    /// Estimates from these values, in this order, as sums of floating-point numbers depend on it.
+    /// Estimates the statistics. The order of the values matters, because sums of floating-point numbers depend on it.
     pub fn of(values: &[f64]) -> Estimate {
         let count = values.len();
         let stddev = stddev(values);
@@ -68,8 +68,8 @@ impl Estimate {
 mod tests {
     use super::*;
 
-    /// The probability within `t` on both sides, by Simpson's rule on the angle whose tangent is t over the root of `degrees`:
-    /// the density becomes a power of a cosine.
+    /// Returns the probability that a value lies within ±`t`. Integrates by Simpson's rule over the angle whose tangent is t
+    /// divided by the root of `degrees`, which turns the density into a power of a cosine.
     fn within(t: f64, degrees: usize) -> f64 {
         let power = degrees as f64 - 1.0;
         let area = |to: f64| {

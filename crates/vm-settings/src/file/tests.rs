@@ -150,7 +150,7 @@ fn a_file_of_a_name_that_two_vms_have_applies_to_neither_and_both_are_named() {
             assert!(names_all, "{why}");
         }
     }
-    // The file that says which of the two VMs it means applies.
+    // A file named after the UUID of one of the two VMs applies to it.
     tree.write(&path_of(WEB), "home = 1");
     assert!(read(tree.root(), one).unwrap().home.is_some());
     assert!(read(tree.root(), two).is_err());
@@ -186,7 +186,7 @@ fn two_files_of_a_vm_that_contradict_each_other_are_refused_and_two_that_agree_b
     tree.write("etc/homenode/vms/web.toml", "permit = '1k'");
     assert_eq!(set(&tree, web(), &settings), Ok(true));
     assert!(!tree.root().join("etc/homenode/vms/web.toml").exists());
-    // UUIDs in other programs' notation.
+    // UUIDs as other programs write them.
     let tree = Tree::new(&[]);
     tree.write(
         &format!("etc/homenode/vms/{}.toml", WEB.to_string().to_uppercase()),
@@ -296,7 +296,7 @@ fn what_is_not_any_more_as_it_was_read_is_not_overwritten() {
     );
 }
 
-/// The condition is checked after the file is read, and before it is written.
+/// The condition is checked between reading and writing the file, so the test saves from within it.
 #[test]
 fn what_an_editor_saves_in_between_is_kept() {
     for saved in [path_of(WEB), "etc/homenode/vms/web.toml".to_owned()] {
@@ -308,7 +308,7 @@ fn what_an_editor_saves_in_between_is_kept() {
             let is_first = std::cell::Cell::new(true);
             let holds = |_: &VmSettings| {
                 if is_first.replace(false) {
-                    // Like an editor: a new file replaces the old one.
+                    // Save as an editor does: a new file replaces the old one.
                     let new = tree.write("etc/homenode/vms/web.toml~", "home = '1' # mine\n");
                     fs::rename(new, tree.root().join(&saved)).unwrap();
                 }
@@ -325,7 +325,7 @@ fn what_an_editor_saves_in_between_is_kept() {
             );
             let said = read(tree.root(), web());
             if before.is_none() && saved.ends_with("web.toml") {
-                // The editor made a second file: both are there, and that is reported.
+                // The editor made a second file, so two files exist, and reading reports that.
                 assert!(said.unwrap_err().to_string().contains("web.toml"));
                 continue;
             }
@@ -349,7 +349,7 @@ fn writers_side_by_side_lose_nothing() {
         Setting::MemoryFloor(Some(Bytes::from_gib(2))),
         Setting::MemoryPolicy(Some("round-4k".parse().unwrap())),
     ];
-    // Each opens the lock separately, like a process.
+    // Each thread opens the lock file separately, as a process would.
     std::thread::scope(|scope| {
         for setting in settings {
             let tree = &tree;
@@ -451,7 +451,7 @@ fn the_file_of_a_vm_that_has_another_uuid_at_each_start_keeps_its_name() {
         Some(homenode_host::Mode::Observe)
     );
     assert!(text(&tree, "etc/homenode/vms/web.toml").contains("manage = 'no' # the operator's"));
-    // For a VM that has no file yet.
+    // The same for a VM that has no file yet.
     let tree = Tree::new(&[]);
     set(&tree, xen, &[Setting::Mode(Some(homenode_host::Mode::Observe))]).unwrap();
     assert_eq!(

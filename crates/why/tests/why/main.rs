@@ -1,4 +1,4 @@
-//! Explanations: planted causes, and their texts.
+//! Tests of explanations: planted causes, and the texts.
 
 mod planted;
 mod told;

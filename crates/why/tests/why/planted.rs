@@ -1,8 +1,8 @@
 //! Causes planted in simulated hosts, whose ground truth only this test knows.
 //!
-//! Each host has a victim and two to ten neighbours whose load is constantly high. At some moment one disturbance begins,
-//! with a strength drawn by seed. Its cost is known from the same run without it: if that is less than five percent, the
-//! case is drawn again. The code under test sees only samples, as a real host provides them.
+//! Each host has a victim and two to ten neighbours whose load is constantly high. At some moment one disturbance begins, whose
+//! strength depends on the seed. Its cost is known from the same run without the disturbance; if the cost is less than five
+//! percent, the case is drawn again. The code under test sees only samples such as a real host provides.
 
 #![allow(clippy::print_stdout)] // cases with a wrong answer
 
@@ -12,13 +12,13 @@ use homenode_twin::{EventAction, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Ns, Permit, SplitMix, VmId};
 use homenode_why::{Code, Culprit, Explanation, Happening, explain};
 
-/// Seconds before the window, and of the window.
+/// Seconds before the window, and in the window.
 const BEFORE: u64 = 125;
 const WINDOW: u64 = 30;
 const MACHINES: [&str; 3] = ["r910", "r420", "amd48"];
 const VICTIM: &str = "victim";
 const CULPRIT: &str = "culprit";
-/// A smaller loss is not a cause to be found.
+/// A case with a smaller loss is drawn again.
 const LOSS_MIN: f64 = 0.05;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ impl Kind {
     }
 }
 
-/// A generator that only has to differ from seed to seed (splitmix64).
+/// A pseudorandom generator (splitmix64). It only has to differ between seeds.
 struct Draw(SplitMix);
 
 impl Draw {
@@ -94,7 +94,7 @@ impl Draw {
     }
 }
 
-/// Returns one CPU of each core of a node, and the others.
+/// Returns the first CPU of each core of a node, and the other CPUs of the node.
 fn cores(machine: &Machine, node: NodeId) -> (Vec<CpuId>, Vec<CpuId>) {
     let (mut first, mut second, mut seen) = (Vec::new(), Vec::new(), Vec::new());
     for cpu in machine.cpus.iter().filter(|cpu| cpu.node == node) {
@@ -120,7 +120,7 @@ fn only(node: NodeId) -> NodeSet {
 struct Planted {
     scenario: Scenario,
     at: Ns,
-    /// Committed at that time.
+    /// A limit that is committed at that time.
     limit: Option<Limit>,
 }
 
@@ -226,7 +226,7 @@ fn plant(machine: &Machine, kind: Option<Kind>, shape: Kind, draw: &mut Draw) ->
     }
     let mut vms = vec![victim];
     let mut events: Vec<(Ns, &str, EventAction)> = Vec::new();
-    // Constantly loud, on the CPUs that the victim and the culprit leave.
+    // The neighbours are constantly loud. They run on the CPUs that the victim and the culprit leave.
     let wanted = 2 + (draw.0.unit() * 9.0) as usize;
     let used = |cpu: &CpuId| {
         here[..2].contains(cpu)
@@ -254,7 +254,7 @@ fn plant(machine: &Machine, kind: Option<Kind>, shape: Kind, draw: &mut Draw) ->
             events.push((Ns::from_secs(1), CULPRIT, quiet()));
         }
         if kind.is_some() || is_started {
-            // Without the cause, it begins after the samples end.
+            // In the run without the cause, the culprit begins after the samples end.
             let never = Ns::from_secs(BEFORE + 10 * WINDOW);
             events.push((if kind.is_some() { at } else { never }, CULPRIT, begins));
         }
@@ -282,7 +282,7 @@ fn phase(llc_access_factor: f64) -> EventAction {
     }
 }
 
-/// Returns the host's samples of each second until the window's end, and when the limit was set.
+/// Returns a sample of each second until the window's end, and the time at which the limit was set.
 fn run(machine: &Machine, planted: &Planted, seed: u64) -> (Vec<Sample>, Option<Ns>) {
     let mut twin = Twin::new(machine.clone(), &planted.scenario, seed).unwrap();
     let mut samples: Vec<Sample> = Vec::new();
@@ -334,7 +334,7 @@ fn asked(machine: &Machine, samples: &[Sample], happenings: &[Happening]) -> Exp
     explain(machine, samples, victim, window, happenings).unwrap()
 }
 
-/// Returns the planted loss and the explanation; `None` if the loss was too small.
+/// Returns the planted loss and the explanation, or `None` if the loss was too small.
 fn case(machine: &Machine, kind: Kind, seed: u64) -> Option<(f64, Explanation)> {
     let with = plant(machine, Some(kind), kind, &mut Draw::of_seed(seed));
     let without = plant(machine, None, kind, &mut Draw::of_seed(seed));
@@ -346,7 +346,7 @@ fn case(machine: &Machine, kind: Kind, seed: u64) -> Option<(f64, Explanation)> 
         return None;
     }
     if kind == Kind::CpusTakenByHost {
-        // Outside the agent's VMs, a process belongs to the host: hide the VM from the samples.
+        // A process outside the agent's VMs belongs to the host, so hide the culprit VM from the samples.
         samples
             .iter_mut()
             .for_each(|sample| sample.vms.retain(|vm| vm.name != CULPRIT));

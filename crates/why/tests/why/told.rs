@@ -1,4 +1,4 @@
-//! Causes in words: the command, the page and the document use the same texts.
+//! Texts of causes, which the command, the page and the document share.
 
 use homenode_why::Code;
 

@@ -1,4 +1,4 @@
-//! Moves a domain's memory: checks whether it can, starts the move, and takes over the domain that arrives.
+//! Moves a domain's memory: checks whether the domain can be moved, starts the move, and takes over the domain that arrives.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -21,23 +21,23 @@ use crate::moving::error::{MoveError, Unmovable};
 use crate::moving::{self, Ended, JOB, Job, devices, files};
 use crate::store::Asking;
 
-/// How long a check of whether a domain can be moved holds: it reads files and xenstore.
+/// How long the result of checking whether a domain can be moved stays valid. A check reads files and xenstore.
 const FOUND_FOR: Ns = Ns::from_secs(60);
 /// How often to report the progress of a move.
 const SAY_EVERY: Ns = Ns::from_secs(10);
-/// Room that must be left on a node in addition to the domain.
+/// Memory that must stay free on a node besides the domain and Xen's own needs.
 const MARGIN: Bytes = Bytes::from_mib(64);
-/// Memory that Xen needs for a domain in addition to the domain's own: this much per vCPU, and a share of its memory.
+/// Memory that Xen needs for a domain besides the domain's own: this much per vCPU, and a share of the domain's memory.
 const FOR_VCPU: Bytes = Bytes::from_mib(1);
 const SHARE_FOR_TABLES: u64 = 64;
-/// Xenstore key that a guest must have set to be suspended.
+/// Xenstore key that a guest must have set before it can be suspended.
 const SUSPENDS: &str = "control/feature-suspend";
 
-/// State of moves.
+/// State of all moves.
 #[derive(Debug, Default)]
 pub struct Moves {
     current: Option<Move>,
-    /// Until when a domain is not moved again.
+    /// Time until which each domain is not moved again.
     rests: BTreeMap<VmId, Ns>,
     found: BTreeMap<VmId, Found>,
 }
@@ -47,7 +47,7 @@ pub struct Moves {
 struct Found {
     domid: u32,
     at: Ns,
-    /// Whether it is paused meanwhile, or why it cannot be moved.
+    /// Whether the domain would be paused during the move, or why it cannot be moved.
     is_still: Result<bool, Unmovable>,
 }
 
@@ -61,12 +61,12 @@ struct Move {
 }
 
 impl Moves {
-    /// The domain that is on its way.
+    /// Returns the domain that is on its way.
     pub fn on_its_way(&self) -> Option<VmId> {
         self.current.as_ref().map(|current| current.job.vm)
     }
 
-    /// Whether another agent began to move this one: it is left out meanwhile.
+    /// Returns true if another agent began to move this domain. It is left out of samples meanwhile.
     pub fn is_anothers(&self, vm: VmId) -> bool {
         let anothers = self.current.as_ref().filter(|current| current.mover.is_none());
         anothers.is_some_and(|current| current.job.vm == vm)
@@ -96,7 +96,7 @@ impl XenHost {
         }
     }
 
-    /// Why a domain's memory does not move now, if it does not.
+    /// Returns why a domain's memory cannot move now, if it cannot.
     pub(super) fn immovable(&self, domain: &Domain) -> Option<Immovable> {
         let vm = domain.run.vm;
         if self.moves.on_its_way() == Some(vm) {
@@ -124,7 +124,7 @@ impl XenHost {
         self.moves.rests.get(&vm).is_some_and(|until| *until > now())
     }
 
-    /// Checks which domains can be moved, if moves are allowed and the last check is too old.
+    /// Checks which domains can be moved, if the operator allows moves and the last check has expired.
     pub(super) fn look_who_moves(&mut self) {
         if self.options.local_migration.allow == Allow::Off || self.journal.is_none() {
             return;
@@ -151,7 +151,7 @@ impl XenHost {
         }
     }
 
-    /// Begins to move a domain's memory. The result is reported once it has arrived.
+    /// Begins to move a domain's memory. The result is reported when the domain has arrived.
     pub(crate) fn move_pages(
         &mut self,
         vm: VmId,
@@ -182,7 +182,7 @@ impl XenHost {
             )));
         }
         self.fits(domain, node)?;
-        // Checked again now: the last check may be old.
+        // Check again now, because the last check may be old.
         let still = is_still(
             (&self.hypervisor, &mut self.store),
             domain,
@@ -204,11 +204,11 @@ impl XenHost {
         Ok(nothing(leaving))
     }
 
-    /// Whether a node has room for all of a domain, while there are two of it.
+    /// Checks that a node has room for a second copy of the whole domain.
     fn fits(&self, domain: &Domain, node: NodeId) -> Result<(), Failure> {
         let memory = self.hypervisor.nodes().map(|nodes| nodes.memory);
         let free = memory.ok().and_then(|memory| *memory.get(usize::from(node.0))?);
-        // It first gets back what its balloon holds.
+        // At first the new domain also has the memory that the balloon holds back.
         let given = self
             .sample_of(domain)
             .balloon
@@ -223,7 +223,7 @@ impl XenHost {
         }
     }
 
-    /// The job for a move, with everything as its operator set it.
+    /// Returns the job for a move, with everything as the domain's operator set it.
     fn job(&self, domain: &Domain, to: NodeId, still: bool) -> Result<Job, Unmovable> {
         let (vm, domid) = (domain.run.vm, domain.run.runtime_id);
         let of = files::configuration(domid, vm)?;
@@ -232,7 +232,7 @@ impl XenHost {
         let (mut hard, mut soft) = (BTreeMap::new(), BTreeMap::new());
         let nodes = self.hypervisor.node_affinity(domid)?;
         let machine = &self.options.machine;
-        // `xl` had it prefer the node that its memory was put on: the preference follows the memory.
+        // `xl` makes vCPUs prefer the node that it put the memory on. Let this preference follow the memory.
         let followed = machine.cpus_of(&nodes);
         for (index, vcpu) in &domain.vcpus {
             let is_ours = ours.get(index).is_some_and(|ours| ours.contains(&vcpu.affinity));
@@ -269,7 +269,7 @@ impl XenHost {
 
     /// Starts the mover.
     fn begin_move(&mut self, job: Job) -> Result<(), MoveError> {
-        // `xl` copies and keeps limits: they must be the operator's.
+        // `xl` copies and keeps limits, so the operator's limits must be in force.
         self.lift_limits_of(job.vm)?;
         let text = serde_json::to_string(&job).map_err(MoveError::system)?;
         let own = std::env::current_exe().map_err(MoveError::system)?;
@@ -278,8 +278,8 @@ impl XenHost {
         let apart = scope::apart(&self.options.root, what, &[(JOB, &text)], &own, &args);
         let (program, args) = match apart {
             Ok(apart) => apart,
-            // In the agent's unit it would end with the agent, and so would the process that watches the domain for `xl`;
-            // and `xl` could not write its logs.
+            // In the agent's unit, the mover would end with the agent, and so would the process that watches the domain for `xl`.
+            // `xl` also could not write its logs.
             Err(why) if self.options.root.join("run/systemd/system").is_dir() => {
                 return Err(MoveError::NoUnit(why.to_string()));
             }
@@ -312,7 +312,7 @@ impl XenHost {
         Ok(())
     }
 
-    /// Checks whether the domain that is on its way has arrived. Returns true if it has: then its run is another.
+    /// Checks whether the domain that is on its way has arrived. Returns true if it has; it is then another run of the VM.
     pub(super) fn look_who_arrives(&mut self) -> bool {
         let Some(current) = &mut self.moves.current else {
             return false;
@@ -347,7 +347,7 @@ impl XenHost {
             }),
             ..Ended::default()
         });
-        // Its memory must be counted again.
+        // The domain's memory must be counted again.
         self.page_counts.ask_again();
         self.moves
             .rests
@@ -359,7 +359,7 @@ impl XenHost {
         ended.arrived.is_some()
     }
 
-    /// The domain is another run from now on: sets on it what the agent had set on the one before.
+    /// Handles the arrival of a domain, which is now another run: sets on it what the agent had set on the previous run.
     fn arrived(&mut self, job: &Job, domid: u32) {
         let Some(known) = self.domains.remove(&job.vm) else {
             return;
@@ -386,7 +386,7 @@ impl XenHost {
         let Some(entry) = entry.filter(|entry| entry.run == known.run).cloned() else {
             return;
         };
-        // The first of these journals the new run's state, replacing the old one's.
+        // The first of these calls journals the new run's state in place of the old one's.
         let mut set = Ok(());
         for (index, ours) in entry.get::<Pins>().unwrap_or_default().0 {
             if let Some(cpus) = ours.first().filter(|_| indices.contains(&index)) {
@@ -413,7 +413,7 @@ fn nothing(left: u64) -> Outcome {
     }
 }
 
-/// The result of a move, for the operator.
+/// Returns the result of a move as a sentence for the operator.
 fn told(job: &Job, ended: &Ended) -> String {
     let (name, node) = (&job.name, job.to);
     let but = ended
@@ -433,10 +433,10 @@ fn told(job: &Job, ended: &Ended) -> String {
     }
 }
 
-/// Whether a domain is paused while it is moved.
+/// Returns true if the domain must be paused while it is moved.
 ///
 /// # Errors
-/// Why it cannot be moved, as the end of a sentence.
+/// Returns why it cannot be moved, as the end of a sentence.
 fn is_still(
     (hypervisor, store): (&Hypervisor, &mut Asking),
     domain: &Domain,
@@ -455,7 +455,7 @@ fn is_still(
     }
     let of = files::configuration(domid, vm)?;
     let kind = of.movable()?;
-    // `xl rename` would take it for an option.
+    // `xl rename` would take such a name for an option.
     if name.starts_with('-') {
         return Err(Unmovable::Name);
     }
@@ -470,7 +470,7 @@ fn is_still(
     if told(1) != "1" {
         return Err(Unmovable::NotSuspendable);
     }
-    // Xen tracks its writes through the hardware's tables.
+    // For a PVH domain, Xen tracks writes with the hardware's page tables, so the domain can run meanwhile.
     if kind == Kind::Pvh {
         return Ok(false);
     }

@@ -1,5 +1,5 @@
-//! Changes by others to domains that the agent has touched: these become what is restored. Also settles journal entries of
-//! domains whose run has ended.
+//! Changes that other programs make to domains that the agent has touched. These changes become the state to restore. This module
+//! also settles journal entries of domains whose run has ended.
 
 use homenode_undo::journal::{Before, Journal, JournalError, Run, Written};
 use homenode_units::{CpuSet, NodeSet, VmId};
@@ -22,7 +22,7 @@ impl XenHost {
             .map(|entry| entry.run.clone())
             .collect();
         for run in runs {
-            // The entry of a domain on its way is set again once it has arrived.
+            // The journal entry of a domain on its way is rewritten when the domain has arrived.
             if self.moves.on_its_way() == Some(run.vm) || changed::alive(&self.hypervisor, &run)?.is_some() {
                 continue;
             }
@@ -37,7 +37,7 @@ impl XenHost {
         Ok(())
     }
 
-    /// Makes what others have set since the agent placed a domain the operator's state, to be restored later.
+    /// Takes what other programs have set since the agent placed a domain as the operator's state, which is restored later.
     pub(crate) fn take_in_others(&mut self, vm: VmId) -> Result<(), LeverError> {
         let (Some(domain), Some(journal)) = (self.domains.get(&vm), &mut self.journal) else {
             return Ok(());
@@ -78,7 +78,7 @@ impl XenHost {
                 ));
             }
             match follows {
-                // They changed together with the agent's pins: they are restored with these.
+                // The nodes changed because the agent's pins changed the CPUs, so restoring the CPUs restores the nodes.
                 true if self.hypervisor.can_follow_cpus(domain.run.runtime_id) => before.nodes = None,
                 true if home.is_none() => {}
                 _ => before.nodes = Some(nodes),
@@ -93,16 +93,17 @@ impl XenHost {
         Ok(())
     }
 
-    /// A domain's state, to be journalled before it is touched. Nodes that only follow its CPUs are left out, as far as that
-    /// can be detected, and undone.
+    /// Returns the state of a domain to journal before the agent touches it. Nodes that only follow the domain's CPUs are left
+    /// out, if that can be detected and undone.
     pub(crate) fn before(&self, domain: &Domain) -> Result<Before, CallError> {
         let domid = domain.run.runtime_id;
         let nodes = self.hypervisor.node_affinity(domid)?;
         let (all, preferred) = (self.nodes_of(domain, Preferred::No)?, self.followed(domain)?);
-        // If vCPUs prefer a part of where they may run, the toolstack chose a place, and set that in the hypervisor.
+        // If vCPUs prefer only part of the CPUs that they may run on, the toolstack has chosen a place and set it in the
+        // hypervisor.
         let follows = nodes == all && all == preferred && self.hypervisor.can_follow_cpus(domid);
         Ok(Before {
-            // Offline vCPUs too: they may come online between two looks.
+            // Include offline vCPUs, which may come online between two looks.
             vcpus: (0..domain.listed.vcpu_count)
                 .filter_map(|index| Some((index, self.hypervisor.affinity(domid, index).ok()?)))
                 .collect(),
@@ -111,12 +112,13 @@ impl XenHost {
         })
     }
 
-    /// Default nodes of a domain's memory when none are set.
+    /// Returns the nodes that a domain's memory comes from if none are set.
     fn followed(&self, domain: &Domain) -> Result<NodeSet, CallError> {
         self.nodes_of(domain, Preferred::Yes)
     }
 
-    /// As in Xen: of all CPUs that vCPUs may run on, those that some prefer; all if there are none.
+    /// Returns the nodes of the domain's CPUs, chosen as Xen does. Takes the CPUs that the vCPUs may run on, and of these, if
+    /// preferences count, the CPUs that at least one vCPU prefers. If no CPU is preferred, keeps all of them.
     fn nodes_of(&self, domain: &Domain, preferred: Preferred) -> Result<NodeSet, CallError> {
         let (mut hard, mut soft) = (CpuSet::new(), CpuSet::new());
         for index in 0..domain.listed.vcpu_count {
@@ -147,8 +149,8 @@ enum Preferred {
     No,
 }
 
-/// Journals what is still the agent's, and then what is restored. In this order: a crash in between leaves a pin that is not
-/// the agent's any more, and is not touched.
+/// Journals what is still the agent's and what to restore. The state to restore comes first: after a crash in between, the
+/// journal lists a pin that is no longer the agent's, and undoing leaves such a pin alone.
 fn write(
     journal: &mut Journal,
     (vm, run): (VmId, &Run),

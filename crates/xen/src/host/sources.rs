@@ -1,4 +1,4 @@
-//! Sources that not every host has: a modelled PMU, and Xen's trace.
+//! Sources that only some hosts have: a modelled PMU, and Xen's trace.
 
 use homenode_kernel::modelled_pmu;
 use homenode_undo::notices::Notices;
@@ -11,7 +11,7 @@ use crate::modelled::Model;
 use crate::trace::Trace;
 use crate::waiting::Waiting;
 
-/// The modelled PMU of an emulated host. Adds a notice about what counts.
+/// Finds the modelled PMU of an emulated host. Adds a notice about where counts come from.
 pub fn model(options: &Options, notices: &mut Notices) -> Option<Model> {
     let found = match options.acting {
         Acting::Live => modelled_pmu::find(&options.root),
@@ -33,7 +33,7 @@ pub fn model(options: &Options, notices: &mut Notices) -> Option<Model> {
     page.map(|page| Model::new(page, clock))
 }
 
-/// Xen's trace, if the operator wants it read; otherwise adds a notice with the reason.
+/// Starts to read Xen's trace, if the operator wants that. Otherwise adds a notice with the reason.
 pub fn waiting(hypervisor: &Hypervisor, options: &Options, notices: &mut Notices) -> Option<Waiting> {
     let begun = match (options.trace_waiting, options.acting) {
         (true, Acting::Live) => Trace::begin(hypervisor, &options.root).map_err(|error| error.to_string()),

@@ -15,7 +15,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// A host with one domain, number 1.
+    /// Makes a host with one domain, whose number is 1.
     fn new() -> Bench {
         let bench = Bench {
             dir: tempfile::tempdir().unwrap(),
@@ -49,7 +49,7 @@ impl Bench {
         Journal::open(&self.dir.path().join("state")).unwrap()
     }
 
-    /// The journal of a living agent.
+    /// Reads the journal of an agent that is still running.
     fn entries(&self) -> BTreeMap<VmId, Journalled> {
         peek(&self.dir.path().join("state"))
     }
@@ -62,7 +62,7 @@ impl Bench {
         self.xen.world().doms[&1].vcpus[index].hard
     }
 
-    /// Ends the domain and starts another run of it, made by `xl` with the same cap.
+    /// Ends the domain, and starts another run of it. `xl` gave the new run the same cap.
     fn runs_again(&self, domid: u32, dom: Dom) {
         let mut world = self.xen.world();
         world.doms.clear();
@@ -84,7 +84,7 @@ fn memory_of(mib: u64, lease_ns: Ns) -> Act {
     }
 }
 
-/// A domain with this balloon target in MiB.
+/// Returns a domain with this balloon target in MiB.
 fn ballooned(mib: u64) -> Dom {
     Dom {
         target: Some(mib << 10),
@@ -141,10 +141,10 @@ fn a_cap_that_the_next_run_has_is_lifted_and_its_operators_is_in_force() {
     bench.runs_again(2, capped("web", 30));
     let sample = host.sample().unwrap();
     assert_eq!(bench.cap(2), 80);
-    // The agent treats it as its operator's from the first look on.
+    // From the first look on, the agent treats the restored cap as the operator's.
     let quota = sample.vms[0].settings.quota.unwrap();
     assert!((quota.share() - 0.4).abs() < 0.01, "{quota:?}");
-    // Caps other than ours stay.
+    // A cap that the agent did not set stays.
     does(&mut host, cap_of(30.0));
     bench.runs_again(3, capped("web", 55));
     host.sample().unwrap();
@@ -163,11 +163,11 @@ fn a_saved_domain_comes_back_without_the_cap_that_it_was_saved_with() {
     let entry = bench.entries()[&VM].clone();
     assert_eq!(entry.keys().collect::<Vec<_>>(), [Past::KEY]);
     assert_eq!(host.next_lease_end(), None);
-    // Nothing is in force: neither its end nor another agent with another state directory changes it.
+    // Nothing is in force. So neither the agent's end nor another agent with another state directory changes anything.
     assert_eq!(host.restore(), Undone::default());
     drop(host);
     let mut host = bench.agent();
-    // While it is being built it has none yet.
+    // While the domain is being built, it has no cap yet.
     bench.runs_again(9, Dom::new("web", 7).paused());
     host.sample().unwrap();
     assert!(bench.entries().contains_key(&VM));
@@ -199,7 +199,7 @@ fn a_migration_in_flight_is_followed_to_its_end() {
     let bench = Bench::new();
     let mut host = bench.agent();
     does(&mut host, cap_of(30.0));
-    // It gets its cap when it is built.
+    // The new domain gets its cap when it is built.
     bench
         .xen
         .world()
@@ -225,7 +225,7 @@ fn what_an_operator_pins_again_and_again_is_given_back() {
     pins(0b0001);
     host.sample().unwrap();
     assert_eq!(says(&mut host, "given CPUs 0 by another program"), 1);
-    // The second time it was not the agent's any more.
+    // The second time, the affinity was no longer the agent's.
     pins(0b0110);
     host.sample().unwrap();
     assert_eq!(says(&mut host, "given CPUs 1-2 by another program"), 1);
@@ -285,7 +285,7 @@ fn nodes_that_somebody_else_set_are_given_back() {
     assert_eq!(bench.xen.world().doms[&1].nodes, 0b0011);
 }
 
-/// An entry that no version of ours writes.
+/// A journal entry that no version of Homenode writes.
 macro_rules! foreign {
     ($name:ident as $key:expr) => {
         #[derive(Serialize, Deserialize)]
@@ -322,7 +322,7 @@ fn what_cannot_be_read_is_a_failure_and_stays() {
             assert_eq!(kept.keys().collect::<Vec<_>>(), [key], "all else is undone");
         }
         assert_eq!(bench.xen.world().doms[&1].nodes, 0b1111);
-        // An agent reports it too, and leaves it; it goes when the domain ends.
+        // An agent reports the entry too, and leaves it alone. The entry is removed when the domain ends.
         drop(journal);
         let mut host = bench.agent();
         host.sample().unwrap();
@@ -345,7 +345,7 @@ fn a_xenstore_that_does_not_answer_costs_no_domain_its_name() {
         assert_eq!((vms[0].name.as_str(), vms.len()), ("web", 1));
     }
     assert_eq!(says(&mut host, "xenstored does not report the names"), 1);
-    // Its levers work meanwhile.
+    // The domain's levers work meanwhile.
     does(&mut host, pin(&[0], "3"));
     bench.xen.world().store_fails = None;
     assert_eq!(host.sample().unwrap().vms.len(), 2);
@@ -361,7 +361,7 @@ fn of_two_domains_with_one_uuid_none_is_touched() {
     let vms = host.sample().unwrap().vms;
     assert_eq!((vms[0].name.as_str(), vms.len()), ("other", 1));
     assert_eq!(says(&mut host, "web, copy have the same UUID"), 1);
-    // Changes to the first are still known, and undone.
+    // Changes to the first domain are still known, so they are undone.
     assert_eq!(host.restore().vms, [VM]);
     assert_eq!(bench.hard(0), 0b1111);
 }
@@ -395,13 +395,13 @@ fn a_cap_is_set_without_reading_the_weight() {
     let hypervisor = bench.hypervisor();
     let pool = hypervisor.pool(0).unwrap();
     bench.xen.world().doms.get_mut(&1).unwrap().share = (700, 0);
-    // What was not read cannot overwrite another program's setting.
+    // If the weight cannot be read, it cannot be written back over another program's setting.
     bench.xen.world().failing = Some("share");
     hypervisor.set_cap(1, &pool, 40).unwrap();
     assert_eq!(bench.xen.world().doms[&1].share, (700, 40));
 }
 
-/// The path of a domain's settings.
+/// Returns the path of a domain's settings file.
 fn settings_at(bench: &Bench, name: &str) -> std::path::PathBuf {
     let dir = bench.dir.path().join("etc/homenode/vms");
     std::fs::create_dir_all(&dir).unwrap();
@@ -521,7 +521,7 @@ fn memory_is_limited_renewed_and_given_back_with_its_lease() {
     let bytes = Bytes::from_mib;
     assert_eq!((target(), seen.limit), (80, Some(bytes(80))));
     assert_eq!((seen.current, seen.maximum), (bytes(80), bytes(100)));
-    // What its operator sets meanwhile is its maximum, and is restored.
+    // A target that the operator sets meanwhile becomes the maximum, and is what is restored.
     bench.xen.world().doms.get_mut(&1).unwrap().target = Some(70 << 10);
     assert_eq!(host.sample().unwrap().vms[0].balloon.unwrap().maximum, bytes(70));
     does(&mut host, memory_of(60, Ns::from_millis(1)));
@@ -547,7 +547,7 @@ fn the_next_run_of_a_domain_has_its_operators_memory() {
     let mut host = bench.agent();
     does(&mut host, memory_of(80, Ns::from_secs(600)));
     does(&mut host, cap_of(30.0));
-    // `xl` saved it with both; then the agent ended, and it is restored.
+    // `xl` saved the domain with both limits. Then the agent ended, and the domain is restored.
     bench.xen.world().doms.clear();
     host.sample().unwrap();
     assert_eq!(bench.entries()[&VM].keys().collect::<Vec<_>>(), [Past::KEY]);

@@ -1,8 +1,8 @@
 //! The machine frames of a PV domain.
 //!
-//! Xen has no call that lists them. For given frames it returns their types in a PV domain, which names frames by their
-//! numbers; for another domain's frames it returns that they do not belong to it. The guest has no influence on that. For a
-//! PVH domain it returns this for the guest's own numbers, which say nothing about machine frames.
+//! Xen has no call that lists them. But Xen can be asked about given frames. For a PV domain, which names frames by their machine
+//! numbers, it returns their types; for frames of other domains, it returns that they do not belong to this one. The guest cannot
+//! influence the answers. A PVH domain names frames by the guest's own numbers, so the answers say nothing about machine frames.
 
 #![allow(unsafe_code)] // a call of a C library, with a buffer of the size passed to it
 
@@ -12,14 +12,14 @@ use super::{CallError, Hypervisor};
 const BATCH: usize = 1024;
 /// `XEN_DOMCTL_PFINFO_LTAB_MASK`.
 const KIND: u64 = 0xf << 28;
-/// `XEN_DOMCTL_PFINFO_XTAB`, `…_XALLOC`: the frame is not the domain's.
+/// `XEN_DOMCTL_PFINFO_XTAB`, `…_XALLOC`: the frame does not belong to the domain.
 const NOT_ITS: [u64; 2] = [0xf << 28, 0xe << 28];
 
 impl Hypervisor {
-    /// Number of the machine's frames, counted from 0.
+    /// Returns the number of the machine's frames.
     ///
     /// # Errors
-    /// When the call fails.
+    /// If the call fails.
     pub fn frame_count(&self) -> Result<u64, CallError> {
         let mut last = 0;
         // SAFETY: there is room for one number.
@@ -29,10 +29,10 @@ impl Hypervisor {
         }
     }
 
-    /// The frames among these that belong to a PV domain, in their order.
+    /// Returns those of these frames that belong to a PV domain, in the same order.
     ///
     /// # Errors
-    /// When the call fails, as for an ended domain.
+    /// If the call fails, for example because the domain has ended.
     pub fn frames(&self, domid: u32, all: &[u64]) -> Result<Vec<u64>, CallError> {
         let mut its = Vec::new();
         for batch in all.chunks(BATCH) {

@@ -1,4 +1,4 @@
-//! Xen's trace: whether it has buffers, and stopping it.
+//! Xen's trace: whether it has buffers, and how to stop it.
 
 #![allow(unsafe_code)] // calls of a C library, each with a buffer of the size that it asks for
 
@@ -6,17 +6,17 @@ use super::{CallError, Hypervisor};
 use crate::library::HostInfo;
 
 impl Hypervisor {
-    /// Whether Xen has trace buffers: a program traces, or has traced since boot.
+    /// Returns true if Xen has trace buffers, which means that a program traces, or has traced since boot.
     pub fn has_trace_buffers(&self) -> bool {
         let mut size = 0;
         // SAFETY: there is room for one number.
         unsafe { (self.control.xc_tbuf_get_size)(self.at(), &raw mut size) == 0 }
     }
 
-    /// Stops writing records.
+    /// Stops Xen from writing trace records.
     ///
     /// # Errors
-    /// When the call fails.
+    /// If the call fails.
     pub fn stop_tracing(&self) -> Result<(), CallError> {
         // SAFETY: the handle is open.
         match unsafe { (self.control.xc_tbuf_disable)(self.at()) } {
@@ -25,10 +25,10 @@ impl Hypervisor {
         }
     }
 
-    /// Frequency of the cycle counter that stamps records.
+    /// Returns the frequency of the cycle counter that stamps records.
     ///
     /// # Errors
-    /// When the call fails.
+    /// If the call fails.
     pub fn cycles_per_s(&self) -> Result<f64, CallError> {
         let mut of = HostInfo::default();
         // SAFETY: there is room for one, and more than any version of this library writes.

@@ -1,4 +1,4 @@
-//! How long a domain may run: its cap in the credit schedulers, at most its operator's.
+//! How long a domain may run: its cap in the credit schedulers. The agent never sets it above the operator's cap.
 
 use homenode_host::{Act, Lever, Limit, Outcome};
 use homenode_undo::journal::Entry;
@@ -35,7 +35,7 @@ impl LeverState<Xen> for OfDomain {
             return Ok(Outcome::Done);
         };
         let vm = *vm;
-        // First of all: its cap may be one that an earlier run of it left.
+        // Do this first, because the cap may be one that an earlier run of the domain left.
         host.begin(vm)?;
         let domain = host.domains.get(&vm).ok_or(LeverError::Ended)?;
         let (domid, pool) = (domain.run.runtime_id, domain.pool.clone());
@@ -43,10 +43,10 @@ impl LeverState<Xen> for OfDomain {
         let now = host.hypervisor.cap(domid, &pool)?;
         let before = match &written {
             Some(cap) if cap.ours.contains(&now) => cap.before,
-            // Another program's: that is the one to restore.
+            // Another program set this cap, so it is the one to restore.
             _ => now,
         };
-        // An operator's cap lower than the request stays in force.
+        // If the operator's cap is below the requested one, it stays in force.
         let wanted = match (cap_of(quota, domain.vcpus.len()), before) {
             (0, before) | (before, 0) => before,
             (ours, before) => ours.min(before),

@@ -1,4 +1,4 @@
-//! A domain's home: the nodes that its memory comes from. Leaving it unpins vCPUs too.
+//! A domain's home: the nodes that its memory comes from. Lifting the home unpins vCPUs too.
 
 use homenode_host::{Act, Lever, Outcome};
 use homenode_undo::journal::Entry;
@@ -53,10 +53,10 @@ impl LeverState<Xen> for OfDomain {
     }
 }
 
-/// Sets the nodes that a domain's memory comes from.
+/// Makes a domain's memory come from these nodes.
 ///
 /// # Errors
-/// What failed; the journal lists what may be in force.
+/// Returns what failed. The journal lists what may be in force.
 pub fn set(host: &mut XenHost, vm: VmId, nodes: &NodeSet) -> Result<Outcome, LeverError> {
     host.begin(vm)?;
     let mut home: Home = host.written(vm)?.unwrap_or_default();

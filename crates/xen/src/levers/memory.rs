@@ -1,8 +1,8 @@
-//! Memory of domains, by their balloons. A guest's target is in xenstore; `xl mem-set` changes it together with all that
-//! depends on it: the hypervisor's own bound, and, unless it is a PV domain, the pages that are populated on demand.
+//! The memory of domains, set through their balloons. A guest's target is in xenstore. `xl mem-set` changes it together with
+//! everything that depends on it: the hypervisor's own bound and, except for PV domains, the pages that are populated on demand.
 //!
-//! A balloon follows at its guest's own pace, so reading the target back shows only the request: the domain's pages show the
-//! rest. A target that is not the agent's is its operator's, and is not touched.
+//! Each guest decides how fast its balloon follows. So reading the target back only shows what was requested, and the domain's
+//! pages show the progress. A target that the agent did not set is its operator's, and is not touched.
 
 use homenode_host::{Act, Balloon, Lever, Limit, Outcome};
 use homenode_undo::journal::Entry;
@@ -18,7 +18,7 @@ use crate::error::LeverError;
 /// Xenstore's unit of memory.
 const KIB: u64 = 1024;
 
-/// The balloon for a sample, for a domain with this target and this many pages.
+/// Returns the balloon for a sample of a domain with this target and this many pages.
 pub fn sample(target: u64, pages: u64, entry: Option<&Entry>) -> Balloon {
     let ours = entry.and_then(Entry::get::<Target>);
     let ours = ours.filter(|ours| ours.ours.contains(&target));
@@ -27,7 +27,7 @@ pub fn sample(target: u64, pages: u64, entry: Option<&Entry>) -> Balloon {
         current: Pages(pages).to_bytes(),
         maximum: bytes(ours.as_ref().map_or(target, |ours| ours.before)),
         limit: ours.map(|_| bytes(target)),
-        // Xen's balloon driver reports nothing about it.
+        // Xen's balloon driver sends no reports.
         guest: None,
     }
 }
@@ -47,7 +47,7 @@ impl LeverState<Xen> for OfDomain {
         "setting the memory"
     }
 
-    /// Sets its balloon's target, at most to what its operator gave it.
+    /// Sets the balloon's target, at most to what the operator gave the domain.
     fn set(&mut self, host: &mut XenHost, vm: &mut VmId, act: &Act) -> Result<Outcome, LeverError> {
         let Act::Limit {
             limit: Limit::Memory(memory),
@@ -64,7 +64,7 @@ impl LeverState<Xen> for OfDomain {
         let written: Option<Target> = host.written(vm)?;
         let ours = written.filter(|target| target.ours.contains(&now));
         let wanted = |before: u64| (memory.0 / KIB).min(before);
-        // A target that is not the agent's is its operator's, and is restored later.
+        // A target that the agent did not set is the operator's, which is restored later.
         let mut target = match ours {
             Some(ours) if wanted(ours.before) == now => return Ok(Outcome::Renewed),
             Some(ours) => ours,

@@ -1,4 +1,4 @@
-//! How pages are placed and sampled: only Xen's own way, in which nothing is set.
+//! How pages are placed and sampled. Only Xen's own policy is possible, for which nothing is set.
 
 use homenode_host::{Act, Failure, Lever, Outcome};
 use homenode_undo::journal::Entry;
@@ -33,10 +33,10 @@ impl LeverState<Xen> for OfDomain {
     }
 }
 
-/// Whether a domain can have this memory policy.
+/// Checks whether a domain can have this memory policy.
 ///
 /// # Errors
-/// Why not.
+/// Returns why it cannot.
 pub fn is_possible(policy: MemoryPolicy) -> Result<(), Failure> {
     match policy == MemoryPolicy::default() {
         true => Ok(()),

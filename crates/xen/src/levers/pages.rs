@@ -1,4 +1,4 @@
-//! Moves all of a domain's memory to another node, by a local migration.
+//! Moves all of a domain's memory to another node, using a local migration.
 
 use homenode_host::{Act, Failure, Lever, Outcome};
 use homenode_undo::journal::Entry;
@@ -9,10 +9,10 @@ use super::Xen;
 use crate::XenHost;
 use crate::error::LeverError;
 
-/// Why parts do not move.
+/// Why parts of a domain's memory do not move.
 pub const ALL_OR_NONE: &str = "Xen moves all of a domain's memory to one node, or none";
 
-/// Memory stays where it was moved: nothing is in force, and nothing is undone.
+/// Memory stays where it was moved, so nothing is in force and nothing is undone.
 struct OfDomain;
 
 pub(super) fn state(_entry: Option<&Entry>) -> Box<dyn LeverState<Xen>> {

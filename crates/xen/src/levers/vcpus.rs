@@ -1,4 +1,4 @@
-//! Where vCPUs may run: their hard affinity, read back from the hypervisor.
+//! Where vCPUs may run: their hard affinity, which is read back from the hypervisor.
 
 use homenode_host::{Act, Lever, Outcome};
 use homenode_undo::journal::Entry;
@@ -40,7 +40,7 @@ impl LeverState<Xen> for OfDomain {
         if after.domain.is_none() {
             return Ok(());
         }
-        // If one fails, the others are still restored.
+        // If one vCPU cannot be restored, the others still are.
         let mut failed = None;
         for (index, ours) in read::<Pins>(after.entry)?.unwrap_or_default().0 {
             failed = unpin(after, index, &ours).err().or(failed);
@@ -52,7 +52,7 @@ impl LeverState<Xen> for OfDomain {
 /// Pins vCPUs of a domain.
 ///
 /// # Errors
-/// What failed; the journal lists what may be in force.
+/// Returns what failed. The journal lists what may be in force.
 pub fn pin(host: &mut XenHost, vm: VmId, vcpus: &[u16], cpus: &CpuSet) -> Result<Outcome, LeverError> {
     host.begin(vm)?;
     let mut pins: Pins = host.written(vm)?.unwrap_or_default();
@@ -73,12 +73,12 @@ pub fn pin(host: &mut XenHost, vm: VmId, vcpus: &[u16], cpus: &CpuSet) -> Result
         }
         pins.0.insert(index, vec![cpus.clone()]);
     }
-    // The state in force is known now: earlier sets are not the agent's any more.
+    // The state in force is known now, so earlier CPU sets no longer count as the agent's.
     host.write(vm, &pins)?;
     Ok(Outcome::Done)
 }
 
-/// Restores the CPUs that a vCPU had, unless another program pinned it since.
+/// Restores the CPUs that a vCPU had, unless another program has pinned it since.
 fn unpin(after: &After<'_>, index: u16, ours: &[CpuSet]) -> Result<(), CallError> {
     let Some(domain) = after.domain else { return Ok(()) };
     if !ours.contains(&after.hypervisor.affinity(domain.domid, index)?) {

@@ -1,8 +1,8 @@
-//! A domain's configuration as `xl` keeps it and sends it along: JSON. It is read for reasons not to move a domain; two
-//! things are changed in it: where memory comes from (`nodemap`), and the name while there are two of the domain.
+//! A domain's configuration, in the JSON that `xl` keeps and sends with the domain. It is read for reasons not to move the
+//! domain. Two things are changed in it: where memory comes from (`nodemap`), and the name while two copies of the domain exist.
 //!
-//! It is `xl`'s own text, with names and command lines in it that others chose. Only what is named here is known: a domain
-//! whose configuration has anything else is not moved.
+//! The text is `xl`'s own, and contains names and command lines that other people chose. Only the keys named here are known: a
+//! domain whose configuration has any other is not moved.
 
 use homenode_units::VmId;
 use serde_json::{Map, Value};
@@ -10,9 +10,9 @@ use serde_json::{Map, Value};
 use super::devices;
 use super::error::{ConfigurationError, Unmovable};
 
-/// More than any configuration has.
+/// Most bytes to read, which is more than any configuration has.
 pub const BYTES_MAX: usize = 1 << 20;
-/// Its top-level keys other than devices.
+/// The top-level keys that are known, except those for devices.
 const KNOWN: [&str; 5] = [
     "on_poweroff",
     "on_reboot",
@@ -21,12 +21,12 @@ const KNOWN: [&str; 5] = [
     "on_soft_reset",
 ];
 
-/// How a domain is virtualised.
+/// How a domain is virtualised, if it can be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The hypervisor handles its page tables.
+    /// Paravirtualised: the hypervisor handles its page tables.
     Pv,
-    /// Hardware virtualisation, without an emulated PC.
+    /// Hardware virtualisation without an emulated PC.
     Pvh,
 }
 
@@ -41,15 +41,15 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// Parses it.
+    /// Parses a configuration.
     ///
     /// # Errors
-    /// What is wrong with it, as the end of a sentence.
+    /// Returns what is wrong with it, as the end of a sentence.
     pub fn read(text: &[u8]) -> Result<Configuration, ConfigurationError> {
         if text.len() > BYTES_MAX {
             return Err(ConfigurationError::TooLong { bytes: text.len() });
         }
-        // The text that `xl` keeps ends in a zero, as in C.
+        // The text that `xl` keeps ends in a zero byte, as in C.
         let text = text.strip_suffix(&[0]).unwrap_or(text);
         let mut rest: Map<String, Value> =
             serde_json::from_slice(text).map_err(|error| ConfigurationError::NoJson(error.to_string()))?;
@@ -67,7 +67,7 @@ impl Configuration {
         })
     }
 
-    /// The text in the form that `xl` reads.
+    /// Returns the text in the form that `xl` reads.
     pub fn written(&self) -> Vec<u8> {
         let mut all = self.rest.clone();
         all.insert("c_info".into(), self.info.clone().into());
@@ -75,12 +75,12 @@ impl Configuration {
         serde_json::to_vec(&all).unwrap_or_default()
     }
 
-    /// The domain's UUID.
+    /// Returns the domain's UUID.
     pub fn vm(&self) -> Option<VmId> {
         VmId::parse(self.info.get("uuid")?.as_str()?)
     }
 
-    /// The domain's name.
+    /// Returns the domain's name.
     pub fn name(&self) -> Option<&str> {
         self.info.get("name")?.as_str()
     }
@@ -90,17 +90,17 @@ impl Configuration {
         self.info.insert("name".into(), name.into());
     }
 
-    /// Whether its operator set its vCPUs' soft affinity.
+    /// Returns true if the operator set a soft affinity for the domain's vCPUs.
     pub fn prefers_cpus(&self) -> bool {
         self.built.contains_key("vcpu_soft_affinity")
     }
 
-    /// Nodes that its memory comes from, if its operator set them.
+    /// Returns the nodes that its memory comes from, if its operator set them.
     pub fn nodemap(&self) -> Option<&Value> {
         self.built.get("nodemap")
     }
 
-    /// Makes its memory come from these nodes, or from where `xl` or its affinities say.
+    /// Makes the domain's memory come from these nodes. With `None`, `xl` or the domain's affinities decide.
     pub fn set_nodemap(&mut self, nodes: Option<Value>) {
         match nodes {
             Some(nodes) => drop(self.built.insert("nodemap".into(), nodes)),
@@ -108,10 +108,10 @@ impl Configuration {
         }
     }
 
-    /// The kind of domain it is, if it can be moved at all.
+    /// Returns the domain's kind, if the domain can be moved at all.
     ///
     /// # Errors
-    /// Why it cannot, as the end of a sentence.
+    /// Returns why it cannot, as the end of a sentence.
     pub fn movable(&self) -> Result<Kind, Unmovable> {
         let (info, built) = (&self.info, &self.built);
         let kind = match info.get("type").and_then(Value::as_str) {
@@ -153,7 +153,7 @@ impl Configuration {
     }
 }
 
-/// Whether it can be written again exactly as it was read.
+/// Returns true if the value can be written exactly as it was read.
 fn is_exact(value: &Value) -> bool {
     match value {
         Value::Number(number) => number.is_i64() || number.is_u64(),
@@ -167,7 +167,7 @@ fn is_exact(value: &Value) -> bool {
 pub mod tests {
     use super::*;
 
-    /// What Xen 4.17.7 keeps for a PVH domain, without line breaks.
+    /// A configuration that Xen 4.17.7 keeps for a PVH domain, without line breaks.
     pub const KEPT: &str = r#"{"c_info":{"type":"pvh","name":"pvh","domid":4294967295,
         "uuid":"560f06d7-3070-4efa-981f-ca7533542446","run_hotplug_scripts":"True"},
         "b_info":{"max_vcpus":1,"avail_vcpus":[0],"vcpu_hard_affinity":[[3]],"vcpu_soft_affinity":[[3]],

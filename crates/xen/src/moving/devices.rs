@@ -1,8 +1,9 @@
-//! Disks and NICs of a domain that is moved. For a moment there are two of the domain, and dom0 serves both.
+//! Disks and NICs of a domain that is moved. For a moment two copies of the domain exist, and dom0 serves both.
 //!
-//! Xen's own script for disks knows local migration: a second domain gets a block device too if it has the UUID of the
-//! first. A bridge takes both interfaces. The new domain runs only once the old one is destroyed, with everything that dom0
-//! still had to write for it. A device that is served in another way, or not by dom0's kernel, keeps its domain where it is.
+//! Xen's own script for disks knows local migration: a second domain may use a block device that is in use if it has the UUID of
+//! the first. A bridge takes the interfaces of both. The new domain runs only after the old one is destroyed and dom0 has written
+//! everything that the old one had written. A domain is not moved if one of its devices is served in another way, or not by
+//! dom0's kernel.
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 
@@ -11,31 +12,31 @@ use serde_json::{Map, Value};
 use super::error::Unmovable;
 use crate::store::Asking;
 
-/// A kind of device that can be served twice.
+/// A kind of device that can be served to two domains at once.
 struct Kind {
-    /// Its name in a configuration: a list of such devices.
+    /// The kind's name in a configuration, which has a list of such devices.
     configured: &'static str,
-    /// Its name in xenstore, for the domain and for the backend.
+    /// The kind's name in xenstore, both for the domain and for the backend.
     attached: &'static str,
-    /// Keys that may have any value.
+    /// Configuration keys that may have any value.
     any: &'static [&'static str],
-    /// Keys that must have one of these values.
+    /// Configuration keys that must have one of these values.
     must: &'static [(&'static str, &'static [&'static str])],
-    /// Xenstore keys of its backend: absent, or with one of these values.
+    /// Xenstore keys of the backend. Each must be absent or have one of these values.
     served: &'static [(&'static str, &'static [&'static str])],
-    /// Where dom0 would find the new domain's device.
+    /// Where dom0 would look for the new domain's device.
     place: Place,
-    /// Xenstore key of what must still be the same as the current device's.
+    /// Xenstore key with a value that the new device must share with the current one.
     same: &'static str,
-    /// Describes these devices, as the end of a sentence.
+    /// Says which devices of this kind can be moved, as the end of a sentence.
     which: &'static str,
 }
 
-/// Where dom0 has a device.
+/// Where dom0 looks for a device.
 enum Place {
-    /// At the path in this xenstore key.
+    /// At the path that this xenstore key holds.
     Told(&'static str),
-    /// At its port's bridge.
+    /// At the bridge that the device's port is on.
     Port,
 }
 
@@ -94,15 +95,15 @@ const KINDS: [Kind; 2] = [
 ];
 const BRIDGE: &str = "/etc/xen/scripts/vif-bridge";
 
-/// Whether this is a configuration's name for devices that may be moved.
+/// Returns true if a configuration uses this name for devices that may be moved.
 pub fn is_known(name: &str) -> bool {
     KINDS.iter().any(|kind| kind.configured == name)
 }
 
-/// Checks that all devices of a configuration can be served twice.
+/// Checks that all devices in a configuration can be served to two domains.
 ///
 /// # Errors
-/// The device that cannot, as the end of a sentence.
+/// Returns the device that cannot, as the end of a sentence.
 pub fn configured(of: &Map<String, Value>) -> Result<(), Unmovable> {
     for kind in &KINDS {
         let Some(devices) = of.get(kind.configured) else {
@@ -140,7 +141,7 @@ impl Kind {
 /// A device of a domain: its kind and number, as in xenstore.
 pub type Device = (String, String);
 
-/// What dom0 finds at a path: the number of a block device, the target of a link in `/sys`.
+/// Returns what dom0 finds at a path: the number of a block device, or the target of a link in `/sys`.
 pub fn found(path: &str) -> Option<String> {
     if path.starts_with("/sys/") {
         let to = std::fs::read_link(path).ok()?;
@@ -148,7 +149,7 @@ pub fn found(path: &str) -> Option<String> {
     }
     let of = std::fs::metadata(path).ok()?;
     let number = of.file_type().is_block_device().then(|| of.rdev())?;
-    // In the format of Xen's script.
+    // The format is that of Xen's script.
     Some(format!(
         "{:x}:{:x}",
         rustix::fs::major(number),
@@ -156,12 +157,12 @@ pub fn found(path: &str) -> Option<String> {
     ))
 }
 
-/// The devices of a domain other than its console, if all of them can be served twice, according to xenstore (a guest writes
-/// none of that) and to what dom0 finds: the disk that a path leads to now is the domain's, and its NIC is on the bridge
-/// that the new one's will be on.
+/// Returns a domain's devices except its console, if all of them can be served to two domains. This is judged by xenstore keys
+/// that a guest cannot write, and by what dom0 finds: a disk's path must still lead to the domain's disk, and a NIC must still be
+/// on the bridge that the new NIC would be on.
 ///
 /// # Errors
-/// The device that cannot, as the end of a sentence.
+/// Returns the device that cannot, as the end of a sentence.
 pub fn attached(
     store: &mut Asking,
     domid: u32,
@@ -245,7 +246,7 @@ mod tests {
     use super::*;
     use crate::store::Source;
 
-    /// Xenstore's keys for a domain with a disk and a NIC.
+    /// Xenstore keys of a domain with a disk and a NIC.
     const STORE: [(&str, &str); 12] = [
         ("/libxl/3/device/", "console\nvbd\nvif"),
         ("/libxl/3/device/vbd/", "51712"),
@@ -326,7 +327,7 @@ mod tests {
                 "vif-route",
             ),
             (format!("{nic}/vifname"), Some("web0"), "`vifname`"),
-            // A path that now leads to another volume, or nowhere; a NIC that was put on another bridge.
+            // A path that now leads to another volume, or to none; a NIC that was put on another bridge.
             (
                 format!("{disk}/physical-device"),
                 Some("fd:1b"),
@@ -335,7 +336,7 @@ mod tests {
             (format!("{disk}/params"), Some("/dev/vg/gone"), "would have ``"),
             (format!("{disk}/params"), None, "would have ``"),
             (format!("{nic}/bridge"), Some("xenbr1"), "would have `xenbr0`"),
-            // A device without a key for its backend.
+            // A device that has no key for its backend.
             ("/libxl/3/device/vbd/".to_owned(), Some("51712\n51728"), "51728"),
         ] {
             let said = attached_with(&path, value).unwrap_err().to_string();

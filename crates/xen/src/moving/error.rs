@@ -106,7 +106,7 @@ pub enum Unmovable {
     File(#[from] FileError),
 }
 
-/// Why a file of a move, or of `xl`, cannot be used.
+/// Why a file of a move, or a file of `xl`, cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FileError {
     #[error(transparent)]
@@ -122,7 +122,7 @@ pub enum FileError {
 }
 
 impl FileError {
-    /// An error of the system on a path.
+    /// Returns the system's error for a path.
     #[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
     pub fn at(path: &std::path::Path, error: impl ToString) -> FileError {
         FileError::At {
@@ -132,64 +132,64 @@ impl FileError {
     }
 }
 
-/// Why a stream is not passed on.
+/// Why the relay does not pass on a stream.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
-    /// Another header.
+    /// The header is unknown.
     #[error("this is not what xl writes")]
     NotXl,
-    /// Another byte order.
+    /// The byte order is not this machine's.
     #[error("its bytes are in another order than this machine's")]
     Order,
-    /// Unknown flags.
+    /// The flags are unknown.
     #[error("flags {0:#x} are not those of Xen 4.17")]
     Flags(u32),
-    /// The configuration's length.
+    /// The configuration's length is invalid.
     #[error("its configuration is said to have {0} bytes")]
     ConfigurationBytes(usize),
-    /// Unknown data.
+    /// Something besides the configuration follows the header.
     #[error("beside its configuration there is something else")]
     SomethingElse,
-    /// The configuration.
+    /// The configuration cannot be read.
     #[error("its configuration cannot be read: {0}")]
     Configuration(ConfigurationError),
-    /// Another part's header.
+    /// A part's header is unknown.
     #[error("{0} begins otherwise than that of Xen 4.17")]
     Begins(&'static str),
-    /// A record's length.
+    /// A record's length is invalid.
     #[error("a record is said to have {0} bytes")]
     RecordBytes(u32),
-    /// The sender's `xl` has gone.
+    /// The sending `xl` is gone.
     #[error("the output of xl cannot be read: {0}")]
     Read(String),
-    /// The receiver's `xl` has gone.
+    /// The receiving `xl` is gone.
     #[error("the receiver of the domain has gone: {0}")]
     Write(String),
-    /// Another domain's configuration.
+    /// The configuration belongs to another domain.
     #[error("another domain is sent than was asked for")]
     AnotherDomain,
     /// The domain cannot be moved.
     #[error(transparent)]
     Unmovable(#[from] Unmovable),
-    /// Its devices are others than before.
+    /// The domain's devices have changed.
     #[error("a device was attached or detached meanwhile")]
     DevicesChanged,
-    /// The time limit.
+    /// The time limit is over.
     #[error("its time is over")]
     Late,
-    /// The sender ended early.
+    /// The sending `xl` ended early.
     #[error("xl ended in the midst of the domain")]
     CutOff,
-    /// Another relay's lock.
+    /// Another relay holds the lock.
     #[error("another domain is being copied")]
     Busy,
-    /// The job in the environment.
+    /// The job cannot be read from the environment.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// A file of the move.
+    /// A file of the move cannot be used.
     #[error(transparent)]
     File(#[from] FileError),
-    /// No library of xenstore.
+    /// Xenstore's library cannot be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The system's error.
@@ -197,7 +197,7 @@ pub enum StreamError {
     System(String),
 }
 
-/// Why there is no job.
+/// Why a process has no job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
     #[error("only the agent may start this")]
@@ -206,13 +206,13 @@ pub enum JobError {
     Unreadable { variable: &'static str, cause: String },
 }
 
-/// Why a move was not begun, or not completed.
+/// Why a move did not begin, or did not complete.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
-    /// The job in the environment.
+    /// The job cannot be read from the environment.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// Another mover's lock.
+    /// Another mover holds the lock.
     #[error("another domain is on its way")]
     Busy,
     /// Xen cannot be managed.
@@ -224,34 +224,34 @@ pub enum MoveError {
     /// A command of `xl` failed.
     #[error(transparent)]
     Xl(#[from] XlError),
-    /// A file of the move, or of `xl`.
+    /// A file of the move, or of `xl`, cannot be used.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The agent's own limits.
+    /// The agent's own limits could not be lifted.
     #[error(transparent)]
     Lever(#[from] LeverError),
-    /// `xl` is not there.
+    /// `xl` cannot be started.
     #[error("xl cannot be started: {0}")]
     NotStarted(String),
-    /// No unit of its own.
+    /// The mover cannot have a unit of its own.
     #[error("it cannot be done in a unit of its own: {0}")]
     NoUnit(String),
-    /// The output of `xl` that failed.
+    /// `xl` failed with this output.
     #[error("{0}")]
     Said(String),
-    /// The new domain.
+    /// The new domain has ended.
     #[error("the new one has ended")]
     NewEnded,
-    /// Both domains.
+    /// Both domains have ended.
     #[error("it has ended")]
     Ended,
-    /// The old domain.
+    /// The old domain is suspended.
     #[error("it is suspended: {0}")]
     Suspended(ResumeError),
-    /// It is unknown which of two domains is which.
+    /// It is unknown which of the two domains is which.
     #[error("xenstored does not tell which of two domains is it ({0}): both are left as they are")]
     Unnamed(StoreError),
-    /// It is where it was; what failed on the way back there, if anything.
+    /// The domain is where it was. Holds what failed on the way back, if anything.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Stays(Vec<MoveError>),
     /// The system's error.
@@ -260,13 +260,13 @@ pub enum MoveError {
 }
 
 impl MoveError {
-    /// An error of the system.
+    /// Returns the system's error.
     #[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
     pub fn system(error: impl ToString) -> MoveError {
         MoveError::System(error.to_string())
     }
 
-    /// Whether the domain is where it was, and nothing is amiss.
+    /// Returns true if the domain is where it was and nothing failed on the way back.
     pub fn is_nothing(&self) -> bool {
         matches!(self, MoveError::Stays(failures) if failures.is_empty())
     }

@@ -1,7 +1,7 @@
-//! Files of a move: its locks, its job, its progress; and `xl`'s own, where it keeps a domain's configuration.
+//! Files of a move: its locks, its job and its progress. Also `xl`'s own files, where it keeps a domain's configuration.
 //!
-//! The move's files are in the host's own place, next to the acting lock: one move at a time, wherever an agent's state
-//! directory is.
+//! The move's files are in the place that the host has for them, next to the acting lock. So a host moves one domain at a time,
+//! wherever an agent's state directory is.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -18,27 +18,27 @@ use super::configuration::{BYTES_MAX, Configuration};
 use super::error::FileError;
 use crate::xl;
 
-/// Held by the process that moves a domain.
+/// Lock that the process that moves a domain holds.
 pub const MOVING: &str = "moving.lock";
-/// Held while a domain is being copied.
+/// Lock that is held while a domain is being copied.
 pub const COPYING: &str = "copying.lock";
 const JOB: &str = "move.job";
 const COPIED: &str = "move.copied";
-/// Output of `xl`.
+/// File for the output of `xl`.
 const SAID: &str = "move.said";
 /// Where libxl keeps data about domains.
 const USERDATA: &str = "/var/lib/xen";
-/// Its file for each; others keep files there too, such as libvirt.
+/// Name of libxl's own file for each domain. Other programs, such as libvirt, keep files there too.
 const KEPT: &str = "libxl-json";
 
 fn place() -> Result<StateDir, StateError> {
     StateDir::open(Path::new(STATE_DIR))
 }
 
-/// Takes one of the locks; `None` while another process holds it. It is held until the file is closed.
+/// Takes one of the locks; `None` if another process holds it. The lock is held until the file is closed.
 ///
 /// # Errors
-/// When it cannot be opened.
+/// If the lock file cannot be opened.
 pub fn lock(name: &str) -> Result<Option<File>, FileError> {
     let dir = place()?;
     let file = dir.open_to_write(name)?;
@@ -54,17 +54,17 @@ fn write(name: &str, text: &str) -> Result<(), FileError> {
     Ok(())
 }
 
-/// Reads a file; `None` if there is none, or it is not ours.
+/// Reads a file; `None` if there is none, or if it belongs to another user.
 fn read(name: &str) -> Option<String> {
     let dir = StateDir::open_existing(Path::new(STATE_DIR)).ok()??;
     let bytes = dir.read(name, BYTES_MAX as u64).ok()??;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Writes down the job before it is started.
+/// Writes the job to a file before it is started.
 ///
 /// # Errors
-/// When it cannot be written.
+/// If the file cannot be written.
 pub fn begin(job: &Job) -> Result<(), FileError> {
     write(COPIED, "0")?;
     write(
@@ -73,7 +73,7 @@ pub fn begin(job: &Job) -> Result<(), FileError> {
     )
 }
 
-/// The last job, if it was not completed.
+/// Returns the last job, if it was not completed.
 pub fn job() -> Option<Job> {
     serde_json::from_str(&read(JOB)?).ok()
 }
@@ -102,7 +102,7 @@ pub fn how_many_copied() -> u64 {
 /// Opens the file for `xl`'s output.
 ///
 /// # Errors
-/// When it cannot be opened.
+/// If it cannot be opened.
 pub fn for_what_is_said() -> Result<File, FileError> {
     let file = place()?.open_to_write(SAID)?;
     file.set_len(0)
@@ -110,7 +110,7 @@ pub fn for_what_is_said() -> Result<File, FileError> {
     Ok(file)
 }
 
-/// The last output of `xl` that tells why it failed.
+/// Returns the part of `xl`'s last output that tells why it failed.
 pub fn what_was_said() -> String {
     xl::reason(&read(SAID).unwrap_or_default())
 }
@@ -119,10 +119,10 @@ fn kept(domid: u32, vm: VmId, what: &str) -> PathBuf {
     Path::new(USERDATA).join(format!("userdata-d.{domid}.{vm}.{what}"))
 }
 
-/// Names of notes on a domain other than libxl's own.
+/// Returns the names of other programs' notes on a domain, besides libxl's own.
 ///
 /// # Errors
-/// When libxl keeps nothing about it, or its directory cannot be read.
+/// If libxl keeps nothing about the domain, or its directory cannot be read.
 pub fn others_notes(domid: u32, vm: VmId) -> Result<Vec<String>, FileError> {
     let entries = fs::read_dir(USERDATA).map_err(|error| FileError::at(Path::new(USERDATA), error))?;
     let mine = format!("userdata-d.{domid}.{vm}.");
@@ -143,7 +143,7 @@ pub fn others_notes(domid: u32, vm: VmId) -> Result<Vec<String>, FileError> {
 /// Reads libxl's configuration of a domain.
 ///
 /// # Errors
-/// When it cannot be read, as the end of a sentence.
+/// Returns why it cannot be read, as the end of a sentence.
 pub fn configuration(domid: u32, vm: VmId) -> Result<Configuration, FileError> {
     let path = kept(domid, vm, KEPT);
     let failed = |error: std::io::Error| FileError::at(&path, error);
@@ -157,10 +157,10 @@ pub fn configuration(domid: u32, vm: VmId) -> Result<Configuration, FileError> {
     })
 }
 
-/// Changes libxl's configuration of a domain, as libxl does: under its lock, by replacing the file.
+/// Changes libxl's configuration of a domain in the way that libxl does: under its lock, by replacing the file.
 ///
 /// # Errors
-/// When it cannot be changed; then it stays as it was.
+/// If it cannot be changed. It then stays unchanged.
 pub fn change(domid: u32, vm: VmId, change: impl FnOnce(&mut Configuration)) -> Result<(), FileError> {
     let lock = Path::new(USERDATA).join(format!("userdata-l.{domid}.{vm}.domain-userdata-lock"));
     let failed = |error: std::io::Error| FileError::at(&lock, error);
@@ -172,7 +172,7 @@ pub fn change(domid: u32, vm: VmId, change: impl FnOnce(&mut Configuration)) -> 
             .open(&lock)
             .map_err(failed)?;
         rustix::fs::fcntl_lock(&file, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
-        // The previous holder removes the file with it.
+        // The previous holder removes the lock file when it releases the lock.
         let is_it = fs::metadata(&lock).is_ok_and(|there| {
             file.metadata()
                 .is_ok_and(|own| (own.dev(), own.ino()) == (there.dev(), there.ino()))

@@ -1,15 +1,15 @@
-//! Moves all memory of a domain to another node by local migration: `xl` creates a second domain on the same host, whose
-//! memory is allocated where its configuration says.
+//! Moves all memory of a domain to another node, using local migration: `xl` creates a second domain on the same host, and the
+//! second domain's memory is allocated where its configuration says.
 //!
 //! ```text
 //!   agent ── homenode move-domain ── xl migrate ── homenode move-stream ── xl migrate-receive       it runs meanwhile
 //!   (own unit)                  └── xl save -p ── homenode move-stream ── xl restore -p             it is paused
 //! ```
 //!
-//! The agent starts the mover in its own unit and checks when it has ended: killing the agent does not kill the move. The
-//! new domain arrives with its operator's settings: the agent's pins are not part of what is copied, and the agent sets them
-//! again, or its guard restores what is left of the old one. The job is in a file until it is completed ([`settle`]), by the
-//! mover, or, if that was killed, by the next agent, guard or `homenode release`.
+//! The agent starts the mover in a unit of its own, so killing the agent does not kill the move, and checks when it has ended.
+//! The new domain arrives with its operator's settings, because the agent's pins are not copied. The agent then sets its pins
+//! again, or its guard restores what is left of the old domain. The job is in a file until it is completed ([`settle`]): by the
+//! mover or, if that was killed, by the next agent, its guard or `homenode release`.
 
 pub mod configuration;
 pub mod devices;
@@ -33,34 +33,35 @@ use error::JobError;
 pub use error::{MoveError, StreamError};
 pub use relay::relay;
 
-/// Where the processes of a move read their job.
+/// Environment variable from which the processes of a move read their job.
 pub const JOB: &str = "HOMENODE_MOVE";
-/// The mover's program.
+/// Environment variable with the mover's program.
 const SELF: &str = "HOMENODE_MOVER";
 const DOMID: &str = "HOMENODE_DOMID";
-/// `xl`'s suffix for a domain on its way here.
+/// `xl`'s suffix for the name of a domain that is arriving here.
 pub const INCOMING: &str = "--incoming";
-/// `xl`'s suffix for a domain that has left.
+/// `xl`'s suffix for the name of a domain that has left.
 pub const LEFT: &str = "--migratedaway";
 /// How often to check whether the domain runs.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How long a command of `xl` that copies nothing may take.
+/// Time limit for a command of `xl` that copies nothing.
 const COMMAND_MAX: Duration = Duration::from_secs(120);
 
-/// How long `xl save` may take from its last byte until the domain is no longer suspended.
+/// Time limit for `xl save`, from its last byte until the domain is no longer suspended.
 const RESUMED_MAX: Duration = Duration::from_secs(10);
 
-/// The sending pipeline, with us in the middle, and the receiver. The domain runs until most of it is copied. The new one is
-/// paused until the old one is destroyed: then dom0 has finished its writes for it.
+/// The part of the pipeline after `xl migrate`: our relay, then the receiver. The domain runs until most of it is copied. The new
+/// domain is paused until the old one is destroyed, because only then has dom0 finished the old one's writes.
 const LIVE: &str = "\"$HOMENODE_MOVER\" move-stream | xl migrate-receive -p";
-/// It is paused from the first page on, and both are paused at the end. Not every dom0 has a `/dev/stdout`.
+/// The pipeline for a domain that is paused from the first page on. At the end both domains are paused. The paths are in `/proc`
+/// because some dom0s have no `/dev/stdout`.
 const STILL: &str = "xl save -p \"$HOMENODE_DOMID\" /proc/self/fd/1 | \"$HOMENODE_MOVER\" move-stream | xl restore -p /proc/self/fd/0";
 
-/// `xl` treats a suspended domain as ended, and no longer watches it.
+/// Note for a domain that was suspended: `xl` takes a suspended domain for ended, and no longer watches it.
 const UNWATCHED: &str =
     "; it was suspended meanwhile, and xl may not restart it when it reboots, as after `xl save -c`";
 
-/// How long to ask xenstored for the two names: without them neither may be touched.
+/// How long to try to get both domains' names from xenstored. Without the names neither domain may be touched.
 const NAMES_MAX: Duration = Duration::from_secs(60);
 
 /// A domain to be moved.
@@ -68,7 +69,7 @@ const NAMES_MAX: Duration = Duration::from_secs(60);
 pub struct Job {
     /// Its UUID.
     pub vm: VmId,
-    /// Its number before.
+    /// Its number before the move.
     pub domid: u32,
     /// Its name.
     pub name: String,
@@ -78,9 +79,9 @@ pub struct Job {
     pub still: bool,
     /// CPUs that its vCPUs may run on, as set by its operator.
     pub hard: BTreeMap<u16, CpuSet>,
-    /// CPUs that they prefer.
+    /// CPUs that its vCPUs prefer.
     pub soft: BTreeMap<u16, CpuSet>,
-    /// The nodes in its configuration.
+    /// The nodes that its configuration names.
     pub nodemap: Option<Value>,
     /// Time limit for the copy.
     pub time_max: Ns,
@@ -89,23 +90,23 @@ pub struct Job {
 /// Result of a move.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// The domain's number now, if it has arrived.
+    /// The domain's new number, if it has arrived.
     pub arrived: Option<u32>,
-    /// Why it has not arrived, or what is not restored.
+    /// Why it has not arrived, or what could not be restored.
     pub why: Option<String>,
-    /// How long all of it took.
+    /// How long the whole move took.
     pub took: Ns,
-    /// How long the domain did not run, to within a few hundredths of a second.
+    /// For how long the domain did not run, to within a few hundredths of a second.
     pub paused: Ns,
-    /// Pages copied; those that changed meanwhile count each time.
+    /// Pages copied. A page that changed meanwhile counts each time it was copied.
     pub copied: u64,
 }
 
 impl Job {
-    /// The job that this process was started for.
+    /// Returns the job that this process was started for.
     ///
     /// # Errors
-    /// When it was not started by the agent.
+    /// If the agent did not start this process.
     pub fn of_environment() -> Result<Job, JobError> {
         let text = std::env::var(JOB).map_err(|_| JobError::NotStarted)?;
         serde_json::from_str(&text).map_err(|error| JobError::Unreadable {
@@ -114,12 +115,12 @@ impl Job {
         })
     }
 
-    /// Its name while there are two of it.
+    /// Returns the new domain's name while there are two domains.
     pub fn incoming(&self) -> String {
         format!("{}{INCOMING}", self.name)
     }
 
-    /// Checks that this is its configuration.
+    /// Checks that a configuration is that of the job's domain.
     fn fits(&self, of: &Configuration) -> Result<(), StreamError> {
         if of.vm() != Some(self.vm) || of.name() != Some(&self.name) {
             return Err(StreamError::AnotherDomain);
@@ -129,7 +130,7 @@ impl Job {
     }
 }
 
-/// The job that is under way, if there is one.
+/// Returns the job that is under way, if there is one.
 pub fn under_way() -> Option<Job> {
     match files::lock(files::MOVING) {
         Ok(None) => files::job(),
@@ -137,12 +138,12 @@ pub fn under_way() -> Option<Job> {
     }
 }
 
-/// Whether no process moves a domain.
+/// Returns true if no process is moving a domain.
 pub fn is_free() -> bool {
     matches!(files::lock(files::MOVING), Ok(Some(_)))
 }
 
-/// Completes the job of a mover that was killed. Returns a message if there is one.
+/// Completes the job of a mover that was killed. Returns a message if there was one.
 pub fn recover(hypervisor: &Hypervisor) -> Option<String> {
     let job = files::job()?;
     let locks = [files::MOVING, files::COPYING].map(|name| files::lock(name).ok().flatten());
@@ -161,10 +162,10 @@ pub fn recover(hypervisor: &Hypervisor) -> Option<String> {
 /// Runs the mover: carries out its job, and prints the result on standard output.
 ///
 /// # Errors
-/// When it could not begin.
+/// If it could not begin.
 pub fn carry_out() -> Result<(), MoveError> {
     let job = Job::of_environment()?;
-    // Not to be reached by a signal to the agent's group or terminal.
+    // Keep signals to the agent's group or terminal away from the mover.
     let _ = rustix::process::setsid();
     let lock = files::lock(files::MOVING)?.ok_or(MoveError::Busy)?;
     let hypervisor = Hypervisor::open(std::path::Path::new("/"))?;
@@ -207,7 +208,7 @@ fn carried_out(hypervisor: &Hypervisor, job: &Job) -> Ended {
     }
 }
 
-/// Has `xl` create a second one of the domain. `Ok` if the new one is complete.
+/// Makes `xl` create a second domain. `Ok` if the new domain is complete.
 fn copy(hypervisor: &Hypervisor, job: &Job, watch: &mut Watch) -> Result<(), MoveError> {
     let mover = std::env::current_exe().map_err(MoveError::system)?;
     let said = files::for_what_is_said()?;
@@ -243,7 +244,7 @@ fn nanoseconds(time: Duration) -> Ns {
     Ns(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// Measures how long a domain does not run.
+/// Measures for how long a domain does not run.
 struct Watch {
     begun: Instant,
     still_since: Option<Instant>,
@@ -261,7 +262,7 @@ impl Watch {
 
     fn look(&mut self, hypervisor: &Hypervisor, job: &Job) {
         let runs = |of: &Listed| of.vm == job.vm && of.is_vm() && !of.is_paused;
-        // Only the old one matters as long as it runs.
+        // As long as the old domain runs, only it matters.
         let old = hypervisor.domain(job.domid).ok().flatten();
         let is_running =
             old.is_some_and(|old| runs(&old)) || hypervisor.domains().is_ok_and(|all| all.iter().any(runs));
@@ -276,14 +277,14 @@ impl Watch {
     }
 }
 
-/// The old and the new domain, if they exist.
+/// Returns the old and the new domain, if they exist.
 fn both<'a>(all: &'a [Listed], job: &Job) -> (Option<&'a Listed>, Option<&'a Listed>) {
     let of_it = || all.iter().filter(|of| of.vm == job.vm && !of.is_dying);
     let is_old = |of: &&Listed| of.domid == job.domid;
     (of_it().find(is_old), of_it().find(|of| !is_old(of)))
 }
 
-/// The new one of a paused domain is complete: from now on it has the name.
+/// Gives the domain's name to the new copy of a paused domain, which is complete now.
 fn hand_over(hypervisor: &Hypervisor, job: &Job) -> Result<(), MoveError> {
     let all = hypervisor.domains()?;
     let (_, new) = both(&all, job);
@@ -292,12 +293,12 @@ fn hand_over(hypervisor: &Hypervisor, job: &Job) -> Result<(), MoveError> {
     Ok(xl(&["rename", &new.domid.to_string(), &job.name])?)
 }
 
-/// Leaves only one of a domain, however far the move got: the one with its name, with its operator's settings. Until the new
-/// one has the name it has not run, and the old one is complete; after that the old one must not run again. Returns the
-/// number of the new one.
+/// Leaves only one of the two domains, however far the move got: the one that has the domain's name, with its operator's
+/// settings. Until the new domain gets the name it has not run, and the old one is complete. After that the old one must not run
+/// again. Returns the new domain's number.
 ///
 /// # Errors
-/// When the domain is where it was, or has ended; with what could not be restored, if anything.
+/// If the domain is where it was, or has ended. The error also says what could not be restored.
 pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, MoveError> {
     let all = hypervisor.domains()?;
     let (old, new) = both(&all, job);
@@ -310,7 +311,7 @@ pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, MoveError> {
         }
         (Some(old), new) => {
             let mut failed: Vec<MoveError> = Vec::new();
-            // One without a name was just being built.
+            // A new domain without a name was still being built.
             if let Some(new) = new.filter(|_| new_is.is_none_or(|name| name.ends_with(INCOMING))) {
                 failed.extend(destroy(new.domid).err().map(MoveError::from));
             }
@@ -318,7 +319,7 @@ pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, MoveError> {
             if old_is.is_some_and(|name| name.ends_with(LEFT)) {
                 failed.extend(xl(&["rename", &number, &job.name]).err().map(MoveError::from));
             }
-            // `xl` resumes it itself, unless it was killed too.
+            // `xl` resumes the old domain itself, unless `xl` was killed too.
             if old.is_suspended && !goes_on(hypervisor, job.domid, RESUMED_MAX) {
                 let resumed = hypervisor.resume(job.domid);
                 failed.extend(resumed.err().map(MoveError::Suspended));
@@ -343,7 +344,7 @@ pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, MoveError> {
     }
 }
 
-/// Keeps the new one as the domain, and lets it run.
+/// Keeps the new domain and lets it run.
 fn stay(hypervisor: &Hypervisor, job: &Job, new: &Listed) -> Result<u32, MoveError> {
     let failed = as_it_was(hypervisor, job, new.domid);
     if new.is_paused {
@@ -352,7 +353,7 @@ fn stay(hypervisor: &Hypervisor, job: &Job, new: &Listed) -> Result<u32, MoveErr
     failed.map(|()| new.domid)
 }
 
-/// A domain's name; `None` if it has none yet.
+/// Returns a domain's name; `None` if it has none yet.
 fn name(hypervisor: &Hypervisor, domid: u32) -> Result<Option<String>, MoveError> {
     let (mut store, begun) = (hypervisor.store(), Instant::now());
     loop {
@@ -366,7 +367,7 @@ fn name(hypervisor: &Hypervisor, domid: u32) -> Result<Option<String>, MoveError
     }
 }
 
-/// Waits until a domain is no longer suspended. Returns false if it still is after that time.
+/// Waits until a domain is no longer suspended. Returns false if it is still suspended after that time.
 fn goes_on(hypervisor: &Hypervisor, domid: u32, limit: Duration) -> bool {
     let begun = Instant::now();
     while begun.elapsed() < limit {
@@ -378,7 +379,7 @@ fn goes_on(hypervisor: &Hypervisor, domid: u32, limit: Duration) -> bool {
     false
 }
 
-/// Gives the new one the operator's settings of the old one.
+/// Gives the new domain the operator's settings of the old one.
 fn as_it_was(hypervisor: &Hypervisor, job: &Job, domid: u32) -> Result<(), MoveError> {
     for (index, cpus) in &job.hard {
         hypervisor.pin(domid, *index, cpus)?;

@@ -1,8 +1,9 @@
-//! Sits between the sending `xl` and the receiving one: sets in the domain's configuration where its memory comes from, and
-//! passes on the rest.
+//! Relays the stream from the sending `xl` to the receiving one. It sets in the domain's configuration where the memory comes
+//! from, and passes on the rest unchanged.
 //!
-//! It enforces a move's time limit. If it ends early the receiver lacks the end and gives up, and the sender's domain runs
-//! on; once everything was sent it stays, whatever the time: the two then agree on which of both runs.
+//! It also enforces a move's time limit. If the relay ends early, the receiver lacks the end of the stream and gives up, and the
+//! sender's domain keeps running. Once everything was sent, the relay continues even after the time limit, so that both sides
+//! agree on which of the two domains runs.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -21,10 +22,10 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// How often to report progress.
 const SAY_EVERY: Duration = Duration::from_secs(1);
 
-/// Relays the stream until it ends.
+/// Relays the stream to its end.
 ///
 /// # Errors
-/// Why it failed: the domain then stays where it is.
+/// Returns why it failed; the domain then stays where it is.
 pub fn relay() -> Result<(), StreamError> {
     let job = Job::of_environment()?;
     let _copying = files::lock(files::COPYING)?.ok_or(StreamError::Busy)?;
@@ -44,7 +45,7 @@ pub fn relay() -> Result<(), StreamError> {
     )
 }
 
-/// Ends this process at the time limit, unless everything was sent.
+/// Ends this process at the time limit, unless everything was sent by then.
 fn end_in_time(job: &Job, is_over: Arc<AtomicBool>) {
     let (name, time) = (job.name.clone(), job.time_max);
     std::thread::spawn(move || {
@@ -59,8 +60,8 @@ fn end_in_time(job: &Job, is_over: Arc<AtomicBool>) {
     });
 }
 
-/// Passes on the stream, and reports its pages now and then. Lets the end through only if the domain still has the same
-/// devices: the configuration sent before has no others.
+/// Passes on the stream, and reports the number of pages regularly. Lets the end pass only if the domain still has the same
+/// devices, because the configuration, which was sent before, lists only those.
 fn copied(
     job: &Job,
     (input, output): (&mut dyn Read, &mut dyn Write),
@@ -96,7 +97,7 @@ fn copied(
             if attached()? != devices {
                 return Err(StreamError::DevicesChanged);
             }
-            // The same holds if time was up before it.
+            // The end is also held back if the time ran out before it.
             if is_over.swap(true, Ordering::SeqCst) {
                 return Err(StreamError::Late);
             }
@@ -134,7 +135,7 @@ mod tests {
         }
     }
 
-    /// Everything that `xl` sends for a domain.
+    /// Returns everything that `xl` sends for a domain.
     fn whole() -> Vec<u8> {
         let text = [KEPT.as_bytes(), &[0]].concat();
         let data = [&(text.len() as u32).to_le_bytes()[..], &text].concat();

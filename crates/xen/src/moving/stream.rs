@@ -7,39 +7,39 @@
 //!   libxc      after a record of type 1: 8 bytes of 0xff, "XENF" …, domain, records … type 0: the end
 //! ```
 //!
-//! The header is read completely and written again. The rest is only followed: to know when all of the domain was sent, and
-//! that it has the expected form. Anything unknown is an error, and `xl` then lets the domain run on where it is.
+//! The header is read in full and written again. The rest is only followed, to know when all of the domain was sent, and to check
+//! its form. Anything unknown is an error, after which `xl` lets the domain run on where it is.
 
 use super::configuration::{BYTES_MAX, Configuration};
 use super::error::StreamError;
 
 /// Start of the header.
 const MAGIC: &[u8; 32] = b"Xen saved domain, xl format\n \0 \r";
-/// Bytes before the configuration.
+/// Number of bytes before the configuration.
 pub const HEAD_BYTES: usize = 48;
-/// Marker of this machine's byte order.
+/// How this machine's byte order is marked.
 const ORDER: u32 = 0x0102_0304;
-/// The configuration is JSON, and libxl's records are of version 2.
+/// Flags: the configuration is JSON, and libxl's records are of version 2.
 const MUST: u32 = 3;
 const LIBXL: &[u8; 16] = b"LibxlFmt\0\0\0\x02\0\0\0\0";
-/// libxc's header up to its version; flags of the byte order follow.
+/// libxc's header up to its version. Flags for the byte order follow.
 const LIBXC: &[u8; 16] = b"\xff\xff\xff\xff\xff\xff\xff\xffXENF\0\0\0\x03";
-/// Bytes of libxc's header, and of its description of the domain.
+/// Number of bytes in libxc's header and its description of the domain.
 const LIBXC_BYTES: usize = 24 + 16;
 const RECORD_BYTES: usize = 8;
 const END: u32 = 0;
-/// libxl's type: libxc's records follow.
+/// libxl's record type after which libxc's records follow.
 const MEMORY: u32 = 1;
-/// libxc's type: pages and their contents.
+/// libxc's record type for pages and their contents.
 const PAGES: u32 = 1;
-/// libxc's own limit of a record.
+/// libxc's own limit on a record's length.
 const RECORD_MAX: u32 = 128 << 20;
 const PAGE_BYTES: u32 = 4096;
 
-/// Length of the configuration in bytes, from the first part of the header.
+/// Returns the length of the configuration in bytes, from the first part of the header.
 ///
 /// # Errors
-/// When it is no such header, or of an unknown kind.
+/// If this is not such a header, or its kind is unknown.
 pub fn configuration_bytes(head: &[u8; HEAD_BYTES]) -> Result<usize, StreamError> {
     let (magic, words) = head.split_at(MAGIC.len());
     if magic != MAGIC {
@@ -59,10 +59,10 @@ pub fn configuration_bytes(head: &[u8; HEAD_BYTES]) -> Result<usize, StreamError
     }
 }
 
-/// The configuration, from what follows the first part of the header.
+/// Returns the configuration, from the data that follows the first part of the header.
 ///
 /// # Errors
-/// When there is anything else, or it cannot be read.
+/// If there is anything else, or the configuration cannot be read.
 pub fn configuration(data: &[u8]) -> Result<Configuration, StreamError> {
     let text = data.get(4..).unwrap_or_default();
     if data.len() < 4 || little(data, 0) as usize != text.len() {
@@ -71,7 +71,7 @@ pub fn configuration(data: &[u8]) -> Result<Configuration, StreamError> {
     Configuration::read(text).map_err(StreamError::Configuration)
 }
 
-/// The header with another configuration.
+/// Returns the header with another configuration.
 pub fn header(head: &[u8; HEAD_BYTES], configuration: &Configuration) -> Vec<u8> {
     let mut text = configuration.written();
     text.push(0);
@@ -85,31 +85,31 @@ fn little(bytes: &[u8], at: usize) -> u32 {
     word.map_or(0, u32::from_le_bytes)
 }
 
-/// What comes next.
+/// What comes next in the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Libxl,
     Libxc,
-    /// A record of libxl, or one of libxc's among them.
+    /// A record of libxl, or a record of libxc among them.
     Record {
         is_memory: bool,
     },
-    /// The rest of a record's body, in bytes.
+    /// The rest of a record's body, with its number of bytes.
     Body {
         left: u64,
         is_memory: bool,
     },
-    /// The final exchange between the two `xl`.
+    /// The final exchange between the two `xl` programs.
     Talk,
 }
 
-/// Follows what comes after the header.
+/// Follows the part of the stream after the header.
 #[derive(Clone, Debug)]
 pub struct Follower {
     next: Next,
-    /// The beginning of the next item.
+    /// The part of the next item that was read so far.
     held: Vec<u8>,
-    /// Pages sent; one that changed meanwhile counts each time.
+    /// Number of pages sent. A page that changed meanwhile counts each time it was sent.
     pub pages: u64,
 }
 
@@ -124,7 +124,7 @@ impl Default for Follower {
 }
 
 impl Follower {
-    /// Whether all of the domain was sent.
+    /// Returns true if all of the domain was sent.
     pub fn is_over(&self) -> bool {
         self.next == Next::Talk
     }
@@ -132,7 +132,7 @@ impl Follower {
     /// Follows the next part of the stream.
     ///
     /// # Errors
-    /// When it does not have the expected form.
+    /// If it does not have the expected form.
     pub fn take(&mut self, mut bytes: &[u8]) -> Result<(), StreamError> {
         while !bytes.is_empty() {
             let wanted = match self.next {
@@ -161,7 +161,7 @@ impl Follower {
         Ok(())
     }
 
-    /// What comes after the held item.
+    /// Returns what comes after the item that is held.
     fn after(&mut self) -> Result<Next, StreamError> {
         let begins = |with: &[u8], whose: &'static str| match self.held.starts_with(with) {
             true => Ok(()),
@@ -215,7 +215,7 @@ pub mod tests {
         [head, body.to_vec(), padding].concat()
     }
 
-    /// A domain as sent by Xen 4.17.7: two pages, another record, libxl's data, and the end.
+    /// Returns a domain as Xen 4.17.7 sends it: two pages, another record, libxl's data, and the end.
     pub fn sent() -> Vec<u8> {
         let domain = [1u32, 12, 4, 17].map(u32::to_le_bytes).concat();
         let pages = vec![7; 8 + 2 * 8 + 2 * 4096];

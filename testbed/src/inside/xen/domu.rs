@@ -1,4 +1,4 @@
-//! DomUs: their descriptions, creation by libvirt or `xl`, state and end.
+//! DomUs: their descriptions, creation with libvirt or `xl`, state and end.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -28,12 +28,12 @@ pub enum Kind {
     Pvh,
 }
 
-/// The creator of a domU.
+/// The toolstack that creates a domU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Toolstack {
     /// libvirt's Xen driver.
     Libvirt,
-    /// `xl`; libvirt then does not know the domU.
+    /// `xl`; libvirt does not know such a domU.
     Xl,
 }
 
@@ -44,15 +44,14 @@ pub struct DomuSpec {
     pub name: String,
     /// How it is virtualised.
     pub kind: Kind,
-    /// Memory. Below 128 MiB the stock kernel does not boot reliably.
+    /// Memory in MiB. Below 128 MiB the stock kernel does not boot reliably.
     pub memory_mib: u64,
-    /// For each vCPU, the list of CPUs on which it may run. `xl` also tells the hypervisor that these are preferred, which
+    /// For each vCPU, the list of CPUs on which it may run. `xl` also tells the hypervisor that the vCPU prefers them, which
     /// decides where the memory is.
     pub cpus: Vec<String>,
-    /// Its disk, a device of dom0's, and its NIC on a bridge of dom0's, with that NIC's MAC: in `xl`'s notation, if it has
-    /// any.
+    /// Its disk, which is a device of dom0, in `xl`'s notation; `None` if it has none.
     pub disk: Option<String>,
-    /// See [`DomuSpec::disk`].
+    /// Its NIC, with the bridge of dom0 that it is on and its MAC, in `xl`'s notation; `None` if it has none.
     pub nic: Option<String>,
     /// The pool of CPUs into which `xl` puts it; empty for the first pool.
     pub pool: String,
@@ -63,7 +62,7 @@ pub struct DomuSpec {
 }
 
 impl DomuSpec {
-    /// 128 MiB and one vCPU that may run on these CPUs, idle.
+    /// Describes an idle domU with 128 MiB, and one vCPU that may run on these CPUs.
     #[must_use]
     pub fn new(name: &str, kind: Kind, cpus: &str) -> Self {
         Self {
@@ -79,7 +78,7 @@ impl DomuSpec {
         }
     }
 
-    /// One vCPU that may run anywhere: its creator decides where its memory is.
+    /// Describes a domU like [`DomuSpec::new`], whose vCPU may run anywhere: its creator decides where its memory is.
     #[must_use]
     pub fn anywhere(name: &str, kind: Kind) -> Self {
         Self::new(name, kind, "")
@@ -92,14 +91,14 @@ impl DomuSpec {
         self
     }
 
-    /// Lets it boot again when told to reboot; `xl`'s daemon does that.
+    /// Lets `xl`'s daemon boot the domU again when it is told to reboot.
     #[must_use]
     pub fn that_reboots(mut self) -> Self {
         self.on_reboot = "restart";
         self
     }
 
-    /// Its console, as Xen's daemon keeps it.
+    /// Returns the domU's console, as Xen's daemon keeps it.
     #[must_use]
     pub fn console(&self) -> Console {
         Console {
@@ -108,7 +107,7 @@ impl DomuSpec {
         }
     }
 
-    /// The console of a domU that was moved: its output is kept under the name that it had meanwhile.
+    /// Returns the console of a domU that was moved. Its output is kept under the name that it had during the move.
     #[must_use]
     pub fn console_once_moved(&self) -> Console {
         Console {
@@ -121,7 +120,7 @@ impl DomuSpec {
         format!("console=hvc0 quiet {}", self.orders.to_cmdline())
     }
 
-    /// The domain for libvirt. Only the pin of a vCPU decides where the memory is.
+    /// Returns the domain's XML for libvirt. Only the pin of its vCPU decides where the memory is.
     #[must_use]
     pub fn xml(&self) -> String {
         let mut pins = String::new();
@@ -129,7 +128,7 @@ impl DomuSpec {
         for (vcpu, cpus) in pinned {
             let _ = write!(pins, "<vcpupin vcpu='{vcpu}' cpuset='{cpus}'/>");
         }
-        // Emulated SVM does not decode the instruction that an emulated TSC takes.
+        // Emulated SVM does not decode the instruction that an emulated TSC needs.
         let (os, clock) = match self.kind {
             Kind::Pv => ("machine='xenpv'>linux", ""),
             Kind::Pvh => (
@@ -150,7 +149,7 @@ impl DomuSpec {
         )
     }
 
-    /// The domain for `xl`.
+    /// Returns the domain's configuration for `xl`.
     #[must_use]
     pub fn configuration(&self) -> String {
         let kind = match self.kind {
@@ -193,23 +192,23 @@ pub struct Domu {
     pub id: u32,
     /// libvirt's handle, if libvirt created it. Becomes stale when libvirtd is restarted.
     pub domain: Option<Domain>,
-    /// Whether it was migrated to where it is.
+    /// Whether it was moved here by a migration.
     was_moved: bool,
 }
 
 /// One vCPU, as `xl vcpu-list` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vcpu {
-    /// The CPU on which it runs or ran last, if any.
+    /// The CPU on which it runs or last ran, if any.
     pub cpu: Option<u32>,
-    /// CPUs on which it may run, and those that it prefers, as Xen writes lists.
+    /// The CPUs on which it may run, as a list in Xen's notation.
     pub hard: String,
-    /// See [`Vcpu::hard`].
+    /// The CPUs that it prefers, in the same notation.
     pub soft: String,
 }
 
 impl Domu {
-    /// Records that it was migrated, and its new number.
+    /// Records that the domU was migrated, and its new number.
     pub fn arrived(&mut self, id: u32) {
         (self.id, self.was_moved) = (id, true);
     }
@@ -225,10 +224,10 @@ impl Domu {
         lives(&self.spec.name)
     }
 
-    /// Waits until its init has begun the ordered behaviour.
+    /// Waits until the domU's init has begun the ordered behaviour.
     ///
     /// # Errors
-    /// When it does not in time, or it has ended.
+    /// When that does not happen in time, or the domU has ended.
     pub fn wait_ready(&self) -> anyhow::Result<()> {
         let console = self.spec.console();
         console.wait(MARKER_READY, READY_LIMIT, || self.lives()).map(drop)
@@ -243,7 +242,7 @@ impl Domu {
             let key = format!("/local/domain/{}/console/tty", self.id);
             let path = run("xenstore-read", &[&key])?;
             let path = path.trim();
-            // It must not become our process's controlling terminal.
+            // The console must not become this process's controlling terminal.
             let mut options = fs::OpenOptions::new();
             options.write(true).custom_flags(libc::O_NOCTTY);
             let mut console = options
@@ -258,29 +257,29 @@ impl Domu {
         console.answer(command, answer, send, || self.lives())
     }
 
-    /// Switches it to another behaviour, and waits until that is in force.
+    /// Switches the domU to another behaviour, and waits until that is in force.
     ///
     /// # Errors
-    /// When it does not answer in time.
+    /// When the domU does not answer in time.
     pub fn switch_to(&self, behaviour: Behaviour) -> anyhow::Result<()> {
         let order = behaviour.to_string();
         self.command(&order, &format!("PHASE {order}")).map(drop)
     }
 
-    /// Loops computed so far, and its vCPUs' steal by its own kernel's count.
+    /// Returns the loops computed so far, and the vCPUs' steal as the domU's own kernel counts it.
     ///
     /// # Errors
-    /// When it does not answer in time.
+    /// When the domU does not answer in time.
     pub fn progress(&self) -> anyhow::Result<(u64, Duration)> {
         let line = self.command("report", MARKER_REPORT)?;
         let steal = Duration::from_millis(count(&line, "steal_ms=")?);
         Ok((count(&line, "loops=")?, steal))
     }
 
-    /// Its vCPUs in order.
+    /// Returns the domU's vCPUs in order.
     ///
     /// # Errors
-    /// When the toolstack does not know it.
+    /// When the toolstack does not know the domU.
     pub fn vcpus(&self) -> anyhow::Result<Vec<Vcpu>> {
         let text = xl(&["vcpu-list", &self.spec.name])?;
         text.lines()
@@ -289,7 +288,7 @@ impl Domu {
             .collect()
     }
 
-    /// Its pages on each node, by node.
+    /// Returns how many of the domU's pages are on each node.
     ///
     /// # Errors
     /// When the hypervisor does not count them.
@@ -301,7 +300,7 @@ impl Domu {
         Ok(pages.values().copied().collect())
     }
 
-    /// Sets its weight and its cap in percent of a CPU; a cap of 0 means none.
+    /// Sets the domU's weight, and its cap in percent of a CPU; a cap of 0 means none.
     ///
     /// # Errors
     /// When the hypervisor refuses them.
@@ -311,10 +310,10 @@ impl Domu {
         xl(&["sched-credit", "-d", name, "-w", &weight, "-c", &cap]).map(drop)
     }
 
-    /// Its cap in percent of a CPU; 0 for none.
+    /// Returns the domU's cap in percent of a CPU; 0 for none.
     ///
     /// # Errors
-    /// When the toolstack does not know it.
+    /// When the toolstack does not know the domU.
     pub fn cap(&self) -> anyhow::Result<u32> {
         let text = xl(&["sched-credit", "-d", &self.spec.name])?;
         let last = text
@@ -325,7 +324,7 @@ impl Domu {
         cap.with_context(|| format!("xl sched-credit: no cap in {text}"))
     }
 
-    /// Confines one of its vCPUs to these CPUs.
+    /// Confines one of the domU's vCPUs to these CPUs.
     ///
     /// # Errors
     /// When the hypervisor refuses it.
@@ -333,7 +332,7 @@ impl Domu {
         xl(&["vcpu-pin", &self.spec.name, &vcpu.to_string(), cpus]).map(drop)
     }
 
-    /// Puts it into another pool of CPUs.
+    /// Puts the domU into another pool of CPUs.
     ///
     /// # Errors
     /// When there is no such pool.
@@ -342,13 +341,13 @@ impl Domu {
     }
 }
 
-/// Whether a domU of this name runs.
+/// Whether a domU of this name is running.
 pub(in super::super) fn lives(name: &str) -> bool {
-    // While another domain comes or goes `xl list` may fail, which does not mean that this one has gone.
+    // `xl list` may fail while another domain comes or goes, which does not mean that this one has gone.
     domains().map_or(true, |domains| domains.iter().any(|(_, other)| other == name))
 }
 
-/// `NAME ID VCPU CPU STATE TIME HARD / SOFT`.
+/// Parses a line `NAME ID VCPU CPU STATE TIME HARD / SOFT`.
 fn vcpu(line: &str) -> Option<Vcpu> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let slash = words.iter().position(|word| *word == "/")?;
@@ -363,11 +362,11 @@ impl Inside {
     /// Creates a domU and waits until it is ready.
     ///
     /// # Errors
-    /// When the toolstack refuses it, or its init does not come up.
+    /// When the toolstack refuses the domU, or its init does not come up.
     pub fn create_domu(&self, spec: &DomuSpec, by: Toolstack) -> anyhow::Result<Domu> {
         let begin = Instant::now();
         let name = spec.name.as_str();
-        // The daemon appends, and an earlier domU may have had the same name.
+        // An earlier domU may have had the same name, and Xen's daemon appends to its output.
         for console in [spec.console(), spec.console_once_moved()] {
             let _ = fs::remove_file(console.log);
         }
@@ -408,7 +407,7 @@ impl Inside {
     /// Destroys a domU, like pulling its plug.
     ///
     /// # Errors
-    /// When the toolstack cannot.
+    /// When the toolstack cannot destroy it.
     pub fn destroy_domu(&self, domu: &Domu) -> anyhow::Result<()> {
         self.domus().retain(|spec| *spec != domu.spec);
         match &domu.domain {

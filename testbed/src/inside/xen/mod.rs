@@ -16,12 +16,13 @@ use super::wait::{Look, wait_until};
 
 /// Directory of the logs of Xen's daemons and the output of domUs.
 pub const LOG_DIR: &str = "/var/log/xen";
-/// Directory of the domUs' kernel and initramfs: on dom0's own disk, as the toolstack reads them whole for each domU.
+/// Directory of the domUs' kernel and initramfs. It is on dom0's own disk, as the toolstack reads both files in full for each
+/// domU.
 pub const IMAGE_DIR: &str = "/var/lib/homenode-testbed";
-/// The pool that has all CPUs at first.
+/// The pool that initially has all CPUs.
 const POOL: &str = "Pool-0";
 
-/// Directories that its daemons need.
+/// Directories that Xen's daemons need.
 const STATE_DIRS: [&str; 8] = [
     "/run/lock",
     "/run/xen",
@@ -33,10 +34,10 @@ const STATE_DIRS: [&str; 8] = [
     LOG_DIR,
 ];
 
-/// How soon the hypervisor and its daemons answer; the emulated host may stand still for a while.
+/// How long the hypervisor and its daemons may take to answer. The emulated host may pause for a while.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// Whether this is a dom0.
+/// Whether this program runs in a dom0.
 #[must_use]
 pub fn is_dom0() -> bool {
     fs::read_to_string("/proc/xen/capabilities").is_ok_and(|text| text.contains("control_d"))
@@ -51,7 +52,7 @@ pub fn has_systemd() -> bool {
 /// Starts Xen's daemons; once per boot.
 ///
 /// # Errors
-/// When one of them does not start, or the toolstack does not answer.
+/// When a daemon does not start, or the toolstack does not answer.
 pub fn prepare(images_from: &Path) -> anyhow::Result<()> {
     for dir in STATE_DIRS.iter().chain(&[IMAGE_DIR]) {
         fs::create_dir_all(dir).with_context(|| format!("cannot create {dir}"))?;
@@ -61,7 +62,7 @@ pub fn prepare(images_from: &Path) -> anyhow::Result<()> {
         fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
     }
     if has_systemd() {
-        // Debian's script has started them; the output of domUs is kept only on request.
+        // Debian's script has started the daemons. They keep the output of domUs only on request.
         wait_until(
             "Debian's script to have started Xen's daemons",
             ANSWER_LIMIT,
@@ -106,7 +107,7 @@ pub fn clean_up() -> anyhow::Result<()> {
         .lines()
         .skip(1)
         .filter_map(|line| line.split_whitespace().next());
-    // `xl cpupool-numa-split` has renamed it.
+    // `xl cpupool-numa-split` renames the first pool.
     if let Some(first) = names.next().filter(|name| *name != POOL) {
         xl(&["cpupool-rename", first, POOL])?;
     }
@@ -152,12 +153,12 @@ pub fn remove_pool(name: &str) -> anyhow::Result<()> {
 /// Runs `xl` and returns its output.
 ///
 /// # Errors
-/// When it fails; with its error message.
+/// When it fails; the error contains its message.
 pub fn xl(arguments: &[&str]) -> anyhow::Result<String> {
     run("xl", arguments)
 }
 
-/// All domains, dom0 among them: number and name.
+/// Returns number and name of all domains, including dom0.
 ///
 /// # Errors
 /// When the toolstack does not answer.
@@ -174,10 +175,10 @@ pub fn domains() -> anyhow::Result<Vec<(u32, String)>> {
         .collect()
 }
 
-/// Nodes that a domain's memory comes from, as `xl` writes them.
+/// Returns the nodes that a domain's memory comes from, as `xl` writes them.
 ///
 /// # Errors
-/// When the toolstack does not know it.
+/// When the toolstack does not know the domain.
 pub fn node_affinity(name: &str) -> anyhow::Result<String> {
     let text = xl(&["list", "--numa", name])?;
     let last = text
@@ -187,7 +188,7 @@ pub fn node_affinity(name: &str) -> anyhow::Result<String> {
     last.map(str::to_owned).context("xl list --numa shows no nodes")
 }
 
-/// A stopped daemon; it continues when this is dropped.
+/// A stopped daemon, which continues when this value is dropped.
 pub struct Stopped(Pid);
 
 impl Stopped {
@@ -202,7 +203,7 @@ impl Stopped {
         Ok(Self(pid))
     }
 
-    /// Lets it continue.
+    /// Lets the daemon continue.
     ///
     /// # Errors
     /// When it has ended.
@@ -217,10 +218,10 @@ impl Drop for Stopped {
     }
 }
 
-/// A figure of `xl info`.
+/// Returns a figure of `xl info`.
 ///
 /// # Errors
-/// When it is not there.
+/// When `xl info` has no such figure.
 pub fn info(key: &str) -> anyhow::Result<String> {
     let text = xl(&["info"])?;
     let found = text.lines().find_map(|line| {
@@ -230,7 +231,7 @@ pub fn info(key: &str) -> anyhow::Result<String> {
     found.with_context(|| format!("xl info has no {key}"))
 }
 
-/// Sizes of the nodes in MiB, and their distances.
+/// Returns the size of each node in MiB, and its distances.
 ///
 /// # Errors
 /// When `xl info` has no such table.
@@ -252,7 +253,7 @@ pub fn nodes() -> anyhow::Result<Vec<(u64, Vec<u32>)>> {
     Ok(nodes)
 }
 
-/// The files that the toolstack keeps for a domain.
+/// Returns the names of the files that the toolstack keeps for a domain.
 ///
 /// # Errors
 /// When its directory cannot be read.
@@ -266,11 +267,11 @@ pub fn userdata(domain: u32) -> anyhow::Result<Vec<String>> {
         .collect()
 }
 
-/// Pages by domain and node.
+/// Number of pages, by domain and node.
 pub type PagesByNode = BTreeMap<u32, BTreeMap<u32, u64>>;
 
-/// Pages of each domain on each node, as counted by the hypervisor: a key on its console requests the count, which is printed
-/// there.
+/// Returns how many pages of each domain are on each node, as the hypervisor counts them. A key on its console requests the
+/// count, and it prints the answer there.
 ///
 /// # Errors
 /// When no answer comes.
@@ -292,7 +293,7 @@ pub fn pages_by_node() -> anyhow::Result<PagesByNode> {
     })
 }
 
-/// The last count in the hypervisor's messages: when it was made, and pages by domain and node.
+/// Returns the last count in the hypervisor's messages: when it was made, and the pages by domain and node.
 fn placement(messages: &str) -> Option<(&str, PagesByNode)> {
     let (_, last) = messages.rsplit_once("dumping numa info (now = ")?;
     let (stamp, rest) = last.split_once(')')?;
@@ -313,7 +314,7 @@ fn placement(messages: &str) -> Option<(&str, PagesByNode)> {
     (!pages.is_empty()).then_some((stamp, pages))
 }
 
-/// Copies the logs of Xen and its daemons to where the outside can read them.
+/// Copies the logs of Xen and its daemons to a place where the outside can read them.
 ///
 /// # Errors
 /// When a file cannot be copied.

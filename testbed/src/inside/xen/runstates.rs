@@ -1,6 +1,6 @@
 //! How long vCPUs ran, waited for a CPU and slept, from the hypervisor's trace of each change.
 //!
-//! `homenode_xen::runstates` documents the trace and reads it; all CPUs of an emulated host count alike.
+//! `homenode_xen::runstates` documents the trace and reads it. All CPUs of an emulated host count cycles alike.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,17 +14,18 @@ use homenode_xen::runstates::{CLASS, Change, Records, State};
 use super::super::libvirtd::run;
 use super::info;
 
-/// The stretches of each vCPU in each state, in seconds, by domain and vCPU.
+/// How long each vCPU stayed in each state, in seconds, by domain and vCPU. A stretch is the time between two changes.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stretches {
-    /// Those whose begin and end were both seen.
+    /// Whole stretches, of which the trace has begin and end.
     by_vcpu: BTreeMap<(u32, u32), BTreeMap<State, Vec<f64>>>,
-    /// Incomplete stretches: before a vCPU's first change and after its last, from the trace's first record to its last.
+    /// Incomplete stretches: from the trace's first record to a vCPU's first change, and from its last change to the last
+    /// record.
     edges: BTreeMap<(u32, u32), BTreeMap<State, f64>>,
 }
 
 impl Stretches {
-    /// Whole stretches of a vCPU in a state, in seconds, in order.
+    /// Returns the whole stretches of a vCPU in a state, in seconds, in order.
     #[must_use]
     pub fn of(&self, domain: u32, vcpu: u32, state: State) -> &[f64] {
         let states = self.by_vcpu.get(&(domain, vcpu));
@@ -33,7 +34,7 @@ impl Stretches {
             .map_or(&[], Vec::as_slice)
     }
 
-    /// Time of a vCPU in a state, including incomplete stretches.
+    /// Returns the total time of a vCPU in a state, including incomplete stretches.
     #[must_use]
     pub fn total_s(&self, domain: u32, vcpu: u32, state: State) -> f64 {
         let edges = self.edges.get(&(domain, vcpu));
@@ -43,7 +44,7 @@ impl Stretches {
             .fold(edge.unwrap_or_default(), |sum, stretch| sum + stretch)
     }
 
-    /// Time for which a vCPU's state is known.
+    /// Returns the time for which a vCPU's state is known.
     #[must_use]
     pub fn known_s(&self, domain: u32, vcpu: u32) -> f64 {
         let states = [State::Running, State::Runnable, State::Blocked, State::Offline];
@@ -54,7 +55,7 @@ impl Stretches {
     }
 }
 
-/// Traces all changes for some seconds; `dir` keeps the trace.
+/// Traces all changes for some seconds. The trace is kept in `dir`.
 ///
 /// # Errors
 /// When the trace cannot be made or read.
@@ -62,7 +63,7 @@ pub fn trace(dir: &Path, name: &str, time: Duration) -> anyhow::Result<Stretches
     let mhz: f64 = info("cpu_mhz")?
         .parse()
         .context("xl info: cpu_mhz is no number")?;
-    // Written to dom0's own memory: the shared directory is slow.
+    // Written to dom0's own memory, as the shared directory is slow.
     let path = format!("/run/{name}.trace");
     run(
         "xentrace",
@@ -74,7 +75,7 @@ pub fn trace(dir: &Path, name: &str, time: Duration) -> anyhow::Result<Stretches
     stretches(changes(&bytes)?, mhz * 1e6)
 }
 
-/// The changes in a trace, in its order.
+/// Returns the changes in a trace, in its order.
 fn changes(bytes: &[u8]) -> anyhow::Result<Vec<Change>> {
     let mut records = Records::default();
     let changes = records.read(bytes);
@@ -82,7 +83,7 @@ fn changes(bytes: &[u8]) -> anyhow::Result<Vec<Change>> {
     Ok(changes)
 }
 
-/// Stretches between changes that fit together; between others, records were lost.
+/// Builds stretches from pairs of changes that fit together; between other pairs, records were lost.
 fn stretches(mut changes: Vec<Change>, cycles_per_s: f64) -> anyhow::Result<Stretches> {
     ensure!(!changes.is_empty(), "a trace without a change of a vCPU's state");
     changes.sort_by_key(|change| change.cycles);
@@ -116,9 +117,9 @@ fn stretches(mut changes: Vec<Change>, cycles_per_s: f64) -> anyhow::Result<Stre
 mod tests {
     use super::*;
 
-    /// A record of a change of vCPU 1 of domain 2.
+    /// Returns a record of a change of vCPU 1 of domain 2.
     fn record(cycles: u64, from: u32, to: u32) -> Vec<u8> {
-        // With a time stamp, and one more word.
+        // The record's head says that it has a time stamp and one more word.
         let head = 1 << 31 | 1 << 28 | 0x21001 | from << 8 | to << 4;
         let words = [head, cycles as u32, (cycles >> 32) as u32, 2 << 16 | 1];
         words.iter().flat_map(|word| word.to_le_bytes()).collect()
@@ -126,13 +127,13 @@ mod tests {
 
     #[test]
     fn stretches_between_changes_are_timed() -> anyhow::Result<()> {
-        // The CPU of the records after it; a tracing tool's own record, without a time.
+        // The first record says which CPU the later ones are from. It is the tracing tool's own, without a time stamp.
         let mut bytes: Vec<u8> = [2 << 28 | 0x1f003_u32, 3, 0]
             .iter()
             .flat_map(|word| word.to_le_bytes())
             .collect();
         let base = 5 << 32;
-        // It waits a second, runs for two, is parked; then records are missing; then it waits half a second.
+        // The vCPU waits for a second, runs for two, and is parked. Then records are missing; then it waits for half a second.
         for (at, from, to) in [(30, 0, 3), (0, 2, 1), (10, 1, 0), (60, 0, 1), (65, 1, 0)] {
             bytes.extend(record(base + at, from, to));
         }
@@ -142,7 +143,7 @@ mod tests {
         assert!(found.of(2, 1, State::Offline).is_empty());
         assert!((found.known_s(2, 1) - 3.5).abs() < 1e-9);
         assert!((found.total_s(2, 0, State::Running)).abs() < 1e-9);
-        // Another runs from the trace's begin to its middle, and is parked to its end.
+        // Another vCPU runs from the trace's begin to its middle, and is parked to its end.
         let mut other = record(base + 40, 0, 3);
         other[12] = 0;
         bytes.extend(other);

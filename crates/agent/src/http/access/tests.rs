@@ -1,4 +1,4 @@
-//! Access over TCP while `web.yml` and the files it names change.
+//! Tests of access over TCP while `web.yml`, and the files that it names, change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Permissions;
@@ -91,7 +91,7 @@ struct LetIn {
 }
 
 impl LetIn {
-    /// Returns whether `other` accepts every request that this accepts.
+    /// Returns true if `other` accepts every request that `self` accepts.
     fn is_within(&self, other: &LetIn) -> bool {
         self.connected.is_subset(&other.connected)
             && self.roles.iter().all(|(who, role)| *role <= other.roles[who])
@@ -105,7 +105,7 @@ struct Site {
     access: Option<Access>,
     runtime: Runtime,
     clients: Vec<(String, Arc<ClientConfig>)>,
-    /// Cached results for earlier TLS configurations and users, since passwords are slow to check.
+    /// Results for earlier TLS configurations and users, cached because passwords are slow to check.
     connected: Vec<(Option<Arc<ServerConfig>>, BTreeSet<String>)>,
     roles: BTreeMap<String, BTreeMap<String, Option<Role>>>,
 }
@@ -189,7 +189,7 @@ impl Site {
         std::fs::write(self.path("web.yml"), text).unwrap();
     }
 
-    /// Starts with this file.
+    /// Starts access control with this text as `web.yml`.
     fn start(&mut self, text: &str) -> anyhow::Result<LetIn> {
         self.write(text);
         let bound = SocketAddr::from((Ipv4Addr::LOCALHOST, 443));
@@ -201,7 +201,7 @@ impl Site {
         Ok(self.let_in())
     }
 
-    /// Changes the file while it is in force, and returns what is then let in and the notices.
+    /// Changes the file while it is in force. Returns what is let in from then on, and the notices.
     fn change(&mut self, text: &str) -> (LetIn, String) {
         self.write(text);
         let let_in = self.let_in();
@@ -310,7 +310,7 @@ fn agree(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>) -> Option<Vec<u
     }
 }
 
-/// Files that are cut at every byte.
+/// Returns whole files; a test cuts them at every byte.
 fn whole() -> Vec<String> {
     let users = users();
     vec![

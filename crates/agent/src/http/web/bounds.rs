@@ -1,7 +1,7 @@
 //! Limits on what a run of the agent may let in. Reading `web.yml` again can narrow access; only a restart widens it.
 //!
-//! An editor, a copy or a full disk can leave a file cut short at any byte, and the rest is often a valid file that requires
-//! less: no TLS, no passwords, no client certificates. So a file that is read again is held to these bounds:
+//! An editor, a copy or a full disk can leave a file cut short at any byte. What remains is often a valid file that requires
+//! less: no TLS, no passwords, no client certificates. So these bounds apply to a file that is read again:
 //!
 //! | the file | takes effect |
 //! |---|---|
@@ -22,16 +22,16 @@ use crate::role::Role;
 /// The bounds of one run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bounds {
-    /// The TLS requirements, once connections have TLS.
+    /// The TLS requirements, from the time when connections have TLS.
     tls: Option<TlsWritten>,
-    /// The authorities of clients, once client certificates are requested.
+    /// The accepted authorities of clients, from the time when client certificates are requested.
     authorities: Vec<TrustAnchor<'static>>,
-    /// The users with their strongest role, once passwords are required.
+    /// The users and the strongest role of each, from the time when passwords are required.
     roles: BTreeMap<String, Role>,
 }
 
 impl Bounds {
-    /// Returns the bounds that hold after reading a file within these bounds.
+    /// Returns the bounds after a file was read within these bounds.
     pub(super) fn after(
         &self,
         tls: Option<TlsWritten>,
@@ -52,7 +52,7 @@ impl Bounds {
         }
     }
 
-    /// Narrows a file's TLS settings. Adds a sentence to `kept` for each change that takes a restart.
+    /// Narrows a file's TLS settings. For each change that takes a restart, adds a sentence to `kept`.
     pub(super) fn narrow_tls(&self, tls: Option<TlsWritten>, kept: &mut Vec<String>) -> Option<TlsWritten> {
         let Some(before) = &self.tls else { return tls };
         let Some(mut tls) = tls else {
@@ -82,7 +82,7 @@ impl Bounds {
     /// Removes the authorities that this run has not accepted before.
     ///
     /// # Errors
-    /// If none is left.
+    /// If no authority is left.
     pub(super) fn narrow_authorities(
         &self,
         roots: &mut RootCertStore,
@@ -107,7 +107,7 @@ impl Bounds {
         Ok(())
     }
 
-    /// Narrows the users of a file; `before` are those in force.
+    /// Narrows the users of a file. `before` are the users in force.
     pub(super) fn narrow_users(
         &self,
         mut users: BTreeMap<String, User>,
@@ -115,7 +115,7 @@ impl Bounds {
         kept: &mut Vec<String>,
     ) -> BTreeMap<String, User> {
         users.retain(|name, user| {
-            // While users needed no password, all were viewers.
+            // As long as users needed no password, all of them were viewers.
             let most = match self.roles.is_empty() {
                 true => Some(Role::Viewer),
                 false => self.roles.get(name).copied(),

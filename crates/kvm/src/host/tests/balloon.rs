@@ -1,4 +1,4 @@
-//! Memory of VMs: libvirt's test driver has balloons, which follow at once.
+//! Tests of VMs' memory. The balloons of libvirt's test driver follow at once.
 
 use homenode_host::Impossible;
 
@@ -15,7 +15,7 @@ pub(super) fn give(kib: u64, lease_ns: Ns) -> Action {
     .on(vm())
 }
 
-/// The VM's memory in KiB according to libvirt's driver, whose balloons follow at once.
+/// The VM's memory in KiB according to libvirt's test driver.
 fn memory_kib(host: &mut KvmHost) -> u64 {
     parsed(host.context.manager.as_mut()).memory_current_bytes.0 >> 10
 }
@@ -100,7 +100,7 @@ fn memory_that_somebody_else_set_is_theirs_and_memory_plugged_in_is_added() {
         "nothing of the agent's is in force"
     );
     host.sample().unwrap();
-    // As QEMU reports it before 16 MiB are plugged in.
+    // As if the VM had 16 MiB less: the next sample sees 16 MiB plugged in.
     host.vms.get_mut(&vm()).unwrap().domain.memory_kib -= 16 << 10;
     assert_eq!(commit(&mut host, give(16 << 10, LONG)), Outcome::Done);
     let plugged = host.sample().unwrap().vms[0].balloon.unwrap();

@@ -15,7 +15,7 @@ fn numa_maps(tree: &Tree, lines: &[&str]) {
     );
 }
 
-/// Each way to move pages of the VM, whose guest sees `cells` nodes, to a node.
+/// Returns all actions that could move pages of the VM, whose guest sees `cells` nodes, to a node.
 fn moves(host: &KvmHost, to: u16, cells: usize) -> Vec<Action> {
     let node = NodeId(to);
     let moves = vec![FrameMove {
@@ -48,7 +48,7 @@ fn refusal(outcome: &Outcome) -> Option<&str> {
     }
 }
 
-/// Checks that no way to move pages to one of these nodes is taken.
+/// Checks that all actions that would move pages to one of these nodes are refused.
 fn assert_stays(host: &mut KvmHost, nodes: &[u16]) {
     let cells = host.sample().unwrap().vms[0].virtual_nodes.len();
     for &to in nodes {
@@ -60,7 +60,7 @@ fn assert_stays(host: &mut KvmHost, nodes: &[u16]) {
     }
 }
 
-/// Two cells, with memory of 512 KiB each.
+/// Two cells with 512 KiB of memory each.
 const CELLS: &str = "<cpu><numa><cell id='0' cpus='0' memory='512' unit='KiB'/><cell id='1' cpus='1' memory='512' unit='KiB'/></numa></cpu>";
 
 #[test]
@@ -72,7 +72,7 @@ fn cells_bound_to_a_node_each_stay_whoever_bound_them() {
         "7f0000000000 bind:1 anon=4 dirty=4 active=0 N1=4 kernelpagesize_kB=4",
         "7f0000080000 bind:0 anon=5 dirty=5 active=0 N0=5 kernelpagesize_kB=4",
     ];
-    // By libvirt, which describes the cells; by a program that only the kernel knows about.
+    // Bound by libvirt, which describes the cells, or by a program, whose binding only the kernel shows.
     for (extra, lines) in [
         (format!("{told}{CELLS}"), &[free][..]),
         (String::new(), &bound[..]),
@@ -131,7 +131,7 @@ fn which_policies_bind_is_what_the_operator_meant_by_them() {
         (String::new(), "bind:1", "N1=9", one("1")),
         (String::new(), "bind=relative:0", "N0=9", one("0")),
         (String::new(), "bind:0-1", "N0=9", none.clone()),
-        // Preferred nodes are where memory begins; interleaved memory is spread on purpose.
+        // A preferred node is only where memory is placed first; interleaved memory is spread on purpose.
         (String::new(), "prefer:1", "N1=9", none.clone()),
         (String::new(), "prefer (many):1", "N1=9", none.clone()),
         (String::new(), "interleave:0-1", "N0=5 N1=4", parts("0-1")),
@@ -183,7 +183,7 @@ fn memory_nodes_of_a_vm_with_bound_memory_are_left_as_they_are() {
     assert_eq!(nodes, Some(set("0")));
 }
 
-/// Guest RAM of two huge pages, one on each node, with room for both in either pool.
+/// A VM with two huge pages of RAM, one on each node; either node's pool has room for both.
 fn in_huge_pages(extra: &str) -> Tree {
     let tree = host(extra);
     let domain = std::fs::read_to_string(tree.root().join("node.xml")).unwrap();
@@ -229,7 +229,7 @@ fn huge_pages_of_a_pool_stay_unless_the_operator_says_move() {
             assert_stays(&mut host, &[0, 1]);
         }
     }
-    // Bound memory stays, whatever is set for the pool.
+    // Bound memory stays, even if the setting for the pool says `move`.
     let tree = in_huge_pages(&said("move"));
     numa_maps(
         &tree,

@@ -4,11 +4,11 @@ use super::home::{runs_on, set_home};
 use super::*;
 use homenode_kernel::fault::{self, Point};
 
-/// Paths of the VM's cgroups, of both versions.
+/// Path of the VM's cgroup, in both cgroup versions.
 const GROUP: &str = "machine/qemu-1-one.libvirt-qemu";
 const V1: &str = "32 31 0:29 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n";
 
-/// Two nodes with two CPUs each.
+/// A machine with two nodes of two CPUs each.
 fn two_by_two(isolated: &str) -> Machine {
     let mut machine = machine(&[0, 0, 1, 1]);
     let cpu = |cpu: homenode_machine::Cpu| homenode_machine::Cpu {
@@ -34,12 +34,12 @@ fn two_by_two(isolated: &str) -> Machine {
     machine.checked().unwrap()
 }
 
-/// A host as above, with this `<vcpu>` element from the VM's operator.
+/// A host with two CPUs on each node, with this `<vcpu>` element from the VM's operator.
 fn tree(vcpu: &str) -> Tree {
     tree_with("", vcpu)
 }
 
-/// As `tree`, with something else in its XML.
+/// Like `tree`, with `extra` in the VM's XML.
 fn tree_with(extra: &str, vcpu: &str) -> Tree {
     let tree = host(extra);
     let xml = std::fs::read_to_string(tree.root().join("node.xml")).unwrap();
@@ -49,7 +49,7 @@ fn tree_with(extra: &str, vcpu: &str) -> Tree {
     for (tid, group) in [(PID, "emulator"), (41, "vcpu0"), (42, "vcpu1")] {
         let group = format!("3:cpuset:/{GROUP}/{group}\n0::/{GROUP}/{group}\n");
         tree.write(&format!("proc/{PID}/task/{tid}/cgroup"), &group);
-        // libvirt writes its own pins there, which are not a bound of the operator's.
+        // libvirt writes its own pins there, which are not an operator's bound.
         let name = group.rsplit('/').next().unwrap().trim();
         tree.write(
             &format!("sys/fs/cgroup/{GROUP}/{name}/cpuset.cpus.effective"),
@@ -59,7 +59,7 @@ fn tree_with(extra: &str, vcpu: &str) -> Tree {
     tree
 }
 
-/// Gives the slice of all VMs these CPUs, and runs the threads on those.
+/// Gives the slice of all VMs these CPUs, and runs the threads on `threads`.
 fn confine(tree: &Tree, slice: &str, threads: &str) {
     tree.write(
         "sys/fs/cgroup/machine/cpuset.cpus.effective",
@@ -89,7 +89,7 @@ fn agent_with(tree: &Tree, options: Options, kernel: &str) -> KvmHost {
     host
 }
 
-/// The outcome of an action that was decided on the last sample.
+/// Commits an action that was decided on the last sample, and returns its outcome.
 fn commit_as_sampled(host: &mut KvmHost, action: Action) -> Outcome {
     let version = host.last.version;
     host.commit(&plan(version, action)).unwrap().outcomes.remove(0)
@@ -149,7 +149,7 @@ fn memory_nodes_of_the_cgroups_bound_the_home() {
 
 #[test]
 fn a_vm_to_which_no_cpu_is_left_is_left_alone_and_the_reason_is_said() {
-    // None of its CPUs is online; its slice has others; its nodes' CPUs are isolated.
+    // In turn: none of the VM's CPUs exists; its slice has only other CPUs; all CPUs are isolated.
     for (vcpu, slice, isolated) in [
         ("<vcpu cpuset='8-9'>", "0-3", ""),
         ("<vcpu cpuset='1,3'>", "0,2", ""),
@@ -228,7 +228,7 @@ fn nothing_is_pinned_to_cpus_that_the_operator_keeps_for_the_host() {
     assert_eq!(runs_on(&tree)[0], "1");
 }
 
-/// Shrinks the slice while an action is carried out, after it was read.
+/// Shrinks the slice after it was read, while an action is carried out.
 fn shrink_meanwhile(tree: &Tree, slice: &'static str) {
     let file = tree.root().join("sys/fs/cgroup/machine/cpuset.cpus.effective");
     fault::plan(move |point| {
@@ -292,7 +292,7 @@ fn a_pin_that_fails_leaves_the_agents_earlier_one_in_force() {
 
 #[test]
 fn a_cpuset_that_shrinks_ends_home_and_pins_outside_and_is_nobodys_pin() {
-    // What the kernel applies for CPUs 0-1, and what is left once the agent lifted its pins.
+    // For each slice: what the kernel makes of CPUs 0-1, and the VM's CPUs once the agent has lifted its pins.
     for (slice, made_of_it, left) in [("1,3", "1", "1,3"), ("2-3", "2-3", "2-3")] {
         let tree = tree("<vcpu>");
         confine(&tree, "0-3", "0-3");
@@ -339,7 +339,7 @@ fn a_guard_gives_back_within_a_cpuset_that_shrank_meanwhile() {
 #[test]
 fn what_the_kernel_refuses_is_not_tried_again_in_each_period() {
     let tree = tree("<vcpu>");
-    // Nothing shows what the kernel confines it to.
+    // No cgroup file shows the CPUs to which the kernel confines the VM.
     let mut host = agent(&tree, two_by_two(""), "2-3");
     let calls = std::rc::Rc::new(std::cell::Cell::new(0));
     let made = std::rc::Rc::clone(&calls);

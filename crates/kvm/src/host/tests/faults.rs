@@ -1,5 +1,5 @@
-//! An agent that is killed at every point of its life, and a host that fails, lags, acts late and does not answer:
-//! afterwards the VM is restored, or reported not to be.
+//! An agent is killed at every point of its life, and a host fails, lags, acts late or does not answer. Afterwards, the VM is
+//! restored, or reported as not restored.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -13,7 +13,7 @@ use super::balloon::{BALLOON, give};
 use super::home::{RESTRICTIVE, lift_home, runs_on, set_home};
 use super::*;
 
-/// A VM on which everything that libvirt can change may be changed.
+/// A host whose VM allows every change that libvirt can make.
 fn everything() -> Tree {
     let tree = host(&format!(
         "<currentMemory unit='KiB'>49152</currentMemory>{BALLOON}{RESTRICTIVE}"
@@ -25,14 +25,14 @@ fn everything() -> Tree {
     tree
 }
 
-/// An agent at the start of its life.
+/// Starts an agent.
 fn begin(tree: &Tree) -> KvmHost {
     let mut host = connect_with_quotas(tree);
     host.context.manager.libvirt().fake.threads = Some((tree.root().join(format!("proc/{PID}/task")), PID));
     host
 }
 
-/// Everything that an agent does to a VM, some of it twice, and back.
+/// Does everything that an agent does to a VM, some of it twice, and some of it reverted.
 fn live(host: &mut KvmHost) {
     let actions = [
         pin(&[0, 1], "1"),
@@ -69,7 +69,7 @@ fn state(tree: &Tree, libvirt: &mut dyn Manager) -> String {
 
 const BEFORE: &str = r#"["0-3", "0-3", "0-3"] ["max 100000", "max 100000"] Bytes(50331648) None"#;
 
-/// Undoes like the guard.
+/// Undoes as the guard does.
 fn guard(tree: &Tree, libvirt: &mut dyn Manager) -> Undone {
     match Journal::open(&tree.root().join("state")) {
         Ok(mut journal) => leftovers::undo_all(libvirt, tree.root(), &mut journal, &mut false),
@@ -82,7 +82,7 @@ fn guard(tree: &Tree, libvirt: &mut dyn Manager) -> Undone {
 
 struct Killed;
 
-/// Runs an agent that is killed at this point. Returns whether it came that far.
+/// Runs an agent that is killed at point `last`. Returns whether it was killed there.
 fn killed_at(tree: &Tree, last: u32) -> (Box<dyn Manager>, bool) {
     let mut host = begin(tree);
     let mut passed = 0;
@@ -262,13 +262,13 @@ fn what_was_carried_out_without_an_answer_is_undone_though_taking_it_back_had_no
     }
 }
 
-/// Starts a host where one operation in many fails.
+/// From now on, one operation in many fails.
 fn lies(seed: u64) {
     let mut dice = SplitMix(seed);
     let mut below = move |limit| dice.bits() % limit;
     let one_in = [4, 10, 30, 100][below(4) as usize];
     fault::plan(move |point| {
-        // Files are read by the hundred.
+        // Files are read by the hundred, so reads fail more rarely.
         let rarer = if point == Point::Read { 10 } else { 1 };
         if below(one_in * rarer) != 0 {
             return None;
@@ -290,7 +290,7 @@ fn lied_to(seed: u64) -> usize {
     let mut said = vec![host.restore()];
     let mut libvirt = ended(host);
     for _ in 0..3 {
-        // Without faults for a moment: is the last report true? Nothing may change it later.
+        // Checks without faults whether the last report is true. Nothing may change the VM later.
         fault::end();
         if said.last().is_some_and(|undone| undone.failures.is_empty()) {
             libvirt.libvirt().fake.catch_up();

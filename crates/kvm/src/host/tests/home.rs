@@ -1,4 +1,4 @@
-//! Homes that are lifted: whatever happens on the way, a VM ends as it was before the agent first pinned it.
+//! Homes that are lifted: in every case, the VM ends in its state from before the agent first pinned it.
 
 use super::*;
 
@@ -16,7 +16,7 @@ pub(super) fn lift_home() -> Action {
     Act::Lift { lever: Lever::Home }.on(vm())
 }
 
-/// A host whose VM has node 1 for its home, both vCPUs on it.
+/// An agent whose VM has node 1 as its home and runs both vCPUs there.
 pub(super) fn homed(tree: &Tree) -> KvmHost {
     let mut host = connect(tree, Acting::Live);
     let tasks = tree.root().join(format!("proc/{PID}/task"));
@@ -39,7 +39,7 @@ pub(super) fn runs_on(tree: &Tree) -> [String; 3] {
     })
 }
 
-/// Ends an agent as SIGKILL does, with its journal as it is on disk, and lets the next find what a real libvirt would show.
+/// Ends an agent like SIGKILL, which leaves its journal on disk. The next agent finds the XML that a real libvirt would show.
 fn kill(mut host: KvmHost, tree: &Tree) {
     let xml = host.context.manager.libvirt().xml(vm()).unwrap();
     tree.write("node.xml", &format!("<node>{xml}</node>"));
@@ -79,7 +79,7 @@ fn a_vm_whose_home_was_lifted_runs_as_before_and_nobody_takes_it_for_homed() {
 
 #[test]
 fn memory_nodes_of_before_are_allowed_again_and_none_that_memory_lies_on_is_taken_away() {
-    // More is on node 1 than is moved at once, or nothing is.
+    // Node 1 has more pages than are moved at once, or none.
     for (on_node_1, left) in [(600, "0-1"), (0, "0")] {
         let tree = host(RESTRICTIVE);
         let mut host = homed(&tree);
@@ -114,7 +114,7 @@ fn what_the_kernel_makes_of_pins_where_a_cpu_goes_offline_is_nobodys_doing() {
     host.context.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
     let by_hand = |host: &mut KvmHost| host.sample().unwrap().vms[0].settings.pinned_vcpus.clone();
     assert_eq!(by_hand(&mut host), Vec::<u16>::new());
-    // Long after that it is.
+    // Long afterwards, the change counts as an operator's.
     host.context.kernels_until = Ns::ZERO;
     assert_eq!(by_hand(&mut host), [1]);
 }
@@ -134,7 +134,7 @@ fn what_is_set_after_a_lift_is_journalled_anew() {
     let tree = host("");
     let mut host = homed(&tree);
     assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
-    // The operator pins the second vCPU and the emulator while the VM is unplaced.
+    // The operator pins the second vCPU and the emulator while the VM has no home or pins of the agent's.
     host.context.manager.pin_vcpu(vm(), 1, &cpus("0")).unwrap();
     host.context.manager.pin_emulator(vm(), &cpus("0-1")).unwrap();
     assert_eq!(commit(&mut host, pin(&[0], "0")), Outcome::Done);
@@ -142,7 +142,7 @@ fn what_is_set_after_a_lift_is_journalled_anew() {
     let before = entry(&tree).before;
     assert_eq!(before.vcpus, [(0, cpus("0-3")), (1, cpus("0"))].into());
     assert_eq!((before.emulator, before.operator_pins), (cpus("0-1"), vec![1]));
-    // In one plan too: the journal has the state after the lift, not the sampled one.
+    // Also within one plan: the journal has the state after the lift, not the sampled state.
     let mut plan = Plan::new(host.sample().unwrap().version);
     for action in [lift_home(), pin(&[0], "1"), set_home(1)] {
         plan.decide("test", action, "a test".into());

@@ -1,4 +1,4 @@
-//! Marks in VMs' own metadata: with the journal lost, after a run, and from another host.
+//! Marks in VMs' own metadata: when the journal is lost, from an earlier run, and from another host.
 
 use homenode_undo::journal::{Before, Run};
 
@@ -21,7 +21,7 @@ fn mark_of(host: &mut KvmHost) -> Option<Mark> {
     parsed(host.context.manager.as_mut()).mark
 }
 
-/// Kills the agent and loses its state directory; another agent gets what libvirt has.
+/// Kills the agent and removes its state directory. Returns another agent with the same libvirt.
 fn followed_without_journal(tree: &Tree, host: KvmHost) -> KvmHost {
     let libvirt = ended(host);
     std::fs::remove_dir_all(tree.root().join("state")).unwrap();
@@ -102,7 +102,8 @@ fn without_its_journal_the_guard_undoes_what_marks_say() {
         (cpu_max(&tree)[0].as_str(), mark_of(&mut after)),
         ("max 100000", None)
     );
-    // Without libvirt marks are unknown: that is reported, and again on the next try, when the files are whole again.
+    // Without libvirt, the marks are unknown. That is reported, and again on the next try, when the journal's files are complete
+    // again.
     let gone = "qemu+unix:///system?socket=/does/not/exist";
     let mut libvirt = crate::libvirt::Libvirt::unconnected(gone, tree.root(), Heartbeat::default());
     let dir = tempfile::tempdir().unwrap();
@@ -111,13 +112,14 @@ fn without_its_journal_the_guard_undoes_what_marks_say() {
         let undone = leftovers::undo_all(&mut libvirt, tree.root(), &mut journal, &mut must_look);
         assert!(undone.failures[0].contains("is unknown"), "{:?}", undone.failures);
     }
-    // A whole journal is trusted without marks.
+    // A complete journal is trusted without the marks.
     let mut journal = Journal::open(dir.path()).unwrap();
     let undone = leftovers::undo_all(&mut libvirt, tree.root(), &mut journal, &mut false);
     assert_eq!(undone, Undone::default());
 }
 
-/// XML of a VM that an agent had pinned to CPU 0, limited to 3 of 30 ms and marked, on this host and in this boot of it.
+/// Returns the XML of a marked VM. An agent on `host`, in its boot `boot`, had pinned the VM to CPU 0 and limited it to 3 of 30
+/// ms.
 fn marked(host: &str, boot: &str, start_ticks: u64) -> String {
     let there = Tree::new(&[("etc/machine-id", host), ("proc/sys/kernel/random/boot_id", boot)]);
     let mut journal = Journal::open(&there.root().join("state")).unwrap();
@@ -156,10 +158,10 @@ fn a_vm_that_was_saved_or_came_from_another_host_is_given_back_what_it_had() {
     let elsewhere = "ffffffffffffffffffffffffffffffff\n";
     let then = "00000000-0000-0000-0000-000000000000\n";
     for (host, boot, start, before) in [
-        // From this host: the CPUs that it had.
+        // From this host: the CPUs that the VM had before.
         (MACHINE_ID, then, 77, "0-63"),
         (MACHINE_ID, BOOT_ID, 7, "0-63"),
-        // From another host: all that this one has.
+        // From another host: all CPUs of this one.
         (elsewhere, BOOT_ID, 77, "0-1"),
     ] {
         let tree = host_with_id();
@@ -208,7 +210,7 @@ fn a_mark_that_cannot_be_read_is_said_and_nothing_is_done_by_it() {
         notices.iter().any(|n| n.contains("cannot be read")),
         "{notices:?}"
     );
-    // A dry run neither trusts nor ends anything.
+    // A dry run neither adds a mark to the journal nor ends what is in force.
     drop(agent);
     tree.write(
         "node.xml",
@@ -263,7 +265,7 @@ fn nothing_is_changed_of_a_vm_between_two_hosts_and_what_is_due_waits() {
     );
     host.wait(Ns::from_millis(100));
     assert_eq!(cpu_max(&tree)[0], "3000 30000");
-    // It stays here after all.
+    // The VM stays on this host after all.
     host.sample().unwrap();
     host.wait(Ns::from_millis(1));
     assert_eq!(cpu_max(&tree)[0], "max 100000");

@@ -1,4 +1,4 @@
-//! Quotas of CPU time.
+//! CPU quotas.
 
 use super::*;
 
@@ -40,7 +40,7 @@ fn a_quota_ends_with_its_lease_and_when_the_host_is_restored() {
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
     assert_eq!(host.restore().failures, Vec::<String>::new());
     assert_eq!(cpu_max(&tree)[0], "max 100000");
-    // It does not outlast an agent that leaves pins and homes to its successor either.
+    // The quota does not outlast an agent that leaves pins and homes to its successor either.
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
     assert_eq!(host.lift_limits(), Vec::<String>::new());
     assert_eq!(cpu_max(&tree)[0], "max 100000");
@@ -108,7 +108,7 @@ fn a_quota_that_somebody_else_changed_is_theirs() {
         "70000 100000",
         "nothing of ours is left to restore"
     );
-    // A guard that finds it after the agent's death does not lift it either.
+    // A guard that finds the other program's quota after the agent's death does not lift it either.
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
     theirs(&tree);
     guard_undoes(&mut host, &tree);
@@ -141,7 +141,8 @@ fn a_quota_of_an_agent_that_died_is_lifted_by_the_guard_or_taken_over_for_a_whil
 #[test]
 fn an_agent_that_died_while_it_set_or_lifted_a_quota_leaves_nobody_throttled() {
     for (before, quota_before) in [("max 100000", None), ("50000 100000", Some(quota(50, 100)))] {
-        // The journal has 6 of 30 ms, after 3 of 30: either, or the time of one with the period of another, may be in force.
+        // The journal has 6 of 30 ms, and 3 of 30 before that. Either may be in force, or the time of one quota with the period
+        // of another.
         for found in ["3000 30000", "6000 30000", "3000 100000", "6000 100000", before] {
             let tree = host_with_groups(before);
             let mut host = connect_with_quotas(&tree);
@@ -153,7 +154,7 @@ fn an_agent_that_died_while_it_set_or_lifted_a_quota_leaves_nobody_throttled() {
             guard_undoes(&mut host, &tree);
             assert_eq!(cpu_max(&tree)[0], before, "found {found}");
             drop(host);
-            // A successor does not take it for another program's either.
+            // A successor does not mistake it for another program's quota either.
             hold_groups(&tree, &format!("{found}\n"));
             let mut successor = connect_with_quotas(&tree);
             successor.sample().unwrap();
@@ -254,7 +255,7 @@ fn an_agent_whose_files_were_removed_knows_it_and_gives_back() {
     assert_eq!(cpu_max(&tree)[0], "max 100000");
 }
 
-/// Moves the VM's threads to another cgroup, as `systemd` or a script may, which has its own quota.
+/// Moves the VM's threads to another cgroup with its own quota, as `systemd` or a script may.
 fn move_to_another_group(tree: &Tree) {
     for tid in [41, 42] {
         tree.write(&format!("proc/{PID}/task/{tid}/cgroup"), "0::/machine/two\n");
@@ -275,7 +276,7 @@ fn a_vm_that_is_moved_to_another_cgroup_leaves_no_quota_in_its_old_one() {
         assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
         move_to_another_group(&tree);
         match acts {
-            // Whatever is requested meanwhile.
+            // This holds whatever is requested meanwhile.
             Some(act) => drop(commit(&mut host, act)),
             None => host.vms.get_mut(&vm()).unwrap().look_soon(),
         }
@@ -295,7 +296,7 @@ fn a_vm_that_is_moved_to_another_cgroup_leaves_no_quota_in_its_old_one() {
         assert_eq!(of_it.count(), 1, "{notices:?}");
         assert_eq!(host.restore().failures, Vec::<String>::new());
     }
-    // The guard does not either.
+    // The guard leaves no quota there either.
     let tree = host_with_groups("max 100000");
     let mut host = connect_with_quotas(&tree);
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);

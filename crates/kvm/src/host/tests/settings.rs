@@ -107,7 +107,7 @@ fn of_settings_given_in_one_period_none_is_lost_and_nor_is_what_an_operator_edit
         "{said:?}"
     );
     assert_eq!(stored(&mut host)[0], stored(&mut host)[1]);
-    // Before the next sample an operator opts it out, and then sets something else.
+    // Before the next sample, an operator opts the VM out, and then the agent sets something else.
     edit(&mut host, &[("manage", "no")], virt::sys::VIR_DOMAIN_AFFECT_LIVE);
     host.set(vm(), floor).unwrap();
     let said = host.sample().unwrap().vms[0].settings.clone();

@@ -14,7 +14,7 @@ fn threads_that_take_a_vcpus_name_leave_the_vm_alone_and_are_said() {
         notices.contains("vCPU 1") && notices.contains("42, 90"),
         "{notices}"
     );
-    // If libvirt's groups show the role, the name does not count.
+    // If libvirt's cgroups show a thread's role, its name does not count.
     for (tid, group) in [(PID, "emulator"), (41, "vcpu0"), (42, "vcpu1"), (90, "emulator")] {
         tree.write(
             &format!("proc/{PID}/task/{tid}/cgroup"),

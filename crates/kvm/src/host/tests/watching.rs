@@ -45,7 +45,7 @@ fn memory_is_watched_window_after_window_until_the_lease_is_over() {
         (&Used::Amount { used, coarse }, Pages(256))
     );
     assert!(first.interval >= Ns::from_millis(100) && first.blind == Pages::ZERO);
-    // First what KVM has mapped, then the marks that dropping those mappings leaves.
+    // The first write drops what KVM has mapped; the second, seen here, clears the marks that dropping those mappings leaves.
     assert_eq!(std::fs::read_to_string(&cleared).unwrap(), "1");
     host.wait(Ns::from_millis(300));
     assert!(observed(&mut host).is_some_and(|second| second.at > first.at));
@@ -58,7 +58,7 @@ fn memory_is_watched_window_after_window_until_the_lease_is_over() {
     assert_eq!(commit(&mut host, watch(Ns::from_millis(250))), Outcome::Done);
     host.wait(Ns::from_millis(400));
     assert_eq!(observed(&mut host), None, "the lease is over");
-    // A QEMU that ends in mid-window is no failure: the VM is gone.
+    // If QEMU ends within a window, that is not a failure: the VM has ended.
     assert_eq!(commit(&mut host, watch(LONG)), Outcome::Done);
     std::fs::remove_file(tree.root().join(format!("proc/{PID}/smaps"))).unwrap();
     host.take_notices();
@@ -96,7 +96,7 @@ fn damon_is_journalled_and_taken_down_by_lift_guard_and_successor() {
     .on(vm());
     assert_eq!(commit(&mut host, end), Outcome::Done);
     assert!(!is_on() && !is_journalled(vm()));
-    // As a killed agent leaves it: what it wrote stays.
+    // Leaves what a killed agent leaves: its files in sysfs and its journal.
     let left = |tree: &Tree, host: &mut KvmHost| {
         assert_eq!(commit(host, watch(LONG)), Outcome::Done);
         let files = damon_files(tree);

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 
-/// Answers like a QEMU, to one client after the other, until no client connects any more.
+/// Answers like a QEMU, to one client after the other, for as long as clients connect.
 pub(in crate::qemu) fn serve(listener: UnixListener) {
     std::thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
@@ -31,7 +31,7 @@ fn answer(stream: &UnixStream) -> Option<()> {
             }
             _ => json!({}),
         };
-        // An event in between.
+        // An event between two answers.
         let event = json!({"event": "RESUME", "id": 1_000_000});
         let said = json!({"return": said, "id": id});
         out.write_all(format!("{event}\r\n{said}\r\n").as_bytes()).ok()?;

@@ -1,4 +1,4 @@
-//! Options mean what QEMU takes them to mean.
+//! Tests that options are interpreted as QEMU interprets them.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn told(line: &str) -> Told {
     CommandLine::of(line.split_ascii_whitespace()).told()
 }
 
-/// Ranges as joined by Proxmox, with vCPUs that are plugged in at start.
+/// Lists in pieces, as Proxmox writes them, with vCPUs that are plugged in at start.
 #[test]
 fn lists_of_cpus_and_nodes_may_stand_in_pieces_and_reach_up_to_the_most_vcpus() {
     let plug = "-smp 1,sockets=2,cores=2,maxcpus=4 -device kvm64-x86_64-cpu,id=cpu2,socket-id=0,core-id=1,thread-id=0";

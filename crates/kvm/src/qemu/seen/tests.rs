@@ -5,7 +5,7 @@ use homenode_kernel::fake::Tree;
 
 use super::*;
 
-/// A process with a tree as its root, and with a user and a group.
+/// A process whose root is in the tree, with this user and a group.
 fn seen_by(user: u32, more: &str) -> (Tree, Eyes) {
     let tree = Tree::new(&[("its/etc/vm.conf", "[name]\nguest = \"x\"\n")]);
     tree.write(
@@ -79,7 +79,7 @@ fn nothing_but_a_regular_file_is_read_and_nothing_is_waited_for() {
     tree.write("its/large", &large);
     assert!(why(&eyes, "/large").contains("larger than"));
     assert!(why(&eyes, &"../".repeat(2 * PARTS_MAX)).contains("too long"));
-    // Files of the kernel's, as seen by this process itself, and devices.
+    // Devices, and the kernel's files as this process itself sees them.
     let own = Eyes {
         root: PathBuf::from("/"),
         pid: std::process::id().cast_signed(),
@@ -123,7 +123,7 @@ fn a_file_is_read_with_the_rights_of_the_user_that_the_process_runs_as() {
     assert!(read().is_ok(), "its own");
     mode(&tree, "its/etc/vm.conf", 0o044);
     refused("others may, and its owner not");
-    // A directory on the path that it may not search, also through a link.
+    // The process may not search a directory on the path, also if the path goes through a link.
     mode(&tree, "its/etc/vm.conf", 0o444);
     mode(&tree, "its/etc", 0o700);
     refused("the directory is root's");
@@ -135,7 +135,7 @@ fn a_file_is_read_with_the_rights_of_the_user_that_the_process_runs_as() {
     );
     mode(&tree, "its/etc", 0o711);
     assert!(read().is_ok() && eyes.text("/link", None, 50).is_ok());
-    // If a process can become several users, all of them must be permitted.
+    // If a process can become several users, each of them needs permission.
     let status = "Uid:\t107\t0\t0\t0\nGid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n";
     tree.write("proc/50/status", status);
     chown(0, 0);
@@ -216,7 +216,7 @@ fn a_process_that_changed_its_root_opened_its_files_before() {
         eyes.text("/etc/vm.conf", None, 50).is_ok(),
         "it lies below the new root, too"
     );
-    // Its parent is in the same mount namespace and has the old root; its grandparent has another root.
+    // The parent is in the same mount namespace and has the former root; the grandparent has another root.
     tree.write("proc/7/status", "PPid:\t1\n");
     link("7", "mnt:[1]", "ns/mnt");
     link("7", "../../outside", "root");

@@ -1,4 +1,4 @@
-//! Processes that claim the name or the UUID of another.
+//! Processes that claim the name or the UUID of another process's VM.
 
 use homenode_undo::RealHost as _;
 
@@ -7,7 +7,7 @@ use super::*;
 const TWIN: &str = "6695eb01-f6a4-8304-79aa-97f2502e193f";
 const OTHER: &str = "7795eb01-f6a4-8304-79aa-97f2502e193f";
 
-/// A tree in which processes of some users claim a name and a UUID, with a settings file of that name.
+/// A tree in which processes with these users, names and UUIDs claim to run VMs; the VM `web` has a settings file.
 fn claimed(claims: &[(i32, u32, &str, &str)]) -> (homenode_kernel::fake::Tree, Qemu) {
     let tree = homenode_kernel::fake::Tree::new(&[("etc/homenode/vms/web.toml", "home = 1")]);
     claim(&tree, claims);
@@ -25,7 +25,7 @@ fn claim(tree: &homenode_kernel::fake::Tree, claims: &[(i32, u32, &str, &str)]) 
     }
 }
 
-/// The process of each VM, and whether its settings are known to be its own.
+/// Returns the process of each VM, and whether its settings are accepted as its own.
 fn taken(qemu: &mut Qemu) -> Vec<(i32, bool)> {
     qemu.scan(false).unwrap();
     let ids: Vec<VmId> = qemu.vms.keys().copied().collect();
@@ -59,7 +59,7 @@ fn the_name_and_the_uuid_of_roots_vm_are_roots_whoever_came_first() {
         for word in [user.as_str(), "60 (user 0)", "root's alone is managed"] {
             assert!(notices.contains(word), "{word}: {notices}");
         }
-        // In either order, or both at once.
+        // The order does not matter: root's VM first, or both at once.
         for first in [&[ours][..], &[ours, theirs]] {
             let (tree, mut qemu) = claimed(first);
             taken(&mut qemu);
@@ -67,7 +67,7 @@ fn the_name_and_the_uuid_of_roots_vm_are_roots_whoever_came_first() {
             for _ in 0..3 {
                 assert_eq!(taken(&mut qemu), [(60, true)], "{theirs:?} beside {first:?}");
             }
-            // Once root's is gone it is like any other.
+            // Once root's process is gone, the other is a VM like any other.
             std::fs::remove_dir_all(tree.root().join("proc/60")).unwrap();
             qemu.next_scan = now();
             qemu.list().unwrap();
@@ -91,7 +91,7 @@ fn of_two_services_processes_that_claim_a_name_neither_is_managed_and_it_is_said
         for word in ["50 (user 107)", user.as_str(), "neither is managed"] {
             assert!(notices.contains(word), "{word}: {notices}");
         }
-        // A VM that is managed already is only watched for as long as the other is there.
+        // A VM that is already managed is only watched while its rival exists.
         let (tree, mut qemu) = claimed(&[first]);
         assert_eq!(taken(&mut qemu), [(50, true)]);
         claim(&tree, &[second]);
@@ -132,7 +132,7 @@ fn a_child_of_a_vms_own_is_no_rival() {
         assert_eq!(taken(&mut qemu), [(50, true)], "late: {is_late}");
         assert_eq!(qemu.take_notices(), [""; 0]);
     }
-    // Another VM started under that name is not its child.
+    // A process whose parent runs a VM of another name is not that VM's child.
     claim(&tree, &[(60, 107, "db", OTHER)]);
     has_parent(51, 60);
     let seen = taken(&mut qemu);
@@ -149,7 +149,7 @@ fn what_was_changed_is_found_by_its_process_whatever_that_is_called_by_now() {
     let id = *qemu.vms.keys().next().unwrap();
     let run = qemu.run(id);
     let late = (50, 107, "web", TWIN);
-    // Its name has changed since, and another process has it; or its command line is empty.
+    // The process has changed its name and a rival has taken the old one; or its command line is empty.
     for line in ["kvm\0-name\0other\0", "kvm\0-readconfig\0/none\0", ""] {
         tree.write("proc/60/cmdline", line);
         claim(&tree, &[late]);
@@ -160,14 +160,14 @@ fn what_was_changed_is_found_by_its_process_whatever_that_is_called_by_now() {
         assert_eq!(qemu.vms[&id].process.pid, 60);
         assert!(!qemu.is_gone(id) && qemu.describe(id).is_ok());
     }
-    // Another process has its number.
+    // Another process has the number by now.
     let stat = homenode_kernel::fake::stat(60, "kvm", 'S', 8, 0);
     tree.write("proc/60/stat", &stat);
     let mut qemu = Qemu::new(tree.root());
     assert_eq!(qemu.knows(&run), Ok(false));
 }
 
-/// A service's user gave its process the name and the UUID of root's VM, and was first.
+/// A service's user was first to give a process the name and the UUID of root's VM.
 #[test]
 fn what_was_changed_of_a_process_that_took_roots_name_is_given_back_and_roots_is_managed() {
     if !rustix::process::geteuid().is_root() {
@@ -220,7 +220,7 @@ fn what_was_changed_of_a_process_that_took_roots_name_is_given_back_and_roots_is
     }
     assert_eq!(pin(&mut host), [Outcome::Done]);
     assert_eq!(pinned(&our_run), Some(cpu));
-    // Undoing uses the process; another that claims to be the VM is not in its way.
+    // Undoing uses the process in the journal, even if another process claims to be the VM.
     assert_eq!(host.restore().failures, Vec::<String>::new());
     for run in [&our_run, &their_run] {
         assert_eq!(pinned(run), before.get(&Role::Vcpu(0)).cloned(), "{run:?}");

@@ -1,4 +1,4 @@
-//! Monitors' answers, monitors that give none, and what is restored without them.
+//! Answers of monitors, monitors that do not answer, and restoring without them.
 
 use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -63,7 +63,7 @@ fn a_monitor_that_somebody_else_uses_is_busy_and_then_free() {
     let pid = guest.seen().found(guest.id).unwrap();
     let ask = || ask(pid, &guest.socket(), &[("query-status", json!({}))]);
     assert!(until(|| ask().is_ok()));
-    // Like Proxmox' daemon, for as long as its question takes.
+    // Connects like Proxmox' daemon, which stays for as long as its question takes.
     let mut other = UnixStream::connect(guest.socket()).unwrap();
     let mut greeting = [0; 16];
     other.read_exact(&mut greeting).unwrap();
@@ -91,7 +91,7 @@ fn a_socket_of_another_process_is_refused_and_hears_nothing() {
     let mut text = Vec::new();
     heard.read_to_end(&mut text).unwrap();
     assert_eq!(text, [0; 0]);
-    // A file that is no socket, and no file.
+    // A file that is not a socket, and a path without a file.
     for (name, text) in [("file", Some("x")), ("none", None)] {
         let path = guest.dir.path().join(name);
         if let Some(text) = text {
@@ -105,7 +105,7 @@ fn a_socket_of_another_process_is_refused_and_hears_nothing() {
     }
 }
 
-/// VMs supposedly run by the test's own process, with monitors that accept nothing.
+/// VMs that seem to be run by the test's own process, with monitors that never accept a connection.
 struct Silent {
     tree: homenode_kernel::fake::Tree,
     listeners: Vec<UnixListener>,
@@ -132,7 +132,7 @@ impl Silent {
         }
     }
 
-    /// This many VMs, each with `of_each` of the monitors.
+    /// Returns a view of this many VMs, each with `of_each` of the monitors.
     fn seen(&self, mut qemu: Qemu, vm_count: usize, of_each: usize) -> (Qemu, Vec<VmId>) {
         let own = std::process::id().cast_signed();
         let mut ids = Vec::new();
@@ -153,7 +153,7 @@ impl Silent {
         (qemu, ids)
     }
 
-    /// How many connections were made so far.
+    /// Returns how many connections have been made since the last call.
     fn taken(&self) -> usize {
         let taken = |listener: &UnixListener| std::iter::from_fn(|| listener.accept().ok()).count();
         self.listeners.iter().map(taken).sum()
@@ -164,7 +164,7 @@ impl Silent {
 fn no_look_at_a_vm_waits_for_its_monitor_and_no_command_for_one_that_gave_no_answer() {
     let silent = Silent::new(40);
     let (mut qemu, ids) = silent.seen(Qemu::new(silent.tree.root()), 40, 1);
-    // Before any visit has ended, and after all have.
+    // First before any visit has ended, then after all have.
     for round in 0..2 {
         assert_eq!(qemu.list().unwrap().len(), ids.len());
         for id in &ids {
@@ -228,7 +228,7 @@ fn all_commands_share_one_time_and_those_without_any_are_refused_at_once() {
     assert_eq!(qemu.time_left, Ns::ZERO);
     let waited = refusals.iter().filter(|cause| !cause.contains("used up")).count();
     assert_eq!(waited, 1, "{refusals:?}");
-    // The next call knows which of them answer.
+    // The next call must know which monitors answer.
     qemu.asker.wait_for(&ids, Duration::from_secs(60));
     for id in &ids {
         qemu.hear(*id);
@@ -236,7 +236,7 @@ fn all_commands_share_one_time_and_those_without_any_are_refused_at_once() {
     }
 }
 
-/// A thread of the test's own process, in the role of a vCPU without a name.
+/// A thread of the test's own process that plays a vCPU's thread without a name.
 struct Nameless {
     thread: VcpuThread,
     _end: std::sync::mpsc::Sender<()>,
@@ -278,7 +278,7 @@ fn what_a_vm_ran_on_is_restored_by_the_journal_without_its_monitor() {
     qemu.pin(&[vcpu.thread.tid, other.thread.tid], &one).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::open(dir.path()).unwrap();
-    // The second has another start time: it is another thread by now.
+    // The start time of the second thread does not match, as if its number now belonged to another thread.
     let gone = VcpuThread {
         start_ticks: other.thread.start_ticks + 1,
         ..other.thread
@@ -343,7 +343,7 @@ fn a_guard_restores_a_qemu_that_stands_still_and_gives_its_threads_no_names() {
     let undone = Leftovers::new(&Vms::Qemu, Path::new("/")).undo(&mut journal);
     assert_eq!((undone.failures, undone.vms), (Vec::new(), vec![guest.id]));
     assert_eq!(qemu.affinities(guest.id), before);
-    // The next agent, with its own state directory, must not miss this journal.
+    // The next agent, which has its own state directory, must not consider this journal lost.
     drop(journal);
     let (_, mut locks) = homenode_undo::acting::take_over(Path::new("/"), &dir.path().join("state")).unwrap();
     locks.set_undone();

@@ -1,8 +1,9 @@
-//! How real QEMUs interpret their options.
+//! Compares how real QEMUs interpret their options with how the agent does.
 
 use super::*;
 
-/// Starts a QEMU with these options, paused. Returns its monitor's answers; `None` if it refuses the options.
+/// Starts a paused QEMU with these options. Returns the agent's reading of them and the monitor's answers; `None` if QEMU refuses
+/// them.
 fn asked(options: &[&str], questions: &[&'static str]) -> Option<(Told, Vec<Value>)> {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("asked").display().to_string();
@@ -37,7 +38,7 @@ fn asked(options: &[&str], questions: &[&'static str]) -> Option<(Told, Vec<Valu
     Some((command_line::CommandLine::of(words).told(), answers?))
 }
 
-/// The guest node of each possible vCPU, and how many exist now, as reported by QEMU.
+/// Returns the guest node of each possible vCPU, and how many vCPUs exist now, as QEMU reports them.
 fn vcpus_said(answer: &Value) -> (Vec<u64>, usize) {
     let all = answer.as_array().unwrap();
     let number = |vcpu: &Value, key: &str| vcpu["props"][key].as_u64().unwrap_or(0);

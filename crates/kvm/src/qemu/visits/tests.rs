@@ -8,7 +8,7 @@ use super::*;
 use crate::qemu::asker::tests::{serve, target};
 use crate::qemu::monitor;
 
-/// Visits with real sockets, whose time passes as the test says.
+/// Visits with real sockets, in a time that the test controls.
 struct Host {
     dir: tempfile::TempDir,
     visits: Visits,
@@ -28,7 +28,7 @@ impl Host {
         }
     }
 
-    /// A VM whose monitor listens and accepts nothing.
+    /// Adds a VM whose monitor listens but accepts no connection.
     fn silent(&mut self, vm: u128) -> UnixListener {
         let path = self.dir.path().join(format!("{vm}"));
         let listener = UnixListener::bind(&path).unwrap();
@@ -69,7 +69,7 @@ impl Host {
         self.said.extend(self.visits.outcome.said.drain(..));
     }
 
-    /// Lets time pass while only what is due happens.
+    /// Lets time pass; only what is due happens.
     fn pass(&mut self, time: Ns) {
         let end = self.at + time;
         while self.at < end {
@@ -82,7 +82,7 @@ impl Host {
         self.step();
     }
 
-    /// Waits for what others do, while no time passes.
+    /// Waits for what other threads do, while the visits' time stands still.
     fn until(&mut self, mut is_so: impl FnMut(&Host) -> bool) {
         for _ in 0..6000 {
             self.step();
@@ -104,7 +104,7 @@ fn monitors_that_never_answer_are_asked_later_and_later_and_their_queues_are_not
     let mut host = Host::new();
     let listeners: Vec<UnixListener> = (0..200).map(|vm| host.silent(vm)).collect();
     host.pass(Ns::from_secs(3600));
-    // 5 s, 10 s, … 320 s, and then every 320 s: 18 visits in an hour.
+    // The pauses are 5 s, 10 s, … 320 s, and then always 320 s: 18 visits in an hour.
     for vm in 0..200 {
         let said = host.said(vm);
         assert!(
@@ -131,7 +131,7 @@ fn a_monitor_that_answers_again_is_asked_as_before() {
     host.pass(Ns::from_secs(1000));
     assert!(host.said(1).trouble.is_some());
     let before = host.said(1).visits_count;
-    // Its QEMU goes on: it accepts the client that has waited.
+    // The QEMU runs again, and accepts the client that has waited.
     listener.set_nonblocking(false).unwrap();
     serve(listener);
     host.until(|host| host.said(1).trouble.is_none());
@@ -158,14 +158,14 @@ fn a_monitor_that_drips_or_never_ends_its_answer_is_left() {
         host.step();
         for _ in 0..4 {
             host.pass(Ns(VISIT_MAX.0 / 3));
-            // It may have been closed by then.
+            // The connection may have been closed by then.
             let _ = client.write_all(b" ");
         }
         let error = host.said(1).trouble.clone().expect("it gave no answer").0;
         assert!(matches!(error, MonitorError::Broken { .. }), "{said}: {error}");
         assert_eq!(host.visits.connections().count(), 0, "{said}: it is left");
         let mut heard = String::new();
-        // If it is closed with unread data, the kernel reports a reset.
+        // If the connection is closed with unread data, the kernel reports a reset.
         let _ = client.read_to_string(&mut heard);
         assert!(
             !heard.contains("query-status") || said.contains("return"),
@@ -202,7 +202,7 @@ fn a_monitor_that_closes_or_talks_nonsense_or_is_another_processs_is_asked_later
         },
         host.at,
     );
-    // If it is not run by root, the other's files cannot be looked at either.
+    // If the test does not run as root, the other process's files cannot be examined either.
     host.pass(Ns::from_secs(900));
     assert!(host.opened[&VmId(1)] <= 9, "{:?}", host.opened);
     drop(listener);

@@ -7,7 +7,7 @@ use crate::testing::{Scene, vm_id};
 
 const NODES: u16 = 4;
 
-/// Pages on a node, each with these samples by node, `writes` of them writes.
+/// Pages on a node. `samples` is the number of samples by node, and `writes` of them are writes.
 fn used(frame: u64, pages: u64, on: u16, samples: &[(u16, u32)], writes: u32) -> PageUse {
     PageUse {
         frame,
@@ -21,7 +21,7 @@ fn used(frame: u64, pages: u64, on: u16, samples: &[(u16, u32)], writes: u32) ->
     }
 }
 
-/// Four nodes with these accesses in millions per second, and VM 1 under the policy with this share of local ones.
+/// Four nodes with these accesses in millions per second, and VM 1 under Carrefour with this share of local accesses.
 fn scene(accesses_m: [u64; 4], local: f64, uses: Vec<PageUse>) -> Scene {
     let mut scene = Scene::four_nodes(4);
     for (node, accesses) in (0..NODES).zip(accesses_m) {
@@ -58,7 +58,7 @@ fn judged(scene: &mut Scene) -> Judgement {
     })
 }
 
-/// A page of one user elsewhere and pages of two.
+/// Pages that one other node uses, pages that two nodes use, and pages at home.
 fn mixed() -> Vec<PageUse> {
     vec![
         used(7, 1, 0, &[(1, 2)], 1),
@@ -68,22 +68,23 @@ fn mixed() -> Vec<PageUse> {
 
 #[test]
 fn nothing_happens_below_the_thresholds() {
-    // 49 accesses per us, all on one node, none local.
+    // 49 accesses per us, all on one node, and none of them local.
     let mut quiet = scene([49, 0, 0, 0], 0.0, mixed());
     assert!(decided(&mut quiet, &Config::default()).is_empty());
     assert!(!judged(&mut quiet).interleaving && !judged(&mut quiet).migration);
-    // At 50 both heuristics are on.
+    // At 50 per us both heuristics are on.
     let busy = judged(&mut scene([50, 0, 0, 0], 0.0, mixed()));
     assert!(busy.interleaving && busy.migration);
-    // Balanced nodes, 81 percent local: neither is; at 79 pages follow their users and do not spread.
+    // With balanced nodes and 81 percent local, both heuristics are off. At 79 percent, pages follow their users and do not
+    // spread.
     let local = judged(&mut scene([50, 50, 50, 50], 0.81, mixed()));
     assert!(!local.interleaving && !local.migration);
     let remote = judged(&mut scene([50, 50, 50, 50], 0.79, mixed()));
     assert!(!remote.interleaving && remote.migration);
-    // Standard deviation of 100, 100, 100 and 185: 42.5, over a mean of 121.25: 35.05 percent. Of 184: 34.7.
+    // Standard deviation of 100, 100, 100 and 185: 42.5, over a mean of 121.25, is 35.05 percent. With 184 it is 34.7.
     assert!(judged(&mut scene([100, 100, 100, 185], 0.9, mixed())).interleaving);
     assert!(!judged(&mut scene([100, 100, 100, 184], 0.9, mixed())).interleaving);
-    // All accesses local: there is nothing to gain from balance.
+    // All accesses are local, so balance has nothing to gain.
     assert!(!judged(&mut scene([200, 0, 0, 0], 1.0, mixed())).interleaving);
 }
 
@@ -109,14 +110,14 @@ fn a_page_of_one_node_moves_there_and_nowhere_else() {
     };
     let mut balanced = scene([50, 50, 50, 50], 0.5, uses.clone());
     assert_eq!(decided(&mut balanced, &Config::default()), [step(1, 3)]);
-    // With interleaving one sample is enough; the shared page's node has no accesses, so it stays.
+    // With interleaving one sample is enough. The shared page stays, because its node has no accesses.
     let mut uneven = scene([500, 0, 0, 0], 0.9, uses);
     assert_eq!(decided(&mut uneven, &Config::default()), [step(1, 3), step(9, 5)]);
 }
 
 #[test]
 fn shared_pages_leave_their_node_by_its_share_for_those_with_least() {
-    // Shares 60, 30, 10 and 0 percent: of 10 000 pages on node 0, 6000 leave, by weights 70, 90 and 100 of 260.
+    // Shares are 60, 30, 10 and 0 percent: of 10 000 pages on node 0, 6000 leave, with weights 70, 90 and 100 of 260.
     let uses = vec![used(0, 10_000, 0, &[(0, 1), (1, 1)], 1)];
     let mut scene = scene([60, 30, 10, 0], 0.3, uses);
     let mut to = [0; 4];
@@ -131,7 +132,7 @@ fn shared_pages_leave_their_node_by_its_share_for_those_with_least() {
         6000.0 * 100.0 / 260.0,
     ];
     for (got, expected) in to.iter().zip(expected) {
-        // Binomial: four deviations.
+        // Binomial: within four standard deviations.
         assert!(
             (*got as f64 - expected).abs() <= 4.0 * f64::sqrt(expected),
             "{to:?}"
@@ -154,7 +155,7 @@ fn pages_stay_on_home_nodes_and_out_of_full_ones() {
     for (_, step) in steps {
         assert_eq!((step.frame, step.to), (50, NodeId(1)), "node 3 is not home");
     }
-    // Nodes 1 to 3 have room for 20 pages each, held by another VM.
+    // Nodes 1 to 3 have room for 20 pages each; another VM holds the rest.
     let mut full = scene([300, 1, 1, 1], 0.1, uses());
     let node = Bytes::from_gib(16).to_pages().0;
     full.add_vm(2, 1, Bytes::from_gib(1), 1)
@@ -170,7 +171,7 @@ fn pages_stay_on_home_nodes_and_out_of_full_ones() {
 
 #[test]
 fn replication_is_counted_and_not_carried_out() {
-    // Half of 64 GiB free: off. All free, all samples read: pages of several readers count.
+    // Half of 64 GiB is free: replication is off. All is free and all samples are reads: pages with several readers count.
     let read = || vec![used(1, 8, 0, &[(1, 1), (2, 1)], 0), used(9, 4, 0, &[(1, 5)], 0)];
     let mut empty = scene([50, 50, 50, 50], 0.9, read());
     let judgement = judged(&mut empty);
@@ -182,7 +183,7 @@ fn replication_is_counted_and_not_carried_out() {
     assert!(!judged(&mut half).replication);
     let mut written = scene([50, 50, 50, 50], 0.9, mixed());
     assert!(!judged(&mut written).replication);
-    // Pages of several readers spread, as if there were no replication.
+    // Pages with several readers are spread, as if there were no replication.
     assert!(!decided(&mut scene([500, 0, 0, 0], 0.1, read()), &Config::default()).is_empty());
 }
 
@@ -206,7 +207,7 @@ fn a_vm_without_the_policy_is_left_alone() {
     assert!(decided(&mut scene, &Config::default()).is_empty());
 }
 
-/// Any samples of a VM's pages, from a quiet guest to one that alternates its access pattern.
+/// Any samples of a VM's pages, from those of a quiet guest to those of one that alternates its access pattern.
 fn any_uses() -> impl Strategy<Value = Vec<PageUse>> {
     let samples = prop::collection::vec((0..NODES, 1u32..5), 1..4);
     let one = (0u64..1000, 1u64..3000, 0..NODES, samples, 0u32..4);
@@ -244,7 +245,7 @@ proptest! {
                 let mine: Vec<&FrameMove> =
                     moves.iter().filter(|(vm, _)| *vm == vm_id(id)).map(|(_, step)| step).collect();
                 let pages: u64 = mine.iter().map(|step| step.pages.0).sum();
-                // The other VM's pages do not use its part.
+                // The VM's moves do not use the other VM's part of the budget.
                 prop_assert!(pages <= vm_budget.min(host_budget / 2));
                 all += pages;
                 for used in &uses {

@@ -10,14 +10,14 @@ use crate::testing::{Scene, vm_id};
 const PERIOD: Ns = Ns::from_secs(1);
 const GHZ: u64 = 1_000_000_000;
 
-/// A VM on a host that obeys: it pollutes in proportion to the time that it runs.
+/// A host with one VM, which carries out plans. The VM pollutes in proportion to the time that it runs.
 struct Host {
     machine: Machine,
     at: Ns,
     vms: Vec<VmSample>,
     before: Option<Sample>,
     quota_hands_off: Option<HandsOff>,
-    /// Misses per millisecond run, and demand of each vCPU.
+    /// Misses per millisecond run, and the demand of each vCPU.
     intensity: u64,
     demand: f64,
     config: Config,
@@ -25,7 +25,7 @@ struct Host {
 }
 
 impl Host {
-    /// One VM with this many busy vCPUs and a permit.
+    /// Returns a host with one VM, which has this many busy vCPUs and a permit.
     fn new(vcpus: u16, intensity: u64, permit: &str) -> Host {
         let vcpu = |index| VcpuSample {
             index,
@@ -55,7 +55,7 @@ impl Host {
         }
     }
 
-    /// Advances time: every vCPU runs as much as it wants and may.
+    /// Advances time. Every vCPU runs as much as it wants and may.
     fn run(&mut self, time: Ns) {
         self.at += time;
         let part = |share: f64| Ns((share * time.as_f64()).round() as u64);
@@ -73,7 +73,7 @@ impl Host {
         }
     }
 
-    /// Returns the policy's plan for the present host.
+    /// Returns the policy's plan for the host as it is now.
     fn look(&mut self) -> Plan {
         let sample = Sample {
             at: self.at,
@@ -100,7 +100,7 @@ impl Host {
         plan
     }
 
-    /// One period: time passes, the policy looks, and its plan is carried out.
+    /// Runs one period: time passes, the policy looks at the host, and its plan is carried out.
     fn step(&mut self) -> Plan {
         self.run(PERIOD);
         let plan = self.look();
@@ -175,7 +175,7 @@ fn findings(plans: &[Plan]) -> Vec<&str> {
         .collect()
 }
 
-/// 100,000 misses per millisecond run are 3M per slice of a vCPU that always runs.
+/// 100,000 misses per millisecond run are 3M per slice for a vCPU that always runs.
 const INTENSITY: u64 = 100_000;
 
 #[test]
@@ -197,8 +197,8 @@ fn a_polluter_is_held_to_its_permit_on_average() {
 fn the_first_answer_is_what_the_ledger_says() {
     let mut host = Host::new(1, INTENSITY, "1M");
     assert_eq!(host.steps(1)[0].decisions, [], "one look says nothing");
-    // A second of 3M per slice, 33.3 slices, against 1M and one slice saved: 65.7M owed, of which a hundredth a slice is to be
-    // repaid: 1M - 657k = 343k per slice, 0.114 of a CPU.
+    // A second has 33.3 slices of 3M, against 1M per slice and one slice saved, so 65.7M are owed. A hundredth of that is to
+    // be repaid per slice: 1M - 657k = 343k per slice, which is 0.114 of a CPU.
     let plan = host.step();
     assert_eq!(
         host.account().balance_units(),
@@ -222,7 +222,7 @@ fn a_vm_within_its_permit_is_never_touched() {
             .iter()
             .all(|plan| plan.decisions.is_empty() && plan.findings.is_empty())
     );
-    // Nor is a VM without a permit.
+    // A VM without a permit is not touched either.
     host.settings().permit = None;
     host.intensity *= 1000;
     assert!(host.steps(20).iter().all(|plan| plan.decisions.is_empty()));
@@ -249,7 +249,7 @@ fn a_vm_that_turns_quiet_is_let_go_and_not_before() {
     assert!(lifts[0].reason.contains("by itself"), "{}", lifts[0].reason);
 }
 
-/// Returns the periods from when it turns quiet until the limit is lifted.
+/// Returns the number of periods from when the VM turns quiet until its limit is lifted.
 fn let_go_after(set: fn(&mut Config)) -> Option<usize> {
     let mut host = Host::new(1, INTENSITY, "1M");
     set(&mut host.config);
@@ -266,7 +266,7 @@ fn how_soon_a_vm_is_let_go_is_the_operators_to_say() {
     let usual = let_go_after(|_| {}).expect("it is let go");
     let late = let_go_after(|config| config.calm_cycles = 20).expect("it is let go");
     assert_eq!(late, usual + 17);
-    // It uses part of what its permit pays for, and would have to use none of it.
+    // The VM uses a part of what its permit pays for, but with this setting it would have to use none of it.
     assert_eq!(let_go_after(|config| config.spare = 1.0), None);
 }
 
@@ -289,7 +289,7 @@ fn for_how_long_a_vm_is_held_blindly_and_what_change_counts_are_the_operators_to
         }
         assert_eq!(host.quota().is_some(), is_held, "{most}");
     }
-    // A VM that misses a fifth more each period gets less each time, or keeps its first share.
+    // A VM that misses a fifth more in each period gets a lower quota each time, or keeps its first one.
     for (least, changes) in [(0.05, true), (1.0, false)] {
         let mut host = Host::new(1, INTENSITY, "1M");
         host.config.change_min = least;
@@ -339,7 +339,7 @@ fn what_is_not_metered_is_said_once_and_nobody_is_held() {
         } else {
             host.intensity = 0;
         }
-        // A PMU in name only counts neither cycles nor instructions.
+        // If a PMU exists in name only, neither cycles nor instructions are counted.
         let stuck = host.vms[0].vcpus[0].counters;
         let mut plans = Vec::new();
         for _ in 0..10 {
@@ -370,7 +370,7 @@ fn one_unreadable_period_keeps_what_is_in_force() {
     host.steps(20);
     let quota = host.quota();
     assert!(quota.is_some());
-    // The counters wrap: they seem to run backwards.
+    // The counters wrap around, so they seem to run backwards.
     host.vms[0].vcpus[0].counters = Some(Counters::default());
     let plan = host.step();
     assert_eq!((host.quota(), plan.findings.len()), (quota, 0));
@@ -388,7 +388,7 @@ fn a_vm_that_vanishes_while_over_leaves_nothing_behind() {
     let plan = host.look();
     assert_eq!(plan.decisions, []);
     assert!(host.state.account(vm_id(1)).is_none() && host.state.conduct(vm_id(1)).is_none());
-    // The same VM, started again, owes nothing.
+    // The same VM owes nothing when it is started again.
     host.vms = vms;
     host.set(None);
     host.run(PERIOD);
@@ -404,7 +404,7 @@ fn a_clock_that_jumps_changes_nothing_in_force() {
     host.at += Ns::from_secs(7200);
     host.step();
     assert_eq!((host.quota(), host.account().balance_units()), (quota, balance));
-    // And back.
+    // Then the clock jumps back.
     host.at = Ns::from_secs(100);
     host.step();
     assert_eq!((host.quota(), host.account().balance_units()), (quota, balance));
@@ -441,7 +441,7 @@ fn an_operators_lower_quota_is_enough() {
     host.settings().quota = Some(theirs);
     host.set(Some(theirs));
     assert!(host.steps(10).iter().all(|plan| plan.decisions.is_empty()));
-    // A higher operator quota is replaced by ours, and restored.
+    // If the operator's quota is higher, the agent's replaces it, and the operator's is restored afterwards.
     let theirs = CpuQuota::of(0.8, Ns::from_millis(100));
     host.settings().quota = Some(theirs);
     host.set(Some(theirs));
@@ -495,10 +495,10 @@ fn usage_and_behaviour_are_remembered() {
     let usage = host.state.take_usage()[&vm_id(1)];
     assert_eq!(usage.time_ns, Ns::from_secs(10));
     assert_eq!(usage.booked_units, 333_333_333);
-    // The first look has no past.
+    // At the first look there is no earlier reading.
     assert_eq!(usage.used_units, host.misses() - 100_000_000);
     assert_eq!(host.state.take_usage(), BTreeMap::new());
-    // A suggestion is based on unhindered behaviour.
+    // A permit is suggested from how the VM behaves without a quota.
     let conduct = host.state.conduct(vm_id(1)).unwrap();
     assert!(conduct.recent().all(|slice| slice.abs_diff(3_000_000) < 30_000));
     host.vms[0].vcpus[0].counters = None;
@@ -517,7 +517,7 @@ fn who_is_over_is_confined_until_it_is_under() {
         host.config.enforcer = enforcer;
         host.steps(3);
         assert_eq!((host.quota(), host.vms[0].confined), (None, Some(limit)));
-        // Confinement does not reduce its misses: it stays confined.
+        // Confinement does not reduce the VM's misses, so it stays confined.
         host.steps(20);
         assert_eq!(host.vms[0].confined, Some(limit));
         host.intensity /= 100;

@@ -12,7 +12,7 @@ fn set(list: &str) -> NodeSet {
     list.parse().unwrap()
 }
 
-/// Runs a cycle whose homes the VMs then have; returns these homes and the notices.
+/// Runs a cycle and puts its homes into force; returns these homes and the notices.
 fn step(scene: &mut Scene, state: &mut State) -> (Vec<(u128, NodeSet)>, Vec<String>) {
     let plan = scene.with_view(|view| {
         let mut history = History::default();
@@ -51,7 +51,7 @@ fn vms_with_anti_affinity_share_no_node() {
         [1, 2, 3, 4, 6]
     );
     assert!(said.len() == 1 && said[0].contains("`anti_affinity`"), "{said:?}");
-    // There is room once one of them has no anti-affinity.
+    // There is room once VM 1 has no anti-affinity.
     scene.vm(1).settings().anti_affinity = None;
     assert_eq!(
         step(&mut scene, &mut state)
@@ -68,7 +68,7 @@ fn vms_with_anti_affinity_share_no_node() {
 fn a_vm_gets_a_home_only_on_nodes_where_its_bounds_leave_it_a_cpu() {
     let mut scene = Scene::four_nodes(2);
     scene.machine.isolated = "0-1,3,5".parse().unwrap();
-    // Node 0 is freest, but all its CPUs are isolated; only the second VM's own mask names them.
+    // Node 0 is the freest, but all its CPUs are isolated, and only the second VM's own mask names them.
     scene.add_vm(1, 1, GIB, 0);
     scene.add_vm(2, 1, GIB, 0).settings().cpus_allowed = Some("0-1".parse().unwrap());
     scene.add_vm(3, 1, GIB, 0).settings().cpus_allowed = Some("4,6".parse().unwrap());
@@ -107,7 +107,7 @@ fn of_two_that_get_anti_affinity_the_later_one_goes() {
 #[test]
 fn vms_with_affinity_have_one_home_with_room_for_all() {
     let mut scene = Scene::four_nodes(8);
-    // Node 0 has room for one of them.
+    // Node 0 has room for only one of the VMs.
     scene.add_vm(9, 5, GIB, 0).vcpus_busy(1.0).home(0);
     for n in 1..=3 {
         scene.add_vm(n, 2, GIB, 0).settings().affinity = Some("app".into());
@@ -122,10 +122,10 @@ fn vms_with_affinity_have_one_home_with_room_for_all() {
             .all(|(_, nodes)| *nodes == given[0].1 && *nodes != set("0")),
         "{given:?}"
     );
-    // A VM that arrives later joins them; one that drops the setting may stay.
+    // A VM that arrives later joins the others; a VM that drops the setting may stay.
     scene.add_vm(4, 2, GIB, 0).settings().affinity = Some("app".into());
     assert_eq!(step(&mut scene, &mut state).0, [(4, given[0].1.clone())]);
-    // When the first moves, the others follow.
+    // If the first VM moves, the others follow.
     scene.drained = given[0].1.clone();
     let (first, _) = step(&mut scene, &mut state);
     let to = first[0].1.clone();
@@ -178,7 +178,7 @@ fn where_a_node_is_drained_vms_share_cpus_and_memory_needs_room() {
     scene.drained = set("1");
     let (given, said) = step(&mut scene, &mut state);
     assert_eq!(given.len(), 2, "{said:?}");
-    // 16 GiB do not hold 12 and 12.
+    // 16 GiB cannot hold two VMs of 12.
     scene.add_vm(3, 1, Bytes::from_gib(12), 1).home(1);
     let (given, said) = step(&mut scene, &mut state);
     assert!(
@@ -201,8 +201,8 @@ fn whose_memory_cannot_move_stays_and_so_does_whose_home_the_operator_chose() {
 #[test]
 fn a_vm_whose_memory_is_bound_has_all_nodes_of_the_binding_for_its_home_or_none() {
     let mut scene = Scene::four_nodes(4);
-    // Cells on nodes 0 and 1, most of the memory on node 0; one cell on node 3; one on a node that is drained; one whose
-    // operator allows it CPUs of node 2 only.
+    // VM 1 is bound to nodes 0 and 1, with most memory on node 0; VM 2 to node 3; VM 3 to a node that is drained, and
+    // another; VM 4 to node 3, of which its operator allows it no CPU.
     scene
         .add_vm(1, 2, GIB, 0)
         .vcpus_busy(0.2)
@@ -222,13 +222,13 @@ fn a_vm_whose_memory_is_bound_has_all_nodes_of_the_binding_for_its_home_or_none(
     assert_eq!(given, [(1, set("0-1")), (2, set("3"))]);
     assert_eq!(said.len(), 2, "{said:?}");
     assert!(said.iter().all(|said| said.contains("bound to node")), "{said:?}");
-    // A VM bound later leaves a different home, as after a DIMM was plugged in.
+    // A VM that is bound later leaves a home that differs, as after a DIMM was plugged in.
     scene.drained = set("");
     scene.vms.truncate(2);
     scene.vm(1).bound_to("1");
     assert_eq!(step(&mut scene, &mut state).0, [(1, set("1"))]);
     assert_eq!(step(&mut scene, &mut state).0, []);
-    // The operator's choice of a home has priority.
+    // A home that the operator chose has priority.
     scene.vm(1).settings().home = Some(set("2"));
     assert_eq!(step(&mut scene, &mut state).0, []);
 }
@@ -336,7 +336,7 @@ fn where_cpus_go_offline_vms_use_the_others_and_all_again_later() {
     scene.vm(1).affinity(&"4,6-7".parse().unwrap());
     assert_eq!(pins(&mut scene, "5"), []);
     assert_eq!(pins(&mut scene, ""), [(1, "4-7".to_owned())]);
-    // A node without CPUs is no home.
+    // A node without CPUs cannot be a home.
     let gone = pins(&mut scene, "4-7");
     assert!(
         matches!(&gone[..], [(1, cpus)] if !cpus.starts_with('4')),
@@ -360,7 +360,7 @@ fn a_node_without_memory_or_cpus_is_no_home() {
 }
 
 proptest! {
-    /// Under any settings VMs come to rest, and every VM with a home is allowed to have it.
+    /// Under any settings, VMs come to rest, and no VM has a home that it may not have.
     #[test]
     fn homes_come_to_rest_and_keep_to_what_was_said(
         words in prop::collection::vec((0..4u8, 0..2u8), 1..7),

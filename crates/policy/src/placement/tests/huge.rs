@@ -1,10 +1,10 @@
-//! VMs in huge pages, and pools with room for them.
+//! Tests with VMs in huge pages, and pools with room for them.
 
 use super::*;
 
 const SMALL_HUGE: Bytes = Bytes::from_mib(2);
 
-/// A VM of one vCPU with `mib` of memory in total, and with parts of it in huge pages of these sizes.
+/// A VM of one vCPU with `mib` MiB of memory in total, of which these parts are in huge pages of these sizes.
 fn huge(mib: u64, parts: &[(Bytes, u64)]) -> Demand {
     let part = |(page_bytes, mib): &(Bytes, u64)| HugeMemory {
         page_bytes: *page_bytes,
@@ -17,36 +17,38 @@ fn huge(mib: u64, parts: &[(Bytes, u64)]) -> Demand {
     }
 }
 
-/// Returns its home, or the words of the refusal.
+/// Returns the VM's home, or the words of its refusal.
 fn placed_or_short(scene: &mut Scene, demand: &Demand) -> String {
     placed(scene, demand).map_or_else(|refused| refused.to_string(), |(nodes, _)| nodes)
 }
 
 #[test]
 fn a_vm_in_huge_pages_goes_where_the_pool_has_room() {
-    // Node 1 has 350 huge pages of 2 MiB, 10 of them in use, and only 1 of its 16 GiB of ordinary memory left; node 0 none.
+    // Node 1 has 350 huge pages of 2 MiB, 10 of them in use, but only 1 of its 16 GiB of ordinary memory left. Node 0 has no
+    // huge pages.
     let mut scene = Scene::nodes(2, 2);
     scene.add_vm(9, 0, Bytes::from_gib(15), 1).pages(1, 15 << 18);
     scene.pool(1, SMALL_HUGE, (350, 340));
-    // 600 MiB are 300 pages, 680 MiB 340.
+    // 600 MiB take 300 pages, and 680 MiB take 340.
     assert_eq!(placed_or_short(&mut scene, &huge(600, &[])), "0");
     assert_eq!(placed_or_short(&mut scene, &huge(600, &[(SMALL_HUGE, 600)])), "1");
     assert_eq!(placed_or_short(&mut scene, &huge(680, &[(SMALL_HUGE, 680)])), "1");
-    // 681 MiB take 341 pages: the last is not full.
+    // 681 MiB take 341 pages, as the last one is not full.
     assert_eq!(
         placed_or_short(&mut scene, &huge(681, &[(SMALL_HUGE, 681)])),
         "fits nowhere: node 0 is short of huge pages of 2MiB (0 of a pool of 0 left, 341 needed); node 1 is short of huge pages \
          of 2MiB (340 of a pool of 350 left, 341 needed); a home of several nodes is short of huge pages of 2MiB (340 of a pool \
          of 350 left, 341 needed)"
     );
-    // Pages of another size do not help.
+    // Free pages of another size do not help.
     let gib = huge(1024, &[(GIB, 1024)]);
     assert!(
         placed_or_short(&mut scene, &gib).contains("huge pages of 1GiB (0 of a pool of 0 left, 1 needed)")
     );
     scene.pool(0, GIB, (2, 1));
     assert_eq!(placed_or_short(&mut scene, &gib), "0");
-    // Each of several nodes needs an even part: 340 pages on node 1 and 20 on node 0 have no room for 360; 180 on each have.
+    // Each of several nodes needs room for an even share. For 360 pages, 340 on node 1 and 20 on node 0 do not suffice; 180
+    // on each do.
     scene.pool(0, SMALL_HUGE, (20, 20));
     assert!(placed(&mut scene, &huge(720, &[(SMALL_HUGE, 720)])).is_err());
     scene.huge_pages[NodeId(0)].pop();
@@ -63,15 +65,15 @@ fn a_vm_in_huge_pages_goes_where_the_pool_has_room() {
 
 #[test]
 fn huge_pages_and_ordinary_memory_do_not_stand_in_for_each_other() {
-    // Node 0 has 100 huge pages and all of its ordinary memory, node 1 has 350 and 1 GiB.
+    // Node 0 has 100 huge pages and all of its ordinary memory left; node 1 has 350 pages and 1 GiB.
     let mut scene = Scene::nodes(2, 8);
     scene.add_vm(9, 0, Bytes::from_gib(15), 1).pages(1, 15 << 18);
     scene.pool(0, SMALL_HUGE, (100, 100));
     scene.pool(1, SMALL_HUGE, (350, 350));
-    // 400 MiB in 200 huge pages plus 800 MiB or 1,600 MiB of ordinary memory: node 1 has 1,024 MiB of the latter.
+    // The VM has 400 MiB in 200 huge pages, and 800 or 1,600 MiB of ordinary memory, of which node 1 has 1,024 MiB.
     let both = |ordinary: u64| huge(400 + ordinary, &[(SMALL_HUGE, 400)]);
     assert_eq!(placed_or_short(&mut scene, &both(800)), "1");
-    // On both nodes: 100 pages and 800 MiB each.
+    // It needs 100 pages and 800 MiB on each of both nodes.
     assert_eq!(placed_or_short(&mut scene, &both(1600)), "0-1");
     let refused = placed_or_short(&mut scene, &huge(600 + 1600, &[(SMALL_HUGE, 600)]));
     assert!(
@@ -79,7 +81,7 @@ fn huge_pages_and_ordinary_memory_do_not_stand_in_for_each_other() {
             && refused.contains("node 1 is short of memory (1GiB left, 1.56GiB needed)"),
         "{refused}"
     );
-    // A VM in huge pages on node 0 takes nothing from its 16 GiB, and one in ordinary memory nothing from its pool.
+    // A VM in huge pages on node 0 takes nothing from the node's 16 GiB, and a VM in ordinary memory takes nothing from its pool.
     scene
         .add_vm(1, 1, GIB, 0)
         .in_huge_pages(SMALL_HUGE)
@@ -99,8 +101,8 @@ fn huge_pages_and_ordinary_memory_do_not_stand_in_for_each_other() {
 
 #[test]
 fn huge_pages_that_are_reserved_are_not_given_twice() {
-    // Two nodes of 100 pages. VM 1 lives on node 0 and has touched 40 of 120 MiB: the other 80 MiB, 40 pages, are reserved for
-    // it.
+    // Two nodes of 100 pages each. VM 1 lives on node 0 and has touched 40 of 120 MiB. The other 80 MiB, 40 pages, are
+    // reserved for it.
     let mut scene = Scene::nodes(2, 8);
     scene.pool(0, SMALL_HUGE, (120, 100));
     scene.pool(1, SMALL_HUGE, (100, 100));
@@ -112,7 +114,7 @@ fn huge_pages_that_are_reserved_are_not_given_twice() {
     let config = Config::default();
     let mut ledger = Ledger::default();
     let mut answers = Vec::new();
-    // 60 pages each: node 0 has 60 left, node 1 100; then node 0 60, node 1 40; then none.
+    // Three VMs of 60 pages each. Before them, nodes 0 and 1 have 60 and 100 left; then 60 and 40; then 0 and 40.
     for _ in 0..3 {
         scene.with_view(|view| {
             let supply = Supply::new(view, &seen(view), &ledger, &config, &[]);
@@ -132,7 +134,7 @@ fn huge_pages_that_are_reserved_are_not_given_twice() {
         });
     }
     assert_eq!(answers, [Some("1".into()), Some("0".into()), None]);
-    // A VM that moves elsewhere releases what it holds there.
+    // A VM that moves elsewhere releases what it holds on this node.
     scene.with_view(|view| {
         let without = [vm_id(1)];
         let supply = Supply::new(view, &seen(view), &Ledger::default(), &config, &without);

@@ -1,10 +1,10 @@
-//! Homes of several nodes that are near each other, and cores before hyperthreads.
+//! Tests with homes of several nodes that are near each other, and with cores that come before hyperthreads.
 
 use super::*;
 
 #[test]
 fn of_sets_with_room_the_nearest_is_taken() {
-    // Two sockets of four nodes of one CPU, 12 within and 32 across. Nodes 1 and 6 have most memory left.
+    // Two sockets of four nodes of one CPU, with distance 12 within a socket and 32 across. Nodes 1 and 6 have most memory left.
     let mut scene = Scene::sockets(2, 4, 1, (12, 32));
     scene.machine.links.clear();
     for node in [0, 2, 3, 4, 5, 7] {
@@ -13,14 +13,15 @@ fn of_sets_with_room_the_nearest_is_taken() {
             .pages(node, 1 << 18);
     }
     let nodes = |scene: &mut Scene, cpus, gib| placed(scene, &demand(cpus, gib, 0.0)).map(|(nodes, _)| nodes);
-    // A pair that contains node 1 or 6, whose 16 GiB are the most, and the lowest of these; 1,6 across sockets has more.
+    // A pair with node 1 or 6 is taken, because these have most memory, 16 GiB, and of such pairs the lowest. Nodes 1 and 6
+    // together have more, but are on different sockets.
     assert_eq!(nodes(&mut scene, 2.0, 2), Ok("0-1".into()));
     assert_eq!(nodes(&mut scene, 4.0, 2), Ok("0-3".into()));
-    // 60 GiB: four nodes of one socket have 61 left, and each has room for an even part of 15.
+    // Four nodes of one socket have 61 GiB left, and each has room for an even share of 60 GiB, 15.
     assert_eq!(nodes(&mut scene, 1.0, 60), Ok("0-3".into()));
-    // No socket has five CPUs: of the sets of four and one, the one with nodes 1 and 6.
+    // No socket has five CPUs. Of the sets of four nodes and one, the set that contains nodes 1 and 6 is taken.
     assert_eq!(nodes(&mut scene, 5.0, 2), Ok("0-3,6".into()));
-    // The operator allows it one node of the first socket and two of the second.
+    // The operator allows the VM one node of the first socket and two of the second.
     let config = Config::default();
     let allowed = set("1,5,7");
     let chosen = scene.with_view(|view| {
@@ -37,8 +38,8 @@ fn of_sets_with_room_the_nearest_is_taken() {
 
 #[test]
 fn three_near_nodes_come_before_two_far_ones() {
-    // Two sockets of three nodes of two CPUs; one CPU of each node of socket 0 is busy, and socket 1 has only the CPUs of
-    // node 3: a VM of 3 CPUs has room on 0-2 (1 each), or on 0 and 3 (1 + 2).
+    // Two sockets of three nodes of two CPUs. One CPU of each node of socket 0 is busy, and socket 1 has only the CPUs of
+    // node 3 free. A VM of 3 CPUs has room on 0-2 (1 on each), or on 0 and 3 (1 + 2).
     let mut scene = Scene::sockets(2, 3, 2, (12, 32));
     scene.host_busy = vec![1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0];
     assert_eq!(placed(&mut scene, &demand(3.0, 2, 0.0)).unwrap().0, "0-2");
@@ -46,8 +47,8 @@ fn three_near_nodes_come_before_two_far_ones() {
 
 #[test]
 fn a_single_node_with_room_comes_before_a_set_of_a_better_order() {
-    // Nodes 0 and 1 have most memory left (4 CPUs of 32: .125; 16 GiB of 64: .25), and so have all their sets. The VM needs
-    // CPU most.
+    // On nodes 0 and 1, and in their sets, the largest share left is memory (4 CPUs of 32: .125; 16 GiB of 64: .25). The VM
+    // needs CPU most.
     let mut scene = Scene::four_nodes(8);
     scene.host_busy = (0..32)
         .map(|cpu| f64::from(u8::from(cpu < 16 && cpu % 2 == 0)))
@@ -59,7 +60,7 @@ fn a_single_node_with_room_comes_before_a_set_of_a_better_order() {
     scene.traffic = [(NodeId(2), 14_000_000_000), (NodeId(3), 14_000_000_000)]
         .into_iter()
         .collect();
-    // 8 CPUs are free on nodes 2 and 3 only, with 4 GiB each: too little for 5 GiB. Nodes 0 and 1 have 4 CPUs.
+    // 8 CPUs are free only on nodes 2 and 3, but with 4 GiB each, too little for 5 GiB. Nodes 0 and 1 have 4 CPUs free.
     let (nodes, _) = placed(&mut scene, &demand(4.0, 5, 1.0)).unwrap();
     assert_eq!(nodes, "0");
 }
@@ -78,7 +79,7 @@ fn a_vcpu_gets_a_core_where_one_is_free_and_a_hyperthread_where_none_is() {
         })
     };
     assert_eq!(ask(6.0, &config), Ok(("0".into(), false)));
-    // 12 cores need both; 13 vCPUs share cores, and so do 24.
+    // 12 vCPUs need the cores of both sockets; 13 or 24 vCPUs share cores.
     assert_eq!(ask(12.0, &config), Ok(("0-1".into(), false)));
     assert_eq!(ask(13.0, &config), Ok(("0-1".into(), true)));
     assert_eq!(ask(24.0, &config), Ok(("0-1".into(), true)));
@@ -87,7 +88,7 @@ fn a_vcpu_gets_a_core_where_one_is_free_and_a_hyperthread_where_none_is() {
         "fits nowhere: node 0 is short of CPU (12.0 CPUs left, 25.0 CPUs needed); node 1 is short of CPU (12.0 CPUs left, 25.0 \
          CPUs needed); a home of several nodes is short of CPU (24.0 CPUs left, 25.0 CPUs needed)"
     );
-    // The baselines give a vCPU a hyperthread, as their sources do.
+    // The baselines count hyperthreads, as their sources do.
     for algorithm in [Algorithm::FirstFit, Algorithm::BestFit] {
         let config = Config {
             algorithm,
@@ -99,7 +100,7 @@ fn a_vcpu_gets_a_core_where_one_is_free_and_a_hyperthread_where_none_is() {
 
 #[test]
 fn cores_that_are_taken_are_not_given_again_while_others_are_free() {
-    // Two sockets of 6 cores and 12 CPUs. A VM of 4 vCPUs lives on node 0: 2 cores are left there, and 8 CPUs.
+    // Two sockets of 6 cores and 12 CPUs. A VM of 4 vCPUs lives on node 0, so 2 cores and 8 CPUs are left there.
     let mut scene = Scene::sockets(2, 1, 12, (12, 21));
     scene.hyperthreads(2);
     scene.add_vm(1, 4, GIB, 0).home(0);
@@ -107,9 +108,9 @@ fn cores_that_are_taken_are_not_given_again_while_others_are_free() {
     assert_eq!(nodes(2.0), Ok("1".into()), "most left");
     assert_eq!(nodes(6.0), Ok("1".into()));
     assert_eq!(nodes(8.0), Ok("0-1".into()), "2 + 6 cores");
-    // Without 9 free cores, hyperthreads count: of 8 and 12, node 1 has enough.
+    // There are no 9 free cores, so hyperthreads count: node 0 has 8, and node 1 has 12, which is enough.
     assert_eq!(nodes(9.0), Ok("1".into()));
-    // One hyperthread of each core is reserved for the host: the other still counts as a core.
+    // One hyperthread of each core is reserved for the host, but with the other one the core still counts.
     scene.reserved_cpus = "12,14,16,18,20,22".parse().unwrap();
     let mut nodes = |cpus| placed(&mut scene, &demand(cpus, 2, 0.0)).map(|(nodes, _)| nodes);
     assert_eq!(nodes(6.0), Ok("1".into()));

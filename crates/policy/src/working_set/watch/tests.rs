@@ -34,7 +34,7 @@ fn observed_and_planned(view: &View<'_>, config: &Config, state: &mut State) -> 
     plan(view, config, state)
 }
 
-/// One cycle: the plan is carried out by a host that always can.
+/// Runs one cycle, on a host that carries out every plan.
 fn step(scene: &mut Scene, config: &Config, state: &mut State) -> Vec<Action> {
     let (at, plan) = scene.with_view(|view| (view.at, observed_and_planned(view, config, state)));
     let actions = plan.decisions.into_iter().map(|Decision { action, .. }| action);
@@ -67,7 +67,7 @@ fn a_vm_is_watched_while_wanted_and_then_let_go() {
     let (mut scene, mut state, config) = (scene(), State::default(), Config::default());
     let start = scene.with_view(|view| view.at);
     state.want(vm_id(1), Some(Ns::from_secs(5)), start + Ns::from_secs(100));
-    // A shorter request without a window changes nothing.
+    // A request that ends earlier and gives no window changes nothing.
     state.want(vm_id(1), None, start + Ns::from_secs(50));
     let mut watched = Vec::new();
     for second in 0..120 {
@@ -79,7 +79,7 @@ fn a_vm_is_watched_while_wanted_and_then_let_go() {
                 .map(|action| (second, action.act.lever(), matches!(action.act, Act::Lift { .. }))),
         );
     }
-    // Watched at once, renewed when half of the lease of 60 s was over, and lifted.
+    // The VM is watched at once, the watch is renewed when half of the lease of 60 s is over, and finally lifted.
     let watching = Lever::Watching;
     let expected = [0, 30, 60, 90].map(|second| (second, watching, false));
     assert_eq!(watched, [expected.as_slice(), &[(100, watching, true)]].concat());
@@ -88,7 +88,7 @@ fn a_vm_is_watched_while_wanted_and_then_let_go() {
 
 #[test]
 fn all_are_watched_and_rest_once_settled() {
-    // Three equal windows, ten of rest, and again.
+    // The VM is watched for three equal windows, rests for ten, and is watched again.
     assert_eq!(
         watched_and_not(10),
         [(0, true), (3, false), (13, true), (14, false)]
@@ -99,7 +99,7 @@ fn all_are_watched_and_rest_once_settled() {
     );
 }
 
-/// Returns the windows in which watching the first of two VMs begins and ends, with this rest.
+/// Returns the windows in which watching the first of two VMs begins or ends, if VMs rest for this number of windows.
 fn watched_and_not(rest_windows: u32) -> Vec<(u64, bool)> {
     let (mut scene, mut state) = (scene(), State::default());
     let config = Config {
@@ -113,7 +113,7 @@ fn watched_and_not(rest_windows: u32) -> Vec<(u64, bool)> {
     let mut events = Vec::new();
     for window in 0..20 {
         scene.at = start + Ns(window * config.window.0);
-        // VM 2's never settles.
+        // VM 2's figure never settles.
         let used = [1000, 1000 + 900 * (window % 2)];
         for (n, used) in [1, 2].into_iter().zip(used) {
             let is_watched = state.is_watched(vm_id(n));
@@ -128,7 +128,7 @@ fn watched_and_not(rest_windows: u32) -> Vec<(u64, bool)> {
         }
         assert!(state.is_watched(vm_id(2)), "it moves too much");
     }
-    // A wanted VM does not rest.
+    // A VM that is wanted does not rest.
     state.want(vm_id(1), None, Ns(u64::MAX));
     assert_eq!(windows(&step(&mut scene, &config, &mut state)), [(vm_id(1), 10)]);
     events
@@ -150,7 +150,7 @@ fn windows_grow_until_looking_is_cheap_enough() {
         windows(&step(&mut scene, &config, &mut state)),
         [(vm_id(1), 10), (vm_id(2), 10)]
     );
-    // Looking takes 0.6 s of each 10 s: three times its limit.
+    // Looking takes 0.6 s of every 10 s, three times the limit.
     let at = scene.at + Ns::from_secs(10);
     scene.at = at;
     let costly = |n: u64| Observation {
@@ -163,7 +163,7 @@ fn windows_grow_until_looking_is_cheap_enough() {
         windows(&step(&mut scene, &config, &mut state)),
         [(vm_id(1), 40), (vm_id(2), 40)]
     );
-    // A small variation of cost changes nothing.
+    // A small variation of the cost changes nothing.
     scene.vm(1).observed(Some(Observation {
         cost: Ns::from_millis(340),
         ..amount(at + Ns::from_secs(40), Ns::from_secs(40), 100)
@@ -217,7 +217,7 @@ fn a_vm_that_vanishes_is_forgotten() {
     scene.vms.remove(0);
     assert_eq!(step(&mut scene, &config, &mut state), []);
     assert!(state.estimate(vm_id(1)).is_none() && !state.is_watched(vm_id(1)));
-    // The outcome of an action from before it vanished is ignored.
+    // The outcome of an action from before the VM vanished is ignored.
     let late = Act::Watch {
         window_ns: Ns::from_secs(1),
         lease_ns: Ns::from_secs(1),
@@ -273,7 +273,7 @@ proptest! {
             scene.vm(1).observed(Some(seen));
             step(&mut scene, &config, &mut state);
             match (state.why_not(vm_id(1)), state.measured(vm_id(1))) {
-                // An impossible observation is reported, and the earlier figure stays.
+                // An impossible observation is reported, and the earlier figure stays in force.
                 (Some(_), now) => prop_assert_eq!(now.map(|now| now.estimate.clone()), before),
                 (None, Some(now)) => {
                     let Estimate { least, size, most, .. } = now.estimate;

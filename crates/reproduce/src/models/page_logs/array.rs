@@ -16,15 +16,16 @@ use crate::models::{Values, named, numbered};
 
 pub const MU: Ns = Ns::from_secs(30);
 pub const PASSES: u64 = 17;
-/// Time per page such that 17 passes fill an interval, nanoseconds.
+/// Nanoseconds per page with which 17 passes fill an interval.
 pub const GEM5_NS: f64 = 30e9 / (PASSES * ARRAY) as f64;
-/// Time per page on the machine: 60 s for 63 G instructions, 26 per turn (profile `array.rrww`).
+/// Nanoseconds per page on the real machine: 60 s for 63 G instructions, with 26 instructions per turn (profile
+/// `array.rrww`).
 pub const NATIVE_NS: f64 = 60e9 / (63e9 / 26.0);
-/// Intervals of each half: tau is reached in the third, and the loop ends four later.
+/// Number of intervals in each half. Tau is reached in the third interval, and the loop ends four intervals later.
 const HALF: u64 = 8;
 const SAMPLES: u64 = 30;
 
-/// The accesses of a program to a page, for each half of its run.
+/// A program: its name, and its accesses to each page in each half of its run.
 pub type Program = (&'static str, [&'static [Access]; 2]);
 pub const PROGRAMS: [Program; 3] = [
     ("RWRW", [&[Access::Read, Access::Write]; 2]),
@@ -42,7 +43,7 @@ pub fn pass(model: &mut Model, operations: &[Access], page_ns: f64) {
     }
 }
 
-/// The estimate with which the loop first ends, its interval, and hot pages by interval.
+/// The estimate with which PRL's loop first ends, and the hot pages in each interval.
 struct Ended {
     estimate_mb: Option<f64>,
     dist_mb: Vec<f64>,
@@ -65,7 +66,7 @@ fn prl(program: &Program, page_ns: f64, start: Start) -> Ended {
             let estimate = model.close(&mut estimator, MU);
             let hot = mb(estimate.hot.to_pages().0);
             ended.dist_mb.push(hot);
-            // A loop that ends before anything is hot has no estimate.
+            // If the loop ends before any page is hot, that is not an estimate.
             if estimate.settled == Settled::Yes && hot > 0.0 && ended.estimate_mb.is_none() {
                 ended.estimate_mb = Some(hot);
             }
@@ -74,12 +75,12 @@ fn prl(program: &Program, page_ns: f64, start: Start) -> Ended {
     ended
 }
 
-/// Returns PML's estimate at the end of each half, the page tables in its log, and the root-mean-square error of a poll of
-/// 100 pages, all in MB.
+/// Returns, all in MB: PML's estimate at the end of each half, the page tables in its log, and the root-mean-square error of
+/// a poll of 100 pages.
 fn pml_and_poll(program: &Program) -> ([f64; 2], f64, f64) {
     let mut model = Model::new(ARRAY, Mode::Pml, 512, Options::PUBLISHED);
     let mut estimator = Logged::new(Config::pml());
-    // A page is logged once per interval, so one pass is enough.
+    // PML logs a page once per interval, so one pass is enough.
     let estimates = program.1.map(|half| {
         pass(&mut model, half, GEM5_NS);
         mb(model.close(&mut estimator, MU).hot.to_pages().0)
@@ -112,13 +113,13 @@ fn pml_and_poll(program: &Program) -> ([f64; 2], f64, f64) {
     (estimates, mb(model.kernel_logged()), rms)
 }
 
-/// Programs beyond a constant loop, at a tenth of the size: the purpose of each repair.
+/// Programs other than a constant loop, at a tenth of the size. They show what each repair is for.
 mod repairs {
     use super::*;
 
     const PAGES: u64 = ARRAY / 10;
     const INTERVALS: u64 = 16;
-    /// Passes per interval: two intervals exceed plain PRL's tau.
+    /// Passes per interval. With this number, two intervals exceed plain PRL's tau.
     const PASSES: u64 = 30;
 
     pub const PROGRAMS: [&str; 4] = [
@@ -128,7 +129,7 @@ mod repairs {
         "one new page an interval",
     ];
 
-    /// Returns the pages of an interval's passes, and those truly in use at the end.
+    /// Returns the pages that the passes of an interval visit, and the number of pages truly in use at the end of the run.
     fn pages(program: usize, interval: u64) -> (std::ops::Range<u64>, u64) {
         match program {
             1 if interval >= 8 => (0..PAGES / 4, PAGES / 4),
@@ -139,7 +140,7 @@ mod repairs {
         }
     }
 
-    /// Returns the error of the last estimate in MB, and the interval in which the loop first ended.
+    /// Returns the error of the last estimate in MB, and the number of the interval in which the loop first ended.
     pub fn run(program: usize, config: Config) -> (f64, f64) {
         let mut model = Model::new(PAGES + INTERVALS, Mode::Paml, 512, Options::PUBLISHED);
         let mut estimator = Logged::new(config);
@@ -149,7 +150,7 @@ mod repairs {
             for page in (0..PASSES).flat_map(|_| used.clone()) {
                 model.access(page, Access::Write, GEM5_NS);
             }
-            // The scan: all pages once, in every fourth interval.
+            // The scan visits all pages once, in every fourth interval.
             if program == 2 && interval % 4 == 0 {
                 (0..PAGES).for_each(|page| model.access(page, Access::Read, GEM5_NS));
             }
@@ -189,10 +190,10 @@ mod repairs {
     }
 }
 
-/// Returns, by `program` and `speed`: `prl_mb`, the estimate with which PRL's loop first ends (NaN if it never does), and
-/// `hot_mb` at each `interval` at the first speed. By program: `pml_mb` after each `half`, page tables in it, and the error
-/// of a poll. `past_mb` is PRL's for RRWW with an index that begins one past the last entry. For each `rule` and `case`:
-/// `error_mb`, and the interval in which it `ended`.
+/// Returns arrays along several axes. By `program` and `speed`: `prl_mb`, the estimate with which PRL's loop first ends (NaN
+/// if it never does). By `program` and `interval`: `hot_mb`, at the first speed. By `program`: `pml_mb` after each `half`,
+/// `tables_mb`, the page tables in PML's log, and `poll_mb`, the error of a poll. `past_mb` is PRL's estimate for RRWW if
+/// the index begins one past the last entry. By `rule` and `case`: `error_mb`, and the interval in which the loop `ended`.
 pub fn accuracy(_: Values<'_>) -> Result<Named> {
     let run = |page_ns| {
         PROGRAMS

@@ -1,4 +1,4 @@
-//! A guest of one vCPU on the access-level model, with an estimator reading its log of pages.
+//! A guest with one vCPU on the access-level model, and an estimator that reads the guest's log of pages.
 
 use homenode_policy::working_set::{Estimate, Estimator, Logged, ObservationRef, Tracker, UsedRef};
 use homenode_tracking::paging::{Buffer, Costs, Exit, Flags, Guest, Handler, Mode, Options, Step, Vcpu};
@@ -7,16 +7,16 @@ use homenode_units::{Ns, Pages};
 
 /// Frames of a VM of 1 GiB [PRL, section 3.1].
 pub const FRAMES: u64 = 1 << 18;
-/// Pages of the array: 400 MB (section 3.1), as the paper counts, of 4 KiB each.
+/// Number of 4-KiB pages of the array: 400 MB (section 3.1) as the paper counts them.
 pub const ARRAY: u64 = 102_400;
 
-/// A cycle of the machine, nanoseconds: 3.4 GHz.
+/// Duration of a cycle of the machine, in nanoseconds: 3.4 GHz.
 const CYCLE_NS: f64 = 1.0 / 3.4;
-/// A VM exit and entry: 2500 cycles (measured on AMD by KVM's authors, facts 4).
+/// Time of a VM exit and entry: 2500 cycles (measured on AMD by KVM's authors, facts 4).
 pub const EXIT_NS: f64 = 2500.0 * CYCLE_NS;
-/// An interrupt to another CPU: machine file, native.
+/// Time of an interrupt to another CPU: native, from the machine file.
 const IPI_NS: f64 = 900.0;
-/// Copying and counting an entry: the figure of the estimator's bench, rounded up.
+/// Time to copy and count an entry: the figure of the estimator's benchmark, rounded up.
 const ENTRY_NS: f64 = 10.0;
 /// Writing and refreshing an index: a `VMWRITE` and the paper's new instruction, estimated.
 const REFRESH_NS: f64 = 100.0;
@@ -40,15 +40,15 @@ pub struct Model {
     lost: u64,
 }
 
-/// Returns the guest frame of a page: scattered, as in a real guest, and unique.
+/// Returns the guest frame of a page. Frames are scattered, as in a real guest, and unique.
 pub fn frame(page: u64) -> u64 {
     page.wrapping_mul(40_503) % FRAMES
 }
 
 impl Model {
-    /// Creates a guest with a number of pages in use that logs in this mode.
+    /// Creates a guest that uses this number of pages, and that logs in this mode.
     pub fn new(pages: u64, mode: Mode, entries: u16, options: Options) -> Model {
-        // The guest's page tables lie beyond the frames tracked here: they belong to the guest kernel.
+        // The guest's page tables have frames beyond those tracked here, because they belong to the guest's kernel.
         let mut guest = Guest::new(2 * FRAMES, FRAMES, PageSize::Small, Flags::Kept);
         let space = guest.tables.space().expect("frames for tables");
         for page in 0..pages {
@@ -68,7 +68,7 @@ impl Model {
         }
     }
 
-    /// Accesses a page; `takes_ns` is the program's own time for it.
+    /// Accesses a page. `takes_ns` is the time that the program itself takes for the access.
     #[inline]
     pub fn access(&mut self, page: u64, access: Access, takes_ns: f64) {
         self.now_ns += takes_ns;
@@ -84,7 +84,7 @@ impl Model {
         }
     }
 
-    /// The hypervisor drains and restarts the log.
+    /// Drains and restarts the log, as the hypervisor does.
     fn empty(&mut self) {
         let log = &mut self.vcpu[0].log;
         self.frames.extend(log.contents());
@@ -92,7 +92,7 @@ impl Model {
         log.refresh();
     }
 
-    /// Ends an interval of the estimator.
+    /// Ends an interval, and returns the estimator's estimate.
     pub fn close(&mut self, estimator: &mut Logged, interval: Ns) -> Estimate {
         let tracker = match self.vcpu[0].log.mode() {
             Mode::Pml => Tracker::Pml,
@@ -128,12 +128,12 @@ impl Model {
         self.vcpu[0].flush();
     }
 
-    /// Returns the logged frames of page tables.
+    /// Returns the number of logged frames that are page tables.
     pub fn kernel_logged(&self) -> u64 {
         self.kernel
     }
 
-    /// Whether a frame has been used so far.
+    /// Returns true if a frame has been used so far.
     pub fn used(&self, frame: u64) -> bool {
         self.guest.ept.flags(frame).0
     }
@@ -144,12 +144,12 @@ impl Model {
         (logged, filled)
     }
 
-    /// Returns the number of lost frames, including those that found a buffer full.
+    /// Returns the number of lost frames, including each frame that found the buffer full.
     pub fn lost(&self) -> u64 {
         self.vcpu[0].log.counts().1
     }
 
-    /// Returns nanoseconds of the privileged VM's CPU, and of the guest's run.
+    /// Returns the nanoseconds for which the privileged VM used its CPU, and for which the guest ran.
     pub fn times_ns(&self) -> (f64, f64) {
         (self.handler.counts().2, self.now_ns)
     }

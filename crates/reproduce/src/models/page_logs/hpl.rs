@@ -1,6 +1,7 @@
-//! Simulates HPL page by page: blocked LU of the profile's matrix, 10000 by 10000 in blocks of 128 columns. Each step reads
-//! the panel for each following block of columns and updates that block. The matrix is filled first, and then factorised
-//! repeatedly, as in HPL's list of runs. The 330 G instructions at 0.5 cycles are spread evenly over the visited pages.
+//! Simulates HPL page by page: blocked LU of the profile's matrix, which is 10000 by 10000, in blocks of 128 columns. Each
+//! step reads its panel once for each following block of columns, and updates that block. The matrix is first filled, and
+//! then factorised repeatedly, as in HPL's list of runs. The 330 G instructions, at 0.5 cycles each, are spread evenly over
+//! the visited pages.
 
 use std::ops::ControlFlow;
 
@@ -15,8 +16,8 @@ use super::mb;
 use crate::design::array::{Array, Cell, Named};
 use crate::models::{Values, named, numbered};
 
-/// Returns `hot_mb` by interval for PRL; `prl_mb`, the last of them; `ended`, the interval with which its loop ended;
-/// `pml_mb` and `used_mb`.
+/// Returns `hot_mb` by interval, with PRL; `prl_mb`, the last of these estimates; `ended`, the interval in which PRL's loop
+/// ended; `pml_mb` and `used_mb`.
 pub fn working_set(_: Values<'_>) -> Result<Named> {
     let (hot, ended) = prl();
     let one = |number: Option<f64>| Array::one(number.into());
@@ -42,7 +43,7 @@ const PAGES: u64 = (COLUMNS * COLUMNS).div_ceil(PER_PAGE);
 const RUN_NS: f64 = 330e9 * 0.5 / 3.4;
 const INTERVALS: usize = 12;
 
-/// Returns the pages of a column from a row on.
+/// Returns the pages of a column, from a row to the end of the column.
 fn pages(column: u64, first_row: u64) -> std::ops::RangeInclusive<u64> {
     let first = column * COLUMNS;
     (first + first_row) / PER_PAGE..=(first + COLUMNS - 1) / PER_PAGE
@@ -52,7 +53,7 @@ fn columns(block: u64) -> std::ops::Range<u64> {
     block * BLOCK..((block + 1) * BLOCK).min(COLUMNS)
 }
 
-/// Calls a function with all pages that the first steps of a factorisation visit, in order.
+/// Calls a function for each page that the first steps of a factorisation visit, in order.
 fn visit(steps: u64, mut page: impl FnMut(u64, Access) -> ControlFlow<()>) -> ControlFlow<()> {
     for step in 0..steps {
         let first_row = step * BLOCK;
@@ -81,7 +82,7 @@ fn page_ns() -> f64 {
     RUN_NS / visits as f64
 }
 
-/// Returns PRL's log of the first third of a run's steps.
+/// Returns the model after the first third of a run's steps, with PRL's log.
 pub fn third_of_a_run(entries: u16) -> Model {
     let each_ns = page_ns();
     let mut model = Model::new(PAGES, Mode::Paml, entries, Options::PUBLISHED);
@@ -93,7 +94,7 @@ pub fn third_of_a_run(entries: u16) -> Model {
     model
 }
 
-/// Returns hot pages by interval, and the interval with which the loop ended.
+/// Returns the hot pages by interval, and the interval in which PRL's loop ended.
 fn prl() -> (Vec<u64>, Option<usize>) {
     let each_ns = page_ns();
     let in_interval = (MU.as_f64() / each_ns) as u64;
@@ -124,7 +125,7 @@ fn prl() -> (Vec<u64>, Option<usize>) {
     }
 }
 
-/// Returns PML's estimate in pages, after the matrix was filled and a run.
+/// Returns PML's estimate in pages after the matrix was filled.
 fn pml() -> u64 {
     let mut model = Model::new(PAGES, Mode::Pml, 512, Options::PUBLISHED);
     (0..PAGES).for_each(|at| model.access(at, Access::Write, 1.0));

@@ -1,4 +1,4 @@
-//! Shows what PML cannot see, on the array of 400 MB.
+//! Shows what PML cannot see, with the array of 400 MB.
 
 use anyhow::Result;
 use homenode_policy::working_set::{Logged, logged};
@@ -13,13 +13,13 @@ use crate::design::array::{Array, Axis, Cell, Named};
 use crate::models::{Values, named};
 
 const SEED: u64 = 3;
-/// Pages that stay in use.
+/// Number of pages that stay in use.
 const HOT: u64 = ARRAY / 4;
 const PASSES: u64 = 60;
 const INTERVAL: Ns = Ns::from_secs(30);
 
-/// Returns, along axis `written` percent of one pass: `written_mb` and `pml_mb`. By `tracker`: `cold_mb`, its estimate for
-/// 400 MB with only `hot_mb` still in use.
+/// Returns, along axis `written`, the percentage of pages that one pass writes: `written_mb` and `pml_mb`. By `tracker`:
+/// `cold_mb`, the tracker's estimate for 400 MB of which only `hot_mb` are still in use.
 pub fn limits(value: Values<'_>) -> Result<Named> {
     let percents = value("written")?;
     let mut estimates = Vec::new();
@@ -42,7 +42,7 @@ pub fn limits(value: Values<'_>) -> Result<Named> {
     ]))
 }
 
-/// Returns the estimates of PML and PRL for one pass.
+/// Returns the MB that one pass writes, and PML's estimate of the working set.
 fn one_pass(write_percent: u64) -> (f64, f64) {
     let mut chance = Chance::new(SEED);
     let mut model = Model::new(ARRAY, Mode::Pml, 512, Options::PUBLISHED);
@@ -57,7 +57,7 @@ fn one_pass(write_percent: u64) -> (f64, f64) {
     (mb(written), mb(estimate.hot.to_pages().0))
 }
 
-/// Returns a tracker's estimate with cold pages that were written once.
+/// Returns a tracker's estimate if cold pages were written once.
 fn cold_first(mode: Mode, config: logged::Config) -> f64 {
     let mut model = Model::new(ARRAY, mode, 512, Options::PUBLISHED);
     (0..ARRAY).for_each(|page| model.access(page, Access::Write, GEM5_NS));

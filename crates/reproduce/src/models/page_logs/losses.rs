@@ -1,4 +1,4 @@
-//! Measures what PRL loses and costs.
+//! Measures the frames that PRL loses, and what PRL costs.
 
 use anyhow::Result;
 use homenode_tracking::paging::{Buffers, Mode, Options};
@@ -10,11 +10,11 @@ use super::hpl;
 use crate::design::array::{Array, Axis, Named};
 use crate::models::{Values, named};
 
-/// Entries of a buffer.
+/// Numbers of entries of a buffer.
 const ENTRIES: [u16; 2] = [512, 1024];
 /// A write to the local APIC, nanoseconds: 100 cycles, estimated.
 const SEND_NS: f64 = 100.0 / 3.4;
-/// Ageing and counting a page at an interval's end, nanoseconds.
+/// Nanoseconds to age and count a page at the end of an interval.
 const PAGE_NS: f64 = 1.0;
 
 /// Full buffers, logged frames, and frames lost while the handler was running.
@@ -27,7 +27,7 @@ struct Counted {
 impl Counted {
     fn of(model: &Model, buffers: Buffers) -> Counted {
         let (logged, events) = model.logged();
-        // With one buffer each event loses the frame that found the buffer full.
+        // With one buffer, each event also loses the frame that found the buffer full.
         let found_full = if buffers == Buffers::One { events } else { 0 };
         Counted {
             events,
@@ -37,7 +37,7 @@ impl Counted {
     }
 }
 
-/// Runs passes of a program, the same number in each half.
+/// Runs a program with the same number of passes in each half.
 fn array(program: &Program, entries: u16, buffers: Buffers, page_ns: f64) -> Counted {
     let options = Options {
         buffers,
@@ -50,8 +50,8 @@ fn array(program: &Program, entries: u16, buffers: Buffers, page_ns: f64) -> Cou
     Counted::of(&model, buffers)
 }
 
-/// Returns `full`, `logged` and `lost`: full buffers, frames, and frames lost while the handler was running, by program and
-/// `entries`.
+/// Returns, by program and `entries`: `full`, the number of full buffers; `logged`, the number of logged frames; and `lost`,
+/// the number of frames lost while the handler ran.
 pub fn missed(_: Values<'_>) -> Result<Named> {
     let rrww = &PROGRAMS[1];
     let array = |buffers, page_ns| ENTRIES.map(|entries| array(rrww, entries, buffers, page_ns));
@@ -77,8 +77,8 @@ pub fn missed(_: Values<'_>) -> Result<Named> {
     ]))
 }
 
-/// Returns `slowdown` of the VM and `estimator`'s share of a core, percent, by `speed` of a program that writes the whole
-/// array.
+/// Returns, by `speed` of a program that writes the whole array: the VM's `slowdown`, and the share of a core that the
+/// `estimator` takes, both in percent.
 pub fn costs(_: Values<'_>) -> Result<Named> {
     let costs = |page_ns: f64| {
         let mut model = Model::new(super::guest::ARRAY, Mode::Paml, 512, Options::PUBLISHED);

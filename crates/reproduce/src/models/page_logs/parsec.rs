@@ -1,8 +1,9 @@
-//! Shows for which programs of PARSEC a log of writes has the whole working set ([PRL, figure 11]).
+//! Shows for which programs of PARSEC a log of writes contains the whole working set ([PRL, figure 11]).
 //!
-//! A program that was run states its pages. For the others, a profile states how often a thread's accesses leave its core's
-//! caches, which regions they hit, and what share of them writes: in a class of `N` pages with `A` accesses in an interval,
-//! `N (1 - exp(-A / N))` are used and `N (1 - exp(-w A / N))` written, `w` being the write share.
+//! For a program that was run, the pages are measured. For the other programs, a profile states how many accesses of a
+//! thread leave its core's caches, which regions they hit, and what share of them writes. In a class of `N` pages with `A`
+//! accesses in an interval, `N (1 - exp(-A / N))` pages are used and `N (1 - exp(-w A / N))` are written; `w` is the share
+//! of writes.
 
 use anyhow::Result;
 use homenode_formats::measured::{Measured, PROGRAMS, PROGRAMS_FILE};
@@ -15,12 +16,12 @@ use crate::models::{Values, named};
 
 /// The paper's interval, seconds.
 const MU_S: f64 = 30.0;
-/// PML is accurate if it shows at least this share of the pages used.
+/// PML is accurate if its log has at least this share of the used pages.
 const ACCURATE: f64 = 0.95;
 
-/// Returns, by axis `program`: the pages used and written, as `used_mb`, `written_mb` and `percent`; whether PML is `accurate`;
-/// and the `rest`: percent in the whole run of a program that was run, accesses to each used page of the others, which grid
-/// `alone` runs.
+/// Returns, along axis `program`: the used and written pages, as `used_mb`, `written_mb` and `percent`; and whether PML is
+/// `accurate`. If the program was run, `rest` is the percentage in the whole run; otherwise it is the number of accesses to
+/// each used page, from the runs of grid `alone`.
 pub fn parsec(value: Values<'_>) -> Result<Named> {
     let real = Measured::parse(PROGRAMS_FILE, PROGRAMS)?.program;
     let programs = value("program")?;
@@ -68,7 +69,8 @@ fn of_profile(program: &Program, accesses: f64) -> (f64, f64) {
     regions.fold((0.0, 0.0), |all, region| (all.0 + region.0, all.1 + region.1))
 }
 
-/// Returns the pages of a region that a number of accesses to the program's memory use and write.
+/// Returns the pages of a region that are used, and those that are written, by this number of accesses to the program's
+/// memory.
 fn pages(program: &Program, region: &RegionProfile, accesses: f64) -> (f64, f64) {
     let heat = region
         .heat

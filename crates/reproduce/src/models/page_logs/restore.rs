@@ -1,9 +1,9 @@
 //! Restores a VM of 1 GiB with only its working set.
 //!
-//! It was checkpointed after some intervals of reading its log of walks; the frames that the estimator called hot are loaded
-//! before it starts. The rest follows in the background, in order, and a page used before its arrival is fetched at once.
-//! *Whole* loads everything before the start, *lazy* nothing, and fetches only used pages. A requested page waits for the
-//! one being sent, and overtakes the others.
+//! The VM was checkpointed after some intervals in which its log of walks was read. The frames that the estimator called hot
+//! are loaded before the VM starts. The other frames follow in the background, in order. If a page is used before it
+//! arrives, it is fetched at once. *Whole* loads everything before the start. *Lazy* loads nothing before it, and later
+//! fetches only used pages. A fetched page waits for the page that is being sent, and overtakes the others.
 
 use anyhow::Result;
 use homenode_policy::working_set::Logged;
@@ -28,11 +28,11 @@ const VISIT_NS: f64 = 1000.0;
 const ASK_NS: f64 = 100_000.0;
 const USEFUL_NS: f64 = 1e8;
 const WORK_NS: f64 = 1e10;
-/// Pages of the second program: 100 and 700 MB.
+/// Numbers of hot and cold pages of the second program: 100 and 700 MB.
 const HOT: u64 = 25_600;
 const COLD: u64 = 179_200;
 
-/// A program: the pages it visits, whether it uses other pages after the restore, and their number.
+/// A program: the pages that it visits, whether it uses other pages after the restore, and the number of pages.
 struct Program {
     name: &'static str,
     pattern: Pattern,
@@ -62,7 +62,7 @@ impl Program {
         Stream::new(&self.pattern, first, 1)
     }
 
-    /// Returns the frames that the estimator calls hot at the checkpoint.
+    /// Returns the frames that are hot at the checkpoint according to the estimator.
     fn working_set(&self) -> Vec<u64> {
         let mut model = Model::new(self.pages, Mode::Paml, 512, Options::PUBLISHED);
         let mut estimator = Logged::new(Config {
@@ -101,17 +101,17 @@ struct Restored {
     start: f64,
     useful: f64,
     worked: f64,
-    /// Pages loaded before the start, and pages waited for after it.
+    /// Number of pages loaded before the start, and of pages waited for after it.
     loaded: u64,
     fetched: u64,
 }
 
-/// The link that delivers frames, and which have arrived.
+/// The link that delivers frames, and the frames that have arrived.
 struct Memory {
     has: Vec<bool>,
     /// The frames to be sent in the background, in order.
     rest: std::vec::IntoIter<u64>,
-    /// When the link finishes everything sent so far.
+    /// Time at which the link has sent everything that was requested so far.
     busy_ns: f64,
     page_ns: f64,
 }
@@ -127,13 +127,13 @@ impl Memory {
         }
     }
 
-    /// Returns the next background frame that was not requested meanwhile.
+    /// Returns the next background frame that has not been fetched in the meantime.
     fn next(&mut self) -> Option<u64> {
         let has = &self.has;
         self.rest.find(|frame| !has[*frame as usize])
     }
 
-    /// Waits for a missing frame, sent after those already on the way. Returns its arrival time.
+    /// Waits for a missing frame, which is sent after the frame already on its way. Returns the time of its arrival.
     fn fetch(&mut self, frame: u64, now_ns: f64) -> f64 {
         if self.busy_ns <= now_ns
             && let Some(on_its_way) = self.next()
@@ -190,8 +190,8 @@ fn restored(program: &Program, hot: &[u64], way: Way, gbit: f64) -> Restored {
     }
 }
 
-/// Returns, by `gbit` of the link, `program` and `way`: `loaded_mb` before the start; times of the `start`, of the `useful`
-/// first 100 ms of work and of all that `worked`, nanoseconds; and the number of `fetched` pages.
+/// Returns, by `gbit` of the link, `program` and `way`: `loaded_mb` before the start; the times of the `start`, of the first
+/// 100 ms of `useful` work, and when all work was done (`worked`), in nanoseconds; and the number of `fetched` pages.
 pub fn restore(value: Values<'_>) -> Result<Named> {
     let links = value("gbit")?;
     let sets = programs().map(|program| {
@@ -236,15 +236,15 @@ mod tests {
         assert!((set.useful - loaded_ns - USEFUL_NS).abs() < 1e3, "{set:?}");
         let lazy = restored(&array(), &hot, Way::Lazy, 10.0);
         assert_eq!((lazy.start, lazy.fetched), (0.0, ARRAY));
-        // Each page takes a transfer, a round trip and a fault: by hand, up to rounding of sums.
+        // Each page takes a transfer, a round trip and a fault. Computed by hand, so equal up to the rounding of sums.
         let waited = ARRAY as f64 * (page_ns + ASK_NS + FAULT_NS);
         assert!((lazy.worked - WORK_NS - waited).abs() < 1e4, "{lazy:?}");
     }
 
     #[test]
     fn what_was_not_loaded_first_comes_by_itself_or_is_asked_for() {
-        // Nothing first: after the time of a whole restore everything has arrived; only the last requested page may still be
-        // pending.
+        // Nothing is loaded first. After the time of a whole restore, everything has arrived except perhaps the last fetched
+        // page.
         let behind = restored(&array(), &[], Way::WorkingSet, 10.0);
         let whole = restored(&array(), &[], Way::Whole, 10.0);
         assert!(behind.fetched > 0 && behind.fetched < ARRAY, "{behind:?}");

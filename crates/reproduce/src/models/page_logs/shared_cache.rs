@@ -1,8 +1,9 @@
-//! Divides a cache between two programs by ways.
+//! Divides the ways of a cache between two programs.
 //!
-//! Two programs share the ways of machine i7_pml's cache, each with its own ways and core: in equal parts; in proportion to
-//! their working sets, the memory that their profiles touch; and in the best way for both by their miss-ratio curves. A
-//! program's loss is its time with its ways over its time with all of them, by the twin's cost of an access.
+//! The cache is that of machine i7_pml. Each program has its own ways and its own core. The ways are divided equally, in
+//! proportion to the working sets (the memory that the profiles touch), or in the best way for both according to their
+//! miss-ratio curves. A program's loss is its time with its ways relative to its time with all ways, at the twin's cost of
+//! an access.
 
 use anyhow::{Context as _, Result};
 use homenode_machine_files::preset;
@@ -12,8 +13,8 @@ use crate::design::array::{Array, Axis, Named};
 use crate::design::functions::{hardware, profile};
 use crate::models::{Values, named};
 
-/// Returns, by axis `pair`, whose labels name two programs (`astar, lbm`), and `divided`: `ways` of the first, and percent
-/// `lost` by both on average.
+/// Returns arrays by axis `pair`, whose labels name two programs (`astar, lbm`), and by `divided`: `ways` of the first
+/// program, and `lost`, the percentage that both lose on average.
 pub fn shared(value: Values<'_>) -> Result<Named> {
     let pairs = value("pair")?;
     let machine = preset("i7_pml")?;

@@ -29,7 +29,7 @@ use crate::known::last_commit;
 use crate::scores::{print_total, score, scores};
 use crate::{read, seeds, swept};
 
-/// Where the policies live: the last commit to touch it determines the held-out cases.
+/// Path of the policies' sources. The last commit that touched it determines the held-out cases.
 const POLICY_PATH: &str = "crates/policy";
 
 #[derive(Debug, Args)]
@@ -105,7 +105,7 @@ pub fn drawn_from(named: Option<&str>) -> anyhow::Result<String> {
     }
 }
 
-/// Adds the result of a run of this many cases and seeds to the list in a file.
+/// Appends the result of a held-out run to the list in a file.
 pub fn keep(
     path: &Path,
     commit: &str,
@@ -207,8 +207,8 @@ fn lone(machines: &[Machine], seeds: &[u64], jobs: usize) -> anyhow::Result<Vec<
     swept::run(cells.collect(), &[Contender::OURS], seeds, jobs)
 }
 
-/// Runs `default`, the product and the best known decisions in all cases on twins that are wrong in one way; and the load
-/// sweep there with the first seed.
+/// Runs `default`, the product and the best known decisions in all cases on twins that are wrong in one way. Also runs the
+/// load sweep on these twins with the first seed.
 fn disturbed(
     name: &'static str,
     setups: &[Setup],
@@ -255,7 +255,7 @@ fn disturbed(
     })
 }
 
-/// Returns the scenario files of a folder, by name.
+/// Returns the scenario files of a folder, sorted by name.
 fn cases(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let entries =
         fs::read_dir(folder).with_context(|| format!("cannot read folder {} of cases", folder.display()))?;

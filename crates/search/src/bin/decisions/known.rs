@@ -74,7 +74,7 @@ pub fn search(args: &Search) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the id of the last commit that touched a path, if there is a work tree and git.
+/// Returns the id of the last commit that touched a path; `None` without git or a work tree.
 pub fn last_commit(path: &str) -> Option<String> {
     let output = Command::new("git")
         .args(["log", "-1", "--format=%H", "--", path])

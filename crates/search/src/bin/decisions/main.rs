@@ -58,7 +58,7 @@ enum Command {
     Known(known::Search),
     /// Run cases drawn from the last commit that touched the policies, and add the result to a list
     HeldOut(document::Held),
-    /// Score policies on VMs as in operations, on stock kernels, by class of hosts and fullness
+    /// Score policies on VMs like those of an operator, on stock kernels, by class of hosts and fullness
     Operations(operations::Operations),
     /// Write the scoreboard as a document, and its figure next to it
     Document(document::Document),
@@ -142,7 +142,7 @@ fn write_all(folder: &Path, cases: impl Iterator<Item = (String, String)>) -> an
     Ok(())
 }
 
-/// Reads a scenario on its own machine: a preset, or a file in the same folder.
+/// Reads a scenario together with its machine, which is a preset or a file in the same folder.
 fn read(path: &Path) -> anyhow::Result<Setup> {
     let text = read_text_file(path)?;
     let path = path.display().to_string();

@@ -1,4 +1,5 @@
-//! `decisions operations`: VMs as in operations on stock kernels, by class of hosts and fullness.
+//! `decisions operations`: scores policies on VMs like those of an operator, on stock kernels, by class of hosts and
+//! fullness.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -28,7 +29,7 @@ pub struct Operations {
     /// Seeds of each case, as 1-5 or 7
     #[arg(long, default_value = "1-5", value_parser = seeds)]
     seeds: RangeInclusive<u64>,
-    /// Commit to draw cases from, or any word for cases to look at [default: the last one that touched the policies]
+    /// Commit to draw cases from, or any word to draw cases for inspection [default: the last one that touched the policies]
     #[arg(long)]
     commit: Option<String>,
     /// Policies compared with the stock kernel (repeatable) [default: all]
@@ -98,7 +99,7 @@ pub fn run(args: &Operations) -> anyhow::Result<()> {
         .map_or(Ok(()), |path| keep(path, &commit, of, policies))
 }
 
-/// Groups the scores of cases by class, and by kind of hosts.
+/// Groups the scores of cases by class and by kind of host.
 fn by_class(cases: &[(Class, u64)], scores: &[CaseScore]) -> BTreeMap<String, Vec<CaseScore>> {
     let mut classes: BTreeMap<String, Vec<CaseScore>> = BTreeMap::new();
     for (((hosts, fullness), _), score) in cases.iter().zip(scores) {

@@ -25,7 +25,7 @@ pub struct Scores {
     verbose: bool,
 }
 
-/// Scores cases by policies.
+/// Returns the scores of every contender in every case.
 pub fn scores(
     setups: &[Setup],
     seeds: &[u64],

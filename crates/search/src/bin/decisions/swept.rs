@@ -21,10 +21,10 @@ pub struct Swept {
     machines: Vec<String>,
     #[command(flatten)]
     common: Common,
-    /// Duration of a program alone, in seconds; a run ends after five times as long
+    /// Seconds that the program takes alone; a run ends after five times as long
     #[arg(long, default_value_t = sweep::SOLO_S)]
     solo: f64,
-    /// Show only cells that do less than this share of default's work
+    /// Show only cells in which a policy does less than this share of default's work
     #[arg(long)]
     below: Option<f64>,
 }
@@ -45,7 +45,7 @@ pub fn all_programs() -> Vec<String> {
         .collect()
 }
 
-/// Runs cells, and pairs each with its result.
+/// Runs the cells, and returns each with its result.
 pub fn run(
     cells: Vec<Cell>,
     contenders: &[Contender],

@@ -1,5 +1,5 @@
-//! Compares the twin's NUMA balancing with Linux's: `data/measured/balancing-*.toml` holds what Linux did with VMs on an
-//! emulated host. The same set-ups run here, and `docs/MEMORY.md` has the table of both.
+//! Compares the twin's NUMA balancing with Linux's. `data/measured/balancing-*.toml` holds what Linux did with VMs on an emulated
+//! host. The tests here run the same set-ups in the twin; `docs/MEMORY.md` has the table of both.
 
 use std::fmt::Write as _;
 
@@ -14,17 +14,17 @@ use crate::scenario::Scenario;
 use crate::setup::Setup;
 use crate::twin::Twin;
 
-/// Set to write the table into the document.
+/// Environment variable that, if set, makes the test write the table into the document.
 const WRITE: &str = "HOMENODE_WRITE_BALANCING";
 
-/// Largest allowed ratio of one to the other.
+/// Largest allowed ratio of one result to the other.
 const RATIO_MAX: f64 = 1.5;
-/// Counts of pages below this share of the VMs' working memory are not compared: the rest of the guests and the host add
-/// some.
+/// Page counts below this share of the VMs' working memory are not compared, because the rest of the guests and the host add some
+/// pages of their own.
 const SHARE_MIN: f64 = 0.1;
 /// Pages of 4 KiB in a MiB.
 const PAGES_PER_MIB: f64 = 256.0;
-/// Known differences beyond the limits; docs/MEMORY.md gives the reasons.
+/// Known differences that exceed the limits; docs/MEMORY.md gives the reasons.
 const KNOWN: [&str; 5] = [
     "all remote, pinned: passes: real 6, twin 13",
     "all remote, pinned: pages marked: real 234180, twin 425984",
@@ -32,7 +32,7 @@ const KNOWN: [&str; 5] = [
     "all remote, pinned: local faults: real 154665, twin 393216",
     "all remote, pinned, in huge pages: passes: real 5, twin 12",
 ];
-/// When VMs are placed as a set-up says and balancing begins; by then they have touched their memory.
+/// Time at which VMs are placed as a set-up says and balancing begins. By then they have touched their memory.
 const PLACED: Ns = Ns::from_secs(10);
 /// Number of seeds; results are averaged over them.
 const SEEDS: u64 = 5;
@@ -132,8 +132,8 @@ impl Counted {
     }
 }
 
-/// Returns a scenario on the emulated host: two nodes of two CPUs, otherwise a preset; nothing compared here depends on the
-/// rest.
+/// Returns a scenario on the emulated host: two nodes of two CPUs each. The rest of the machine is a preset, on which nothing
+/// compared here depends.
 fn scenario(setup: &SetUp, measured: &Measured) -> String {
     let mut text = format!(
         "name = \"balancing\"\nmachine = \"r420\"\nduration = \"{}s\"\nhuge_pages = {}\n",
@@ -230,7 +230,7 @@ fn put(twin: &mut Twin, vm: VmIx, nodes: &[usize]) {
     engine.epochs.dirty = true;
 }
 
-/// Returns a row of the table, and adds what is out of bounds to `off`.
+/// Returns a row of the table, and adds the values that exceed the limits to `off`.
 fn compare(setup: &SetUp, measured: &Measured, off: &mut Vec<String>) -> String {
     let mut twins = Counted::default();
     for seed in 1..=SEEDS {
@@ -246,7 +246,7 @@ fn compare(setup: &SetUp, measured: &Measured, off: &mut Vec<String>) -> String 
     };
     let pages = SHARE_MIN * worked_on;
     let faults = if setup.is_huge() { pages / 512.0 } else { pages };
-    // QEMU has memory of its own in addition to the guest's, and the kernel scans it where the guest's is bound.
+    // QEMU has memory of its own in addition to the guest's, and the kernel scans it even if the guest's memory is bound.
     if real.marked.max(twins.marked) > pages {
         check("passes", real.passes, twins.passes, 1.0);
     }

@@ -1,20 +1,20 @@
-//! Memory that a VM was given at creation: its guest takes pages for its programs from its own free ones, wherever they are
-//! by now, and exchanges pages with a driver domain ([`crate::io::flip`]).
+//! Memory that a VM was given at creation. Its guest takes pages for its programs from its own free pages, wherever they are by
+//! then, and exchanges pages with a driver domain ([`crate::io::flip`]).
 
 use super::{VmMemory, draw_evenly};
 use homenode_units::Chance;
 
-/// Pages taken out of a VM's memory, and the places that others must fill.
+/// Pages taken out of a VM's memory, and the gaps that other pages must fill.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lifted {
-    /// Pages by population, in order.
+    /// Number of lifted pages of each population, in order.
     slots: Vec<u64>,
-    /// The lifted pages by node.
+    /// Number of lifted pages from each node.
     pub on: Vec<u64>,
 }
 
 impl VmMemory {
-    /// Returns the populations whose pages may be exchanged: the pool if there is one, else free pages and the program's.
+    /// Returns the populations whose pages may be exchanged: the pool if there is one, else free pages and the program's pages.
     fn spare(&mut self) -> Vec<&mut Vec<u64>> {
         match &mut self.pool {
             Some(pool) => vec![pool],
@@ -33,7 +33,7 @@ impl VmMemory {
         self.spare().iter().map(|on| on.iter().sum::<u64>()).sum()
     }
 
-    /// Takes out `pages` pages, drawn evenly from those that may be exchanged; there must be as many.
+    /// Takes out `pages` pages, drawn evenly from those that may be exchanged. At least that many must exist.
     pub fn lift(&mut self, pages: u64, chance: &mut Chance) -> Lifted {
         let mut lifted = Lifted {
             slots: Vec::new(),
@@ -49,7 +49,7 @@ impl VmMemory {
         lifted
     }
 
-    /// Puts pages, by node, where as many were lifted.
+    /// Puts pages, counted by node, where as many were lifted.
     pub fn lay(&mut self, lifted: &Lifted, mut pages: Vec<u64>, chance: &mut Chance) {
         debug_assert_eq!(pages.iter().sum::<u64>(), lifted.slots.iter().sum::<u64>());
         let mut slots = lifted.slots.iter();
@@ -59,15 +59,16 @@ impl VmMemory {
             draw_evenly(&mut pages, &mut rest, &mut draws, population, chance);
         }
         self.exchanged += lifted.slots.iter().sum::<u64>();
-        // Every single page changes the spread of a thread's accesses by next to nothing.
+        // A single page changes the spread of a thread's accesses by next to nothing, so the weights wait until more have been
+        // exchanged.
         if self.exchanged > self.spare_pages() >> 10 {
             self.exchanged = 0;
             self.stale = true;
         }
     }
 
-    /// Touches pages of a region for the first time, drawn evenly from the guest's own free ones. Returns how many had no
-    /// free page, and adds the others to `placed` by node.
+    /// Touches pages of a region for the first time, drawn evenly from the guest's own free pages, and adds them to `placed` by
+    /// node. Returns how many pages are missing because no more were free.
     pub fn touch_own(&mut self, region: usize, pages: u64, placed: &mut [u64], chance: &mut Chance) -> u64 {
         let here = pages.min(self.free_list.iter().sum());
         for (class, pages) in self.by_class(region, here).into_iter().enumerate() {
@@ -83,7 +84,7 @@ impl VmMemory {
         pages - here
     }
 
-    /// Returns the pages outside its home; 0 if it has none.
+    /// Returns the number of pages outside the VM's home nodes; 0 if it has no home.
     pub fn pages_away(&self) -> u64 {
         let Some(home) = &self.home else { return 0 };
         let pages = self.pages().into_iter().enumerate();
@@ -93,13 +94,13 @@ impl VmMemory {
             .sum()
     }
 
-    /// Returns the pages of the pool.
+    /// Returns the number of pages in the pool.
     pub fn pool_pages(&self) -> u64 {
         self.pool.iter().flatten().sum()
     }
 
-    /// Brings the pool to a size, as far as possible: grows it with free pages, drawn evenly, and shrinks it by pages at
-    /// home.
+    /// Brings the pool to a size, as far as possible. Grows it with free pages, drawn evenly, and shrinks it by pages on the VM's
+    /// home nodes.
     pub fn size_pool(&mut self, size: u64, chance: &mut Chance) {
         let Some(pool) = &mut self.pool else { return };
         let has: u64 = pool.iter().sum();
@@ -115,7 +116,7 @@ impl VmMemory {
         }
     }
 
-    /// Ends the program: its pages are free for the next.
+    /// Ends the program. Its pages are free for the next program.
     pub fn end_program(&mut self) {
         self.swapped = 0;
         for region in self.regions.drain(1..) {
@@ -141,7 +142,7 @@ mod tests {
     use homenode_units::Bytes;
     use proptest::prelude::*;
 
-    /// A VM with a kernel of one page on its node, its free pages there, and a pool of some.
+    /// Returns a VM with a kernel of one page on a node, `free` free pages on that node, and a pool if asked for.
     fn vm(node: usize, free: u64, pool: Option<u64>) -> VmMemory {
         let (mut memory, ..) = VmMemory::new(2, 1, Bytes(4096), None, View::Blind);
         memory.owns_frames = true;
@@ -205,7 +206,7 @@ mod tests {
             exchange(&mut guest, &mut driver, flips, &mut chance);
             let expected = 0.2 * (1.0 - libm::exp(-(flips as f64) * (1.0 / 40_000.0 + 1.0 / 10_000.0)));
             let ours = guest.pages()[1] as f64 / 40_000.0;
-            // Up to a 64th is exchanged at a time; chance adds its part, of a few pages in a hundred.
+            // Up to a 64th of the pages is exchanged at a time; chance adds a few pages in a hundred.
             assert!(
                 (ours - expected).abs() < 0.03 * expected + 0.001,
                 "{ours} for {expected}"

@@ -1,4 +1,4 @@
-//! Pages that change hands inside the guest: released and taken again, mixed among threads, gathered for all.
+//! Pages that change hands inside the guest: released and allocated again, mixed among threads, or gathered for all threads.
 
 use homenode_units::Chance;
 
@@ -6,8 +6,8 @@ use super::{Region, Users, VmMemory, draw_evenly};
 use crate::index::{IxVec, ThreadIx};
 
 impl VmMemory {
-    /// Releases pages of a thread; the host takes back those that are not on `stay`: drawn evenly from the thread's own, or
-    /// from all that it uses if it has none. Returns (region, node, pages).
+    /// Releases pages of a thread, drawn evenly from its own pages, or from all that it uses if it has no own. The host takes
+    /// back those that are not on node `stay`. Returns these as (region, node, pages).
     pub fn invalidate(
         &mut self,
         thread: ThreadIx,
@@ -54,7 +54,8 @@ impl VmMemory {
         taken
     }
 
-    /// Exchanges this many of each thread's own pages: each gets as many as it put in, drawn from the pages of all.
+    /// Mixes the threads' own pages: each thread puts in as many as `pages` says, and gets as many back, drawn from those of all
+    /// threads.
     pub fn mix(&mut self, pages: &IxVec<ThreadIx, u64>, chance: &mut Chance) {
         let mut pool = vec![0; self.nodes];
         let mut given = Vec::new();
@@ -92,7 +93,7 @@ impl VmMemory {
         self.stale = true;
     }
 
-    /// Lets all threads use the pages that were one thread's own, in place of their own.
+    /// Lets all threads use one thread's own pages in place of their own.
     pub fn gather(&mut self, thread: ThreadIx) {
         for region in &mut self.regions {
             match region.owner {

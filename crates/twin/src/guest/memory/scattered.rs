@@ -1,28 +1,29 @@
-//! Memory that a VM's life has scattered.
+//! Memory that a VM's past life has scattered over the nodes.
 //!
 //! # Model
 //!
-//! A page is on the node of the vCPU that touched it first, in whatever program that was. Its guest, which sees one node,
-//! later hands it to another program's thread anywhere, without the hypervisor's knowledge. So a share of the pages that a
-//! program touches was touched before, and is spread evenly over all nodes: the VM's vCPUs ran anywhere in its life.
+//! A page is on the node of the vCPU that touched it first, in whatever program that was. The guest sees one node, and later
+//! hands the page to another program's thread on any node, without the hypervisor's knowledge. So a share of the pages that a
+//! program touches was touched before. That share is spread evenly over all nodes, as if the VM's vCPUs had run anywhere in its
+//! life.
 //!
 //! # Left out
 //!
 //! Where the vCPUs really ran; that such pages cost no page fault in the hypervisor.
 
-/// Share of a program's pages that are where the VM's life left them.
+/// The share of a program's pages that are where the VM's past life left them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scattered {
-    /// Share of its pages, in [0, 1].
+    /// Share of the program's pages, in [0, 1].
     share: f64,
-    /// Part of a page that the last pages left over.
+    /// Fraction of a page left over from the last deal.
     carry: f64,
     /// Node that gets the next page.
     next: usize,
 }
 
 impl Scattered {
-    /// Creates it for this share of all pages that a program touches.
+    /// Creates the state for this share of all pages that a program touches.
     pub fn new(share: f64) -> Scattered {
         Scattered {
             share,
@@ -30,7 +31,7 @@ impl Scattered {
         }
     }
 
-    /// Deals out the already touched part of `pages` in turn over `nodes`, into `wanted`; returns how many those are.
+    /// Deals the part of `pages` that was touched before out in turn over `nodes`, into `wanted`. Returns how many pages that is.
     pub fn deal(&mut self, pages: u64, nodes: impl FnOnce() -> Vec<usize>, wanted: &mut [u64]) -> u64 {
         if self.share == 0.0 {
             return 0;

@@ -2,15 +2,15 @@
 //!
 //! # Model
 //!
-//! A guest that is left less than its programs have touched writes their coldest pages to swap: whole classes in the order
-//! of accesses per page, evenly within a class. An access to a class misses its page in proportion to the class's swapped
-//! pages; it waits for the disk, and the page is back if the guest has room, else another of the class leaves for it. Each
-//! access that leaves the core's own caches counts as one to a different page: an upper bound for programs that read pages
-//! in a row.
+//! A guest that is left with less memory than its programs have touched writes their coldest pages to swap: whole classes in
+//! ascending order of accesses per page, evenly within a class. An access to a class hits a swapped page with a probability equal
+//! to the swapped share of the class. The access then waits for the disk. The page is back afterwards if the guest has room;
+//! otherwise another page of the class leaves for it. Each access that leaves the core's own caches counts as an access to a
+//! different page: an upper bound for programs that read pages in a row.
 //!
 //! # Left out
 //!
-//! Writing to swap (no thread waits for it); a guest that knows its cold pages less well than this; one without swap, which
+//! Writing to swap (no thread waits for it); a guest that knows its cold pages less well than this; a guest without swap, which
 //! kills programs instead.
 
 use super::{Class, Needs, Region, Users, VmMemory, draw_evenly};
@@ -19,18 +19,18 @@ use homenode_units::Chance;
 use crate::index::ThreadIx;
 
 impl VmMemory {
-    /// Returns the pages that programs have in swap.
+    /// Returns the number of the programs' pages in swap.
     pub fn swapped(&self) -> u64 {
         self.swapped
     }
 
-    /// Returns the touched pages that the guest cannot spare and that are not in swap.
+    /// Returns the number of touched pages that the guest cannot spare and that are not in swap.
     pub fn resident(&self, needs: Needs) -> u64 {
         let needed = self.regions.iter().filter(|region| region.is_needed(needs));
         needed.map(Region::touched).sum()
     }
 
-    /// Writes up to `pages` of the programs' pages to swap, the coldest first. Returns what left each node.
+    /// Writes up to `pages` of the programs' pages to swap, the coldest first. Returns how many left each node.
     pub fn swap_out(&mut self, pages: u64, chance: &mut Chance) -> Vec<u64> {
         let mut taken = vec![0; self.nodes];
         let of_program = self
@@ -60,7 +60,7 @@ impl VmMemory {
         taken
     }
 
-    /// Returns the share of a thread's accesses to pages in swap.
+    /// Returns the share of a thread's accesses that hit a page in swap.
     pub fn fault_share(&self, thread: ThreadIx) -> f64 {
         if self.swapped == 0 {
             return 0.0;
@@ -77,8 +77,8 @@ impl VmMemory {
         if all > 0.0 { gone / all } else { 0.0 }
     }
 
-    /// Takes up to `pages` of a thread's pages out of swap, the hottest first. Returns them by region and class, for the
-    /// host to place.
+    /// Takes up to `pages` of a thread's pages out of swap, the hottest first. Returns them by region and class; the host has to
+    /// place them.
     pub fn swap_in(&mut self, thread: ThreadIx, pages: u64) -> Vec<(usize, usize, u64)> {
         let mut found: Vec<(f64, usize, usize)> = Vec::new();
         for (at, region) in self.regions.iter().enumerate() {
@@ -107,12 +107,12 @@ impl VmMemory {
 }
 
 impl Class {
-    /// Returns accesses per page, in no unit.
+    /// Returns the relative number of accesses per page.
     fn heat(&self) -> f64 {
         self.access_share / self.pages_planned.max(1) as f64
     }
 
-    /// Returns the pages that were touched, wherever they are now.
+    /// Returns the number of pages that were touched, in memory or in swap.
     pub(super) fn present(&self) -> u64 {
         self.touched() + self.swapped
     }

@@ -72,7 +72,7 @@ proptest! {
         let untouched = memory.needed(Needs::Program) - 100 - on.iter().sum::<u64>();
         memory.free_list = vec![0, untouched + 50, 0, 0];
         let whole = memory.pages();
-        // While the program runs: free pages that the program will not need.
+        // While the program runs, the guest can spare only free pages that the program will not need.
         let free = memory.give_back(asked, Needs::Program, &mut Chance::new(seed));
         prop_assert_eq!(&free, &vec![0, asked.min(50), 0, 0]);
         let taken = memory.give_back(asked, Needs::Kernel, &mut Chance::new(seed));

@@ -1,5 +1,5 @@
-//! The model of [`super`] as its documentation states it, place by place, without regard to speed: the cache must match it
-//! to the bit.
+//! The model of [`super`] exactly as its documentation states it, place by place and without regard to speed. The cache must
+//! match it to the bit.
 
 use homenode_machine::Replacement;
 use proptest::prelude::*;
@@ -13,7 +13,7 @@ struct Plain {
 }
 
 impl Plain {
-    /// Returns the lines that sharers hold in all of these classes, and their groups together.
+    /// Returns the lines that each sharer holds in the youngest `classes` classes, and the sums by group.
     fn sums(&self, sharers: &[Sharer], classes: usize) -> (Vec<f64>, Vec<f64>) {
         let (mut own, mut groups) = (vec![0.0; sharers.len()], vec![0.0; sharers.len()]);
         for held in &self.held[..classes] {
@@ -107,7 +107,7 @@ impl Plain {
     }
 }
 
-/// Sharers of all kinds: with little and much to hold, apart and with memory in common.
+/// Returns sharers of all kinds: with few and many lines to hold, with and without memory in common.
 fn sharers() -> Vec<Sharer> {
     let sharer = |footprint: f64, scale: f64| {
         Sharer::new(1000.0, footprint, move |lines| {
@@ -133,8 +133,8 @@ proptest! {
         let mut llc = Llc::new(1000.0, Replacement::ALL[policy], sharers.len());
         let held = vec![vec![0.0; sharers.len()]; llc.classes];
         let mut plain = Plain { lines: 1000.0, held };
-        // All sharers are there from the start, in order, and use some lines; a paused one must not be forgotten, which this
-        // model leaves out.
+        // All sharers are present from the start, in order, and use some lines. A paused sharer must not be forgotten, because
+        // this model leaves forgetting out.
         for (at, step) in steps.iter().enumerate() {
             let runs = |(accesses, _, runs): &(f64, f64, bool)| if *runs || at == 0 { 1.0 + accesses } else { 0.0 };
             let accessed: Vec<f64> = step.iter().map(runs).collect();

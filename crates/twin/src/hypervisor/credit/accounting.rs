@@ -1,4 +1,4 @@
-//! Credits: the cost of running, and what each accounting hands out.
+//! Credits: what running costs, and what each accounting hands out.
 
 use homenode_units::Ns;
 
@@ -7,7 +7,7 @@ use crate::hypervisor::queues::Queues;
 use crate::index::TaskIx;
 
 impl Credit {
-    /// Hands out credits, parks and unparks.
+    /// Hands out credits, then parks and unparks vCPUs.
     pub(super) fn account(&mut self, queues: &mut Queues, now: Ns) {
         self.accountings += 1;
         self.hand_out_all(queues.cpus());
@@ -23,7 +23,7 @@ impl Credit {
 
     /// Hands out the credits of `cpus` CPUs to the active domains.
     pub(super) fn hand_out_all(&mut self, cpus: usize) {
-        // Converges towards 0 if it is negative.
+        // A negative balance then converges towards 0.
         let owed = (-self.balance).max(0);
         let mut total = CREDITS_PER_SLICE * cpus.cast_signed() as i64 + owed;
         let (weight_total, mut weight_left) = (self.weight, self.weight);
@@ -51,7 +51,7 @@ impl Credit {
                     total += ceil_div((fair - peak) * weight_total, weight_left);
                 }
                 if others_took_less {
-                    // A domain that can take less than its share comes first, so that others get the rest next time.
+                    // A domain that can take less than its share moves to the front, so that others get the rest next time.
                     self.active.retain(|other| *other != number);
                     self.active.insert(0, number);
                 }
@@ -62,7 +62,7 @@ impl Credit {
         }
     }
 
-    /// Adds these credits to each active vCPU of a domain, and sets the priority that follows.
+    /// Adds these credits to each active vCPU of a domain, and sets the vCPU's priority accordingly.
     fn hand_out(&mut self, domain: usize, credits: i64, cap: Option<i64>) {
         for at in 0..self.domains[domain].vcpus.len() {
             let task = self.domains[domain].vcpus[at];

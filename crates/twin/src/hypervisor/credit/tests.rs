@@ -18,7 +18,7 @@ fn credits_burnt_equal_time_run() {
 
 #[test]
 fn no_more_credits_are_handed_out_than_cpus_are_worth() {
-    // Four domains of various weights on 8 CPUs: 2400 credits, and at most one per vCPU for rounding up.
+    // Four domains of various weights on 8 CPUs: 2400 credits, plus at most one per vCPU from rounding up.
     let mut credit = Credit::new(8, 1);
     for (weight, vcpus) in [(256, 4), (512, 1), (64, 9), (1024, 3)] {
         credit.add_vm(weight, None);
@@ -31,6 +31,6 @@ fn no_more_credits_are_handed_out_than_cpus_are_worth() {
     credit.hand_out_all(8);
     let handed: i64 = credit.vcpus.iter().map(|vcpu| vcpu.credit).sum();
     assert!((2400..=2400 + 17 + 4).contains(&handed), "{handed} credits");
-    // The heavy single vCPU gets the worth of one CPU, no more.
+    // The heavy single vCPU gets what one CPU is worth, not more.
     assert_eq!(credit.vcpus[TaskIx(4)].credit, 300);
 }

@@ -1,5 +1,5 @@
-//! Compares the credit scheduler with the real credit1: `data/measured/xen-credit.toml` has the trace of a real Xen. The
-//! same set-ups run here, and `docs/XEN.md` has the table of both.
+//! Compares the credit scheduler with the real credit1. `data/measured/xen-credit.toml` has the trace of a real Xen. The same
+//! set-ups run here; `docs/XEN.md` has the table of both.
 
 use std::fmt::Write as _;
 
@@ -8,14 +8,14 @@ use serde::Deserialize;
 use super::*;
 use crate::documented::hold_table;
 
-/// Set to write the table into the document.
+/// Environment variable that, if set, makes the test write the table into the document.
 const WRITE: &str = "HOMENODE_WRITE_XEN";
 
-/// Largest error allowed in the twin's shares, of the traced time, and in its median turns, of their length: the real host
-/// is emulated, and stands still for tens of milliseconds now and then.
+/// Largest error allowed in the twin's shares (of the traced time) and in its median turns (of their length). The real host is
+/// emulated, and stands still for tens of milliseconds now and then.
 const SHARE_OFF_MAX: f64 = 0.03;
 const TURN_OFF_MAX: f64 = 0.25;
-/// Turns that a median needs: a vCPU that is hardly ever interrupted has a few long ones.
+/// Number of turns that a median needs. A vCPU that is hardly ever interrupted has only a few long turns.
 const TURNS_MIN: usize = 20;
 
 #[derive(Deserialize)]
@@ -33,7 +33,7 @@ struct Setup {
     vcpu: Vec<Share>,
 }
 
-/// Times of a vCPU, in shares of the whole time; turns are in milliseconds.
+/// Times of a vCPU as shares of the whole time. Turns are in milliseconds.
 #[derive(Clone, Debug, Deserialize)]
 struct Share {
     weight: u32,
@@ -47,7 +47,7 @@ struct Share {
     turn_ms_max: f64,
 }
 
-/// Nodes of one CPU each.
+/// Returns nodes of one CPU each.
 fn lone_cpus(nodes: usize) -> Topology {
     let mut topology = topology(nodes, 1);
     let place = |cpu: CpuIx| CpuPlace {
@@ -67,8 +67,8 @@ fn lone_cpus(nodes: usize) -> Topology {
     topology
 }
 
-/// Runs busy vCPUs of the set-up's weights and caps, all on the last CPU of a pool, watched every millisecond for as long as
-/// the real ones.
+/// Runs busy vCPUs with the set-up's weights and caps, all on the last CPU of a pool. Looks at them every millisecond, for as
+/// long as the real ones were traced.
 fn twin(setup: &Setup, traced_s: u64) -> Vec<Share> {
     let mut driver = Driver::new(Hypervisor::Xen, &lone_cpus(setup.pool_cpus), 1);
     let tasks: Vec<TaskIx> = setup
@@ -163,8 +163,8 @@ fn the_twin_shares_a_cpu_as_credit1_does() {
          |---|---|---|---|---|---|---|---|---|---|\n",
         measured.xen, measured.traced_s
     );
-    // Timers of an emulated host are late, which makes its slices longer than 30 ms. Its accountings are late, too, and a
-    // cap allows that much less in a second.
+    // Timers of an emulated host are late, which makes its slices longer than 30 ms. Its accountings are late too, so a cap
+    // allows that much less per second.
     let late = measured.setup[0].vcpu[0].turn_ms_median / 30.0 - 1.0;
     assert!((0.0..0.15).contains(&late), "{late} is not how late timers are");
     let mut off = Vec::new();

@@ -1,9 +1,9 @@
-//! Where a kernel that balances memory runs tasks among nodes.
+//! Tests on which node a kernel that balances memory runs tasks.
 
 use super::*;
 
-/// Runs tasks of one VM that never sleep on two nodes of 16 CPUs for five seconds; returns the node of each, and how often
-/// they changed nodes.
+/// Runs tasks of one VM that never sleep on two nodes of 16 CPUs for five seconds. Returns the node of each, and the number of
+/// times that they changed nodes.
 fn nodes_of(tasks: usize, balances: bool) -> (Vec<usize>, u64) {
     let mut driver = Driver::on(Hypervisor::Kvm, &topology(2, 8), balances, 1);
     let tasks = driver.vm(256, None, &hogs(tasks));
@@ -33,8 +33,9 @@ fn four_vcpus_are_spread_by_either() {
     }
 }
 
-/// Runs a task that never sleeps on a CPU where another disturbs it briefly now and then, while all other CPUs of its node
-/// are taken and one of the other node is free; returns how often it is seen on the other node, over looks and seeds.
+/// Runs a task that never sleeps on a CPU where another task disturbs it briefly now and then. All other CPUs of its node are
+/// taken, and one CPU of the other node is free. Returns how many times the task is seen on the other node, over all looks and
+/// seeds.
 fn away(prefers: Option<usize>) -> usize {
     let brief = Habit {
         run_ns: 1_500_000.0,
