@@ -1,6 +1,6 @@
-//! `numad -w` answered by Homenode, with and without an agent, against the real numad if it is installed, or unpacked at the
-//! path in the variable `NUMAD`: wall time and CPU time of whole processes, on one machine in one run. As root it also
-//! measures the real numad with its daemon running, in namespaces in which that daemon finds no process to move.
+//! Compares Homenode's answer to `numad -w`, with and without an agent, with that of the real numad, if it is installed or the
+//! variable `NUMAD` has its path. Measures wall time and CPU time of whole processes, on one machine in one run. As root, also
+//! measures the real numad while its daemon runs, in namespaces in which the daemon finds no process to move.
 
 #![allow(clippy::print_stdout)] // a benchmark prints its figures
 
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 const REAL: &str = "/usr/bin/numad";
 const REQUEST: [&str; 2] = ["-w", "2:128"];
-/// Argument of this program inside the daemon's namespaces.
+/// The argument that this program gets inside the daemon's namespaces.
 const BESIDE: &str = "--beside-daemon";
-/// Starts a numad with its own directories and process table, then runs the rest.
+/// Script that starts a numad daemon with its own directories and process table, then runs the other arguments.
 const ALONE: &str =
     "mount -t tmpfs none /run && mount -t tmpfs none /var/log && \"$1\" && sleep 4 && shift && exec \"$@\"";
 
@@ -21,7 +21,7 @@ struct Timing {
     cpu: Duration,
 }
 
-/// Mean wall and CPU time of one run.
+/// Returns the mean wall and CPU time of a run.
 fn time(runs: u32, program: &Path, state: &Path) -> Timing {
     let (cpu, begin) = (children_cpu(), Instant::now());
     for _ in 0..runs {
@@ -41,7 +41,7 @@ fn time(runs: u32, program: &Path, state: &Path) -> Timing {
     }
 }
 
-/// CPU time of children that have ended, in ticks of 10 ms: means over many runs are finer.
+/// Returns the CPU time of children that have ended. It counts ticks of 10 ms; means over many runs are finer.
 fn children_cpu() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
@@ -66,7 +66,7 @@ fn agent(state: &Path) -> Child {
     child
 }
 
-/// Measures the real numad while its daemon runs, which it then asks; returns whether that was possible.
+/// Measures the real numad while its daemon runs and answers it. Returns true if that was possible.
 fn beside_daemon(real: &Path) -> bool {
     let this = std::env::current_exe().expect("it has a file");
     let namespaces = [
@@ -111,7 +111,7 @@ fn main() {
         );
         return;
     }
-    // `cargo test --benches` only checks that it runs.
+    // Under `cargo test --benches` the benchmark only has to run.
     let quick = !std::env::args().any(|arg| arg == "--bench");
     let runs = if quick { 1 } else { 100 };
     let dir = tempfile::tempdir().expect("a directory for state");

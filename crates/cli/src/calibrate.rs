@@ -30,14 +30,14 @@ pub struct CalibrateArgs {
     /// Measure only this node, and assume that the others are like it
     #[arg(long, value_name = "N")]
     pub node: Option<u16>,
-    /// A first impression in about ten seconds: smaller buffers, fewer repetitions
+    /// Get a first impression in about ten seconds, with smaller buffers and fewer repetitions
     #[arg(long)]
     pub quick: bool,
-    /// About how many seconds to measure; default: 60, with --quick 8
+    /// Approximate time to measure, in seconds; default: 60, or 8 with --quick
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub seconds: Option<u64>,
-    /// Then run two processes that share the last-level cache, and compare their effect on each other with the twin's
-    /// prediction
+    /// Afterwards run two processes that share the last-level cache, and compare how much they slow each other down with the
+    /// twin's prediction
     #[arg(long)]
     pub validate: bool,
     #[command(flatten)]
@@ -47,13 +47,13 @@ pub struct CalibrateArgs {
 /// Options of the worker processes of `calibrate --validate`.
 #[derive(Debug, clap::Args)]
 pub struct KernelArgs {
-    /// `uniform:BYTES`, `stream:BYTES` or `mix:BYTES:BYTES`
+    /// Access pattern: `uniform:BYTES`, `stream:BYTES` or `mix:BYTES:BYTES`
     #[arg(long)]
     pub kernel: Kernel,
     /// CPU to run on
     #[arg(long)]
     pub cpu: u32,
-    /// Node of its memory, if there is a choice
+    /// Node to allocate memory on, if there is a choice
     #[arg(long)]
     pub node: Option<u16>,
 }
@@ -64,7 +64,7 @@ pub struct Calibrated<'a> {
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     calibration: &'a Calibration,
     machine: &'a Machine,
-    /// The machine file that was written, if one was.
+    /// The path of the machine file, if one was written.
     file: Option<String>,
     /// The comparison of the twin with this host, if requested.
     #[schemars(with = "Option<serde_json::Map<String, serde_json::Value>>")]
@@ -79,7 +79,7 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.output {
         writable("--output", path)?;
     }
-    // Confined to this process's CPUs: the measuring threads run on them.
+    // Only the CPUs that this process may use, because the measuring threads run on them.
     let machine = sysfs::read_confined(Path::new("/"))?;
     let seconds = args.seconds.unwrap_or(if args.quick { 8 } else { 60 });
     let options = Options {
@@ -165,7 +165,7 @@ pub fn kernel(args: &KernelArgs) -> anyhow::Result<()> {
         .with_context(|| format!("kernel {} on CPU {}", args.kernel, args.cpu))
 }
 
-/// Median, spread and number of repetitions, in a unit.
+/// Returns a row with median, spread and number of repetitions, in this unit.
 fn row(name: String, spread: &Spread, unit: &str, scale: f64) -> Vec<String> {
     let spread = spread.map(|value| value * scale);
     let digits = usize::from(spread.median < 100.0) + usize::from(spread.median < 10.0);
@@ -186,7 +186,7 @@ fn row(name: String, spread: &Spread, unit: &str, scale: f64) -> Vec<String> {
     ]
 }
 
-/// Speeds of one thread and of pairs of nodes.
+/// Returns a row for each speed: of one thread, and of each pair of nodes.
 fn speeds(c: &Calibration) -> Vec<Vec<String>> {
     let ghz = c.clock_hz.median / 1e9;
     let mut rows = vec![row("core clock".into(), &c.clock_hz, "GHz", 1e-9)];

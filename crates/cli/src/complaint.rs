@@ -27,7 +27,7 @@ pub struct Complaint<'a> {
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 enum Kind {
-    /// The command line cannot be read.
+    /// The command line cannot be parsed.
     Usage,
     /// Some of the input is wrong.
     BadInput,
@@ -38,7 +38,7 @@ enum Kind {
 }
 
 impl<'a> Complaint<'a> {
-    /// Reports a command line that cannot be read.
+    /// Reports a command line that cannot be parsed.
     pub fn usage(message: &str) -> Complaint<'static> {
         Complaint {
             kind: Kind::Usage,

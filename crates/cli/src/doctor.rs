@@ -17,7 +17,7 @@ const WIDTH_MAX: usize = 100;
 /// Options of `homenode doctor`.
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
-    /// Say more: the finding for each feature, and what this hardware lacks
+    /// Show more: the finding for each feature, and what this hardware lacks
     #[arg(long)]
     all: bool,
     #[command(flatten)]
@@ -45,7 +45,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The description of a host in lines of at most this width.
+/// Describes a host in lines of at most this width.
 fn lines(found: &Examined, detail: Detail, width: usize) -> Vec<String> {
     let all = found.paragraphs(detail).into_iter();
     let of = |Paragraph { text, left, hang }| {

@@ -75,7 +75,7 @@ fn schemas() -> Vec<(&'static str, String)> {
     }
 }
 
-/// `HOMENODE_WRITE_SCHEMAS=1 cargo test -p homenode-cli schemas` writes them again; then review the diff.
+/// To update the committed schemas, run `HOMENODE_WRITE_SCHEMAS=1 cargo test -p homenode-cli schemas` and review the diff.
 #[test]
 fn schemas_are_as_committed() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../data/schema/json");

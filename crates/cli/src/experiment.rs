@@ -18,20 +18,20 @@ use crate::reproduce::{RunsArgs, write_figures};
 /// Options of `experiment`.
 #[derive(Debug, clap::Args)]
 pub struct ExperimentArgs {
-    /// The experiment: docs/EXPERIMENTS.md explains the format, data/experiments has many
+    /// The experiment's file (docs/EXPERIMENTS.md explains the format, data/experiments has examples)
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Repeat it for each factor of an input (`machine.controllers=0.5,2`) or of a value in the file
-    /// (`values.exit_ns=0.5,2`). May be given several times
+    /// Repeat the experiment with an input (`machine.controllers=0.5,2`) or a value in the file (`values.exit_ns=0.5,2`)
+    /// multiplied by each factor. May be given several times
     #[arg(long, value_name = "INPUT=FACTOR,...", value_parser = changes)]
     pub vary: Vec<Changes>,
-    /// Print a row for each VM of each run, with everything counted, instead of results
+    /// Print CSV instead of results: a row for each VM of each run, with all that was counted
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
-    /// Write those rows as Parquet
+    /// Write the rows that `--csv` prints as Parquet
     #[arg(long, value_name = "FILE")]
     pub parquet: Option<PathBuf>,
-    /// Draw its figures as SVG and PNG in this directory
+    /// Draw the experiment's figures as SVG and PNG in this directory
     #[arg(long, value_name = "DIR")]
     pub figures: Option<PathBuf>,
     #[command(flatten)]
@@ -96,7 +96,7 @@ pub fn run(args: &ExperimentArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The change of inputs, in words.
+/// Describes the changed input in words.
 fn name(made: &Made) -> String {
     let change = made.change.as_ref();
     change.map_or("as it is".to_owned(), End::to_string)
@@ -143,7 +143,7 @@ fn picture(design: &Design, made: &[Made]) -> String {
     text
 }
 
-/// Columns in the order of their cells in a row, and rows with a cell for each.
+/// Returns the names of all columns, and all rows with a cell for each column.
 fn rows(made: &[Made]) -> (Vec<String>, Vec<Vec<Value>>) {
     let mut columns = vec!["vary".to_owned()];
     let all = || {
@@ -170,7 +170,7 @@ fn rows(made: &[Made]) -> (Vec<String>, Vec<Vec<Value>>) {
     (columns, rows)
 }
 
-/// Writes a column as numbers if every cell is one, else as text; missing cells are null.
+/// Writes the rows as Parquet. A column has numbers if all of its cells are numbers, else text; missing cells are null.
 fn write_parquet(path: &Path, columns: &[String], rows: &[Vec<Value>]) -> anyhow::Result<()> {
     let column = |(at, name): (usize, &String)| {
         let mut cells = rows.iter().map(|row| &row[at]);

@@ -47,19 +47,19 @@ pub struct FleetTopArgs {
     /// Hosts to show
     #[arg(value_name = "HOST", required = true)]
     hosts: Vec<Address>,
-    /// Print one picture as text, with all columns, and exit
+    /// Print one snapshot as text, with all columns, and exit
     #[arg(long)]
     once: bool,
-    /// The same as JSON
+    /// Print one snapshot as JSON, and exit
     #[arg(long)]
     json: bool,
-    /// Time between pictures
+    /// Time between updates
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = interval)]
     every: Ns,
-    /// CA certificate (PEM) of the agents, if browsers do not trust their certificates already
+    /// CA certificate (PEM) that signed the agents' certificates, if browsers do not trust these already
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// A user of the agents' web.yml
+    /// A user named in the agents' web.yml
     #[arg(long, requires = "password_file")]
     user: Option<String>,
     /// File with that user's password
@@ -72,7 +72,7 @@ pub struct FleetTopArgs {
 pub struct Fleet {
     /// Time of this document, by the local clock.
     at: String,
-    /// The hosts, those past most limits first.
+    /// The hosts. The host that exceeds the most limits comes first.
     hosts: Vec<Shown>,
 }
 
@@ -81,7 +81,7 @@ pub struct Fleet {
 struct Shown {
     /// The host's name as given on the command line.
     host: String,
-    /// Why there is no answer, if there is none.
+    /// Why the host's agent did not answer, if it did not.
     trouble: Option<String>,
     /// When it was last seen, by its own clock.
     seen_at: Option<String>,
@@ -104,7 +104,7 @@ pub fn run(command: &FleetCommand) -> anyhow::Result<ExitCode> {
     if args.once || args.json {
         let all = hosts::ask_all(&asker, &args.hosts)?;
         show(args, &all)?;
-        // Fails only if no host answered: a single silent host is part of the picture.
+        // The command fails only if no host answered, since a silent host is shown as such.
         let is_any = all.iter().any(|host| host.picture.is_some());
         return Ok(if is_any {
             ExitCode::SUCCESS

@@ -17,25 +17,25 @@ use crate::progress::by_step;
 /// Options of `kernel-footprint`.
 #[derive(Debug, clap::Args)]
 pub struct FootprintArgs {
-    /// The kernel's image, as the guest's boot loader has it (`/boot/vmlinuz-…`)
+    /// The kernel image that a boot loader starts (`/boot/vmlinuz-…`)
     #[arg(long, value_name = "FILE")]
     pub kernel: PathBuf,
-    /// An initramfs that the guest has in memory too; it is unpacked, but none of its programs run
+    /// An initramfs to load into the guest's memory, too; it is unpacked, but none of its programs run
     #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
-    /// Precision of the result, or how much to shrink each time, such as `5%`
+    /// Precision of the result, such as `5%`; with --as-published, how much to shrink memory at each step
     #[arg(long, default_value = "5%")]
     pub step: Step,
-    /// Memory to begin with, such as `2GiB`; a bare number is MiB
+    /// Memory of the first guest, such as `2GiB`; a bare number is MiB
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     pub start: Size,
-    /// Shrink step by step, as in the paper, instead of bisecting
+    /// Shrink memory step by step, as in the paper, instead of bisecting
     #[arg(long)]
     pub as_published: bool,
-    /// `kvm`, `tcg`, or `auto`: KVM if a guest runs with it, else TCG
+    /// Accelerator of QEMU
     #[arg(long, default_value = "auto")]
     pub accel: Accel,
-    /// Longest time for one guest
+    /// Time limit for each guest
     #[arg(long, value_name = "DURATION", default_value = "60s")]
     pub limit: Ns,
     /// QEMU to use instead of the one in `PATH`
@@ -65,11 +65,11 @@ impl std::str::FromStr for Step {
 /// The requested accelerator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Accel {
-    /// The best that works.
+    /// KVM if a guest runs with it, else TCG.
     Auto,
-    /// The processor's.
+    /// The processor's virtualization.
     Kvm,
-    /// QEMU's translator.
+    /// QEMU's translation of instructions.
     Tcg,
 }
 

@@ -1,4 +1,4 @@
-//! The `homenode` command; when called as `numad` it is a drop-in for libvirt's `placement='auto'`.
+//! The `homenode` command. Called as `numad`, it replaces numad for libvirt's `placement='auto'`.
 //!
 //! Exit status: 0 done, 1 failure, 2 bad input, 130 or 143 cut short by SIGINT or SIGTERM.
 
@@ -67,7 +67,7 @@ use homenode_twin::TwinError;
 use args::{Args, Command};
 use complaint::Complaint;
 
-/// A complaint about the user's input: exit status 2. Every other failure exits with 1.
+/// An error in the user's input, which exits with status 2. Every other failure exits with 1.
 #[derive(Debug)]
 pub struct BadInput(pub String);
 
@@ -84,7 +84,7 @@ pub fn bad_input(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow::Error::new(BadInput(error.to_string()))
 }
 
-/// Whether the error is about the user's input, whether the command line, libvirt, the twin or the agent noticed it.
+/// Returns true if the error is in the user's input, no matter if the command line, libvirt, the twin or the agent found it.
 fn is_about_input(error: &anyhow::Error) -> bool {
     error.is::<BadInput>()
         || error.is::<TwinError>()
@@ -126,7 +126,7 @@ fn main() -> ExitCode {
 /// Prints the manual page of the program or of one of its commands, or writes them all.
 fn manual(name: Option<&str>, to: Option<&std::path::Path>) -> anyhow::Result<()> {
     let mut all = Args::described();
-    // Names the commands' pages and copies the global options into each command.
+    // This names the commands' pages, and copies the global options into each command.
     all.build();
     let known: Vec<_> = all
         .get_subcommands()

@@ -1,4 +1,4 @@
-//! `homenode drain` and `pause`: keep nodes free of VMs, or change nothing, for as long as the operator wants.
+//! `homenode drain` and `pause`: keep nodes free of VMs, or stop all changes, for as long as the operator wants.
 
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -39,7 +39,7 @@ Examples:
 
 /// Time between polls of what is left.
 const LOOK: Duration = Duration::from_secs(1);
-/// VMs that have not changed for this long, and for this many of the agent's samples, do not move by themselves.
+/// Waiting ends if what is left has not shrunk for this long, and for this many of the agent's samples.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PATIENCE_LOOKS: u32 = 10;
 
@@ -48,10 +48,10 @@ const PATIENCE_LOOKS: u32 = 10;
 pub struct DrainArgs {
     /// Nodes to empty, such as `1` or `0,2-3`; without any, show the drains in progress
     pub nodes: Option<NodeSet>,
-    /// Let VMs live there again
+    /// End the drain: VMs may live on these nodes again
     #[arg(long, requires = "nodes", conflicts_with = "no_wait")]
     pub end: bool,
-    /// Do not wait until they are empty
+    /// Do not wait until the nodes are empty
     #[arg(long, requires = "nodes")]
     pub no_wait: bool,
     #[command(flatten)]
@@ -71,7 +71,7 @@ pub struct PauseArgs {
     pub agent: AgentArgs,
 }
 
-/// `homenode drain`; succeeds if nothing is left that should go.
+/// `homenode drain`. Fails if it has waited and VMs are left on the nodes.
 ///
 /// # Errors
 /// No agent; nodes that do not exist; policies that assign no homes.
@@ -112,7 +112,7 @@ pub fn drain(args: &DrainArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!is_empty)))
 }
 
-/// Waits until nodes are empty, what is left shrinks no further, or the drain is ended elsewhere.
+/// Waits until the nodes are empty, the VMs and memory left on them stop shrinking, or another client ends the drain.
 fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result<Maintenance> {
     let (started, at_first) = (Instant::now(), memory(&begun, nodes));
     let of = |drains: &Maintenance| (left(drains, nodes).count(), memory(drains, nodes));
@@ -135,7 +135,7 @@ fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result
         sleep(LOOK);
         let next: Maintenance = ask_agent(args.agent.dir(), &Request::Maintenance)?;
         looks += u32::from(next.at_ns != last.at_ns);
-        // NUMA balancing moves pages of a VM that stays to and fro: that is no progress.
+        // NUMA balancing moves pages of a VM that stays back and forth, so only a new minimum counts as progress.
         let now = of(&next);
         if now.0 < least.0 || now.1 < least.1 {
             least = (now.0.min(least.0), now.1.min(least.1));
@@ -145,7 +145,7 @@ fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result
     }
 }
 
-/// What is left on these nodes.
+/// Returns the VMs that are left on these nodes.
 fn left<'a>(of: &'a Maintenance, nodes: &'a NodeSet) -> impl Iterator<Item = &'a LeftBehind> {
     let drains = of.drains.iter().filter(|drain| nodes.contains(drain.node));
     drains.flat_map(|drain| &drain.vms)

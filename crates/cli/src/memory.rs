@@ -13,7 +13,7 @@ use crate::print::{or_dash, print_json, table};
 /// Commands about VMs' memory.
 #[derive(Debug, Subcommand)]
 pub enum MemoryCommand {
-    /// Set the least memory a VM may be left with, or that it keeps all
+    /// Set the least memory that a VM keeps, or let it keep all
     #[command(after_help = "Examples:\n  homenode memory set web 2GiB\n  homenode memory set web none")]
     Set(FloorArgs),
     /// Show how much memory each VM has, and why
@@ -25,7 +25,7 @@ pub enum MemoryCommand {
 pub struct FloorArgs {
     /// The VM's name
     pub vm: String,
-    /// Memory that it always keeps (`2GiB`, `2G`; a bare number is MiB), or `none`
+    /// Memory that the VM always keeps (`2GiB`, `2G`; a bare number is MiB), or `none`: it keeps all of its memory
     pub floor: OrNone<Size>,
     #[command(flatten)]
     pub agent: AgentArgs,

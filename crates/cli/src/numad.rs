@@ -29,7 +29,7 @@ Homenode's answer to libvirt's placement='auto': prints the nodes on which a VM 
 should run, and reserves them for it; with -H (in KiB, such as 2048) all of the memory is in free huge pages of that size. The running agent is asked; without one the host is looked at directly.
 numad's own daemon options are not served: run `homenode run` instead.";
 
-/// Names that programs call it by: SUSE's numa-preplace replaces numad and is called in the same way.
+/// Names under which other programs call it. SUSE's numa-preplace replaces numad and takes the same arguments.
 pub const NAMES: [&str; 2] = ["numad", "numa-preplace"];
 
 /// Entry point under one of [`NAMES`].
@@ -70,7 +70,7 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
         Some(shape) => {
-            // libvirt passes no arguments besides `-w`; the environment names an agent with another --state.
+            // libvirt passes no arguments besides `-w`, so the environment gives the directory of an agent with another --state.
             let state = std::env::var_os("HOMENODE_STATE");
             let state = state.unwrap_or_else(|| homenode_undo::state_dir::STATE_DIR.into());
             let (nodes, trouble) = nodes_for(

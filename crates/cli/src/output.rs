@@ -37,12 +37,12 @@ pub enum Style {
 pub struct Output {
     style: Style,
     to: To,
-    /// What was printed lately, to collapse repeats.
+    /// Recently printed events, to collapse repeats.
     quiet: Quiet,
     clock: Clock,
     /// The host's clock at the last cycle.
     at: Ns,
-    /// The journal, if it is to receive the lines.
+    /// The systemd journal, if standard output is connected to it.
     journal: Option<Journal>,
 }
 
@@ -67,14 +67,14 @@ impl Clock {
 
 /// How output reaches standard output.
 enum To {
-    /// At once and in full, however long that takes.
+    /// Directly. Each write waits until the reader has taken all of it.
     Here { screen: Screen, closed: bool },
     /// Through a thread, from a backlog that drops what does not fit.
     Thread(Backlog),
 }
 
 impl Output {
-    /// JSON if requested, else what suits standard output.
+    /// Creates an output of JSON if requested, else of text in the format that suits standard output.
     pub fn new(json: bool) -> Output {
         let style = match (json, std::io::stdout().is_terminal()) {
             (true, _) => Style::Json,
@@ -100,7 +100,7 @@ impl Output {
         Output { clock, ..self }
     }
 
-    /// Prints the repeats that are still only counted, after the last cycle.
+    /// Prints, after the last cycle, the repeats that were counted but not yet reported.
     pub fn end_of_cycles(&mut self) {
         let said = self.quiet.end(self.at);
         for line in self.stamped(said) {
@@ -108,7 +108,7 @@ impl Output {
         }
     }
 
-    /// Returns the lines to print for these events; the journal instead takes them with their search fields.
+    /// Returns the lines to print for these events. Lines that the journal accepts go there instead, with fields to search by.
     fn lines_to_say(&mut self, events: &[Event]) -> Vec<String> {
         let Some(journal) = &self.journal else {
             return self.quiet.of(self.at, events);
@@ -125,7 +125,7 @@ impl Output {
             .map(move |text| format!("{stamp} {}", OneLine(&text)))
     }
 
-    /// Makes the output never wait for its reader.
+    /// Returns an output that never waits for its reader.
     ///
     /// # Errors
     /// If the writing thread cannot start.
@@ -142,7 +142,7 @@ impl Output {
         Ok(Output { to, ..self })
     }
 
-    /// Waits up to `patience` for the reader; returns whether everything was written, or can no longer be.
+    /// Waits up to `patience` until all output is written. Returns true if it is, or if it can no longer be written.
     pub fn drain(&self, patience: Duration) -> bool {
         match &self.to {
             To::Here { .. } => true,
@@ -225,7 +225,7 @@ fn object_line(kind: &str, mut object: Value) -> String {
     format!("{}\n", printable::json(&document(kind, object).to_string()))
 }
 
-/// What the terminal shows, and how to replace it.
+/// The picture that the terminal shows, so that it can be replaced.
 struct Screen {
     style: Style,
     /// Widths of the lines of the picture that is now on the terminal.

@@ -17,13 +17,13 @@ use crate::print::{print_json, table};
 /// Options of `wss --log`.
 #[derive(Debug, clap::Args)]
 pub struct LogArgs {
-    /// Only windows with this label
+    /// Use only windows with this label
     #[arg(long, value_name = "LABEL", requires = "log")]
     pub label: Option<String>,
-    /// Seconds after which frames are judged (mu); default: one window of the log
+    /// Observation interval in seconds (mu), after each of which the hot frames are counted; default: one window of the log
     #[arg(long, value_name = "SECONDS", requires = "log")]
     pub mu: Option<f64>,
-    /// How often a frame must be logged for PRL to call it hot (tau)
+    /// How many times a frame must be logged before PRL calls it hot (tau)
     #[arg(long, value_name = "COUNT", default_value_t = 50, requires = "log", value_parser = clap::value_parser!(u8).range(1..))]
     pub tau: u8,
     /// Follow a log that is being written: print the estimate after each mu, until the log ends
@@ -36,7 +36,7 @@ impl LogArgs {
         self.label.as_ref().is_none_or(|label| window.label == *label)
     }
 
-    /// Mu; by default the length of the first window.
+    /// Returns mu, which by default is the length of the first window.
     fn mu(&self, first: &Window) -> anyhow::Result<Ns> {
         match self.mu {
             None => Ok(Ns(first.end_ns - first.begin_ns)),
@@ -48,7 +48,7 @@ impl LogArgs {
     }
 }
 
-/// A file that is not a log is bad input; one that cannot be read need not be.
+/// Makes the error bad input, unless the file could not be read.
 fn refused(error: PageLogError) -> anyhow::Error {
     match error {
         PageLogError::Io { .. } => anyhow::Error::new(error),
@@ -59,7 +59,7 @@ fn refused(error: PageLogError) -> anyhow::Error {
 /// `homenode wss --log`.
 ///
 /// # Errors
-/// A file that is not a log, or has no such windows.
+/// A file that is not a log, or that has no window with the label.
 pub fn run(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()> {
     if args.follow {
         return follow(path, args, json);
@@ -96,7 +96,7 @@ pub fn run(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How often to look for more when following a log.
+/// Time between attempts to read more when following a log.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// `homenode wss --log --follow`.
@@ -127,7 +127,7 @@ fn follow(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()> {
         } else {
             in_a_line(&known)
         };
-        // The reader may have gone.
+        // The reader of the output may be gone.
         if writeln!(std::io::stdout(), "{line}").is_err() {
             return Ok(());
         }

@@ -45,7 +45,7 @@ pub struct SetArgs {
 /// Options of `permit usage`.
 #[derive(Debug, clap::Args)]
 pub struct UsageArgs {
-    /// Only this VM; it may have ended
+    /// Only this VM, which may have ended
     pub vm: Option<String>,
     #[command(flatten)]
     pub agent: AgentArgs,
@@ -126,7 +126,7 @@ fn standing_name(standing: Standing) -> &'static str {
     }
 }
 
-/// Units per slice in words: misses, or traffic per second.
+/// Formats units per slice, as misses or as traffic per second.
 fn amount(resource: Resource, units_per_slice: f64) -> String {
     let (value, suffix) = match resource {
         Resource::Pollution => (units_per_slice, ""),
@@ -195,9 +195,9 @@ fn usage(args: &UsageArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An hour since 1970 as a date in UTC; on the twin, whose clock starts at 0, as a number.
+/// Formats an hour since 1970 as a date in UTC, or, on the twin, whose clock starts at 0, as a number.
 fn hour_text(hour: u64) -> String {
-    // Before 1980 it is an hour of a simulation.
+    // An hour before 1980 comes from a simulation.
     if hour < 3652 * 24 {
         return format!("hour {hour}");
     }

@@ -30,7 +30,7 @@ pub enum PolicyCommand {
 pub struct PolicySetArgs {
     /// The VM's name
     pub vm: String,
-    /// `first-touch`, `round-4k`, either with `+carrefour`, or `none`
+    /// `first-touch`, `round-4k`, either of them with `+carrefour`, or `none` for the agent's choice
     pub policy: OrNone<MemoryPolicy>,
     #[command(flatten)]
     pub agent: AgentArgs,
@@ -116,7 +116,7 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `0: 120  3: 8`: MiB on each node that has any.
+/// Formats the MiB on each node that has any, as in `0: 120  3: 8`.
 fn pages(on: &[NodePages]) -> String {
     const PAGES_PER_MIB: u64 = 256;
     let some = on.iter().map(|on| (on.node, on.pages.0 / PAGES_PER_MIB));

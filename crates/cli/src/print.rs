@@ -25,7 +25,7 @@ macro_rules! complain {
     ($($arg:tt)*) => { eprintln!("{}", homenode_screens::printable::Sentence(&format!($($arg)*))) };
 }
 
-/// Whether a write failed for a reason other than a reader that has gone.
+/// True once output was lost for any reason other than a reader that is gone.
 static IS_CUT_SHORT: AtomicBool = AtomicBool::new(false);
 
 /// Prints text unescaped. Ends the process if it cannot.
@@ -60,7 +60,7 @@ pub fn unwritable(error: &std::io::Error) {
 /// Prints a JSON document of this kind.
 ///
 /// # Errors
-/// If the value cannot be JSON.
+/// If JSON cannot express the value.
 pub fn print_json(kind: &str, value: &impl Serialize) -> anyhow::Result<()> {
     let document = document(kind, serde_json::to_value(value)?);
     let text = serde_json::to_string_pretty(&document)?;
@@ -68,7 +68,7 @@ pub fn print_json(kind: &str, value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A table in the project's style: right-aligned except for the first column. Cells are kept to one line.
+/// Returns a table in the project's style: right-aligned except for the first column, each cell on one line.
 pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -92,7 +92,7 @@ pub fn millis(ms: f64) -> String {
     format!("{ms:.1}ms")
 }
 
-/// Adds to a figure that a model counted it, if one did.
+/// Marks a figure as modelled if a model counted it.
 pub fn counted(figure: String, by: Option<CountedBy>) -> String {
     match by {
         Some(CountedBy::Model) => format!("{figure} modelled"),

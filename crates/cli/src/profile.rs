@@ -37,7 +37,7 @@ use crate::twin;
 /// Options of `profile`.
 #[derive(Debug, clap::Args)]
 pub struct ProfileArgs {
-    /// Whose private caches to model: a preset's name, or a machine file
+    /// The machine whose private caches to model: a preset's name, or a machine file
     #[arg(long, value_name = "NAME|FILE", default_value = twin::TWIN_MACHINE)]
     pub machine: String,
     /// Share of cache lines to follow if the program uses many, such as `1%` or `0.01`; if it uses few, all are followed
@@ -52,15 +52,15 @@ pub struct ProfileArgs {
     /// Where to write the profile; default: the program's name with `.toml`, in this directory
     #[arg(long, visible_alias = "out", value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Write the miss-ratio curve point by point, not as the nearest of the twin's family
+    /// Write the miss-ratio curve point by point, not as the nearest curve of the twin's family
     #[arg(long)]
     pub table: bool,
-    /// Where the program's standard output goes; default: this command's, or nowhere with --json
+    /// File for the program's standard output; default: this command's standard output, or nowhere with --json
     #[arg(long, value_name = "FILE")]
     pub stdout: Option<PathBuf>,
     #[command(flatten)]
     pub shown: ShownArgs,
-    /// COMMAND is itself a QEMU that emulates a machine: profile everything the machine does
+    /// Profile everything that a whole machine does: COMMAND is the QEMU that emulates the machine
     #[arg(long)]
     pub system: bool,
     /// The emulator; default: `qemu-x86_64` (or this machine's architecture) in PATH
@@ -221,7 +221,7 @@ fn finish(
     Ok(ExitCode::from(exit_status))
 }
 
-/// The profile's path. An existing file is overwritten only if it is such a profile.
+/// Returns the profile's path. Without --output, an existing file is overwritten only if this command wrote it.
 fn output_file(args: &ProfileArgs, program: &Program) -> anyhow::Result<PathBuf> {
     let file = match &args.output {
         Some(file) => return Ok(file.clone()),
@@ -252,7 +252,7 @@ fn stdout(args: &ProfileArgs) -> anyhow::Result<Stdio> {
 /// Starts the program and waits for its end; passes SIGTERM on to it.
 fn watch(command: &mut Command, name: &str, args: &ProfileArgs) -> std::io::Result<ExitStatus> {
     let (interrupted, terminated) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-    // Ctrl-C reaches the program from the terminal; here it must only not end the waiting.
+    // The terminal sends Ctrl-C to the program as well. Here it must not end the waiting.
     signal_hook::flag::register(SIGINT, interrupted)?;
     signal_hook::flag::register(SIGTERM, Arc::clone(&terminated))?;
     let mut child = command.spawn()?;
@@ -279,12 +279,12 @@ fn terminate(child: &Child) {
         .ok()
         .and_then(rustix::process::Pid::from_raw);
     if let Some(process) = process {
-        // It may have ended in the meantime.
+        // The program may have ended in the meantime.
         let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
     }
 }
 
-/// Explains why there is no log, or no readable one.
+/// Explains why there is no log, or why it cannot be read.
 fn unwritten(error: LogError, status: ExitStatus, name: &str) -> anyhow::Error {
     match (&error, status.code()) {
         (LogError::Io { .. }, Some(code)) => anyhow!(

@@ -3,7 +3,8 @@
 use homenode_reproduce::jobs::Progress;
 use homenode_screens::printable::OneLine;
 
-/// Returns a progress callback for steps of about equal length: number of the step that begins, total, name.
+/// Returns a progress callback for steps of about equal length. It takes the number of the step that begins, the number of all
+/// steps, and the step's name.
 pub fn by_step() -> impl FnMut(usize, usize, &str) {
     let progress = Progress::new("");
     move |at, of, what| {

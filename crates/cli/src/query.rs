@@ -17,7 +17,7 @@ use crate::bad_input;
 use crate::options::{AgentArgs, HostArg, ShownArgs, Size};
 use crate::print::{counted, or_dash, or_none, percent, print_json, table};
 
-/// The machine file to start one's own from: two nodes, and nothing unusual.
+/// The preset that `--template` prints by default: two nodes, and nothing unusual.
 const TEMPLATE: &str = "r420";
 
 /// Options of `machine`.
@@ -29,10 +29,10 @@ pub struct MachineArgs {
     /// Read the `sys` and `proc` trees below this directory
     #[arg(long, value_name = "ROOT", default_value = "/", conflicts_with = "preset")]
     pub sysfs: PathBuf,
-    /// Show a machine that comes with the program instead (a published experiment's host)
+    /// Show a machine that comes with the program instead, such as a published experiment's host
     #[arg(long, value_name = "NAME")]
     pub preset: Option<String>,
-    /// Print a machine file to start your own from: that of `--preset`, or of a host with two nodes
+    /// Print a machine file to start your own from: that of `--preset`, or that of a host with two nodes
     #[arg(long, conflicts_with_all = ["file", "sysfs", "json"])]
     pub template: bool,
     #[command(flatten)]
@@ -42,22 +42,23 @@ pub struct MachineArgs {
 /// Options of `place`.
 #[derive(Debug, clap::Args)]
 pub struct PlaceArgs {
-    /// vCPUs of the VM
+    /// Number of the VM's vCPUs
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub vcpus: u32,
-    /// Its memory, such as `8GiB` or `8G`; a bare number is MiB
+    /// The VM's memory, such as `8GiB` or `8G`; a bare number is MiB
     #[arg(long)]
     pub memory: Size,
-    /// The memory bandwidth that it needs, such as `2GB/s`
+    /// The memory bandwidth that the VM needs, such as `2GB/s`
     #[arg(long)]
     pub bandwidth: Option<BytesPerSec>,
-    /// All of its memory is in huge pages of this size, such as `2MiB` or `1GiB`: only free huge pages count; a bare number is MiB
+    /// Size of the huge pages that hold all of the VM's memory, such as `2MiB` or `1GiB`; only free huge pages count. A bare
+    /// number is MiB
     #[arg(long, value_name = "SIZE")]
     pub huge_pages: Option<Size>,
     /// Print two lines, `cpus` and `cpus_soft`, for the VM's xl configuration file: they decide where Xen allocates its memory
     #[arg(long, conflicts_with = "json")]
     pub xl: bool,
-    /// Ask about another host: `twin:MACHINE` is the idle machine of that name [default: this host, as the running agent knows it]
+    /// Ask about another host: `twin:MACHINE` is that machine, idle [default: this host, as the running agent knows it]
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,
     #[command(flatten)]
@@ -104,10 +105,10 @@ pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `homenode place`: asks the running agent; without one, looks at the host itself.
+/// `homenode place`: asks the running agent, or looks at the host itself if there is no agent.
 ///
 /// # Errors
-/// Bad input; for a VM that fits nowhere, a failure that names what is short.
+/// Bad input; a VM that fits nowhere, with what the host is short of.
 pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
     let huge_page_bytes = args.huge_pages.map(|size| size.0);
     if let Some(page) = huge_page_bytes.filter(|page| page.0 <= PAGE_BYTES) {
@@ -168,7 +169,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
                 _ => homenode_agent::managed::machine_here()?,
             };
             let cpus = machine.cpus_of(&nodes);
-            // Pins alone do not decide where memory is allocated: preferred CPUs do.
+            // Xen allocates memory according to the preferred CPUs (`cpus_soft`); pins alone do not decide that.
             say!("cpus = \"{cpus}\"");
             say!("cpus_soft = \"{cpus}\"");
             Ok(())
@@ -187,7 +188,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The memory a VM's guest has, of what it could have.
+/// Formats a guest's memory, with its maximum if the agent limits it.
 fn memory(vm: &VmStatus) -> String {
     let now = vm.memory_bytes;
     let maximum = vm

@@ -55,7 +55,7 @@ Examples:
 pub struct RecommendArgs {
     #[command(subcommand)]
     pub command: Option<RecommendCommand>,
-    /// Show closed ones, too
+    /// Show closed recommendations, too
     #[arg(long)]
     pub all: bool,
     #[command(flatten)]
@@ -65,10 +65,10 @@ pub struct RecommendArgs {
 /// The operator's answers to recommendations.
 #[derive(Debug, Subcommand)]
 pub enum RecommendCommand {
-    /// Approve: the agent acts from its next sample on
+    /// Approve recommendations; the agent acts from its next sample on
     #[command(after_help = "Examples:\n  homenode recommend apply 7\n  homenode recommend apply 7 8 9")]
     Apply(IdArgs),
-    /// Reject: the agent does not ask again for a day
+    /// Reject recommendations; the agent does not propose them again for a day
     #[command(after_help = "Examples:\n  homenode recommend reject 7")]
     Reject(IdArgs),
 }
@@ -76,7 +76,7 @@ pub enum RecommendCommand {
 /// Recommendations or reservations, by number.
 #[derive(Debug, clap::Args)]
 pub struct IdArgs {
-    /// Their numbers
+    /// Numbers, as in the list
     #[arg(value_name = "ID", required = true)]
     pub ids: Vec<u64>,
     #[command(flatten)]
@@ -88,7 +88,7 @@ pub struct IdArgs {
 pub struct ModeArgs {
     /// The VM's name; without one, show all
     pub vm: Option<String>,
-    /// How far the agent may go with it: `observe`, `recommend`, `act`, or `none` for the run's mode
+    /// How far the agent may go with the VM: `observe`, `recommend`, `act`, or `none` for the run's mode
     pub mode: Option<OrNone<Mode>>,
     #[command(flatten)]
     pub agent: AgentArgs,
@@ -107,7 +107,7 @@ pub struct ReservationsArgs {
 /// Commands about reservations.
 #[derive(Debug, Subcommand)]
 pub enum ReservationsCommand {
-    /// Drop reservations: what they hold is free at once
+    /// Drop reservations; their nodes are free at once
     #[command(after_help = "Examples:\n  homenode reservations drop 3")]
     Drop(IdArgs),
 }
@@ -115,7 +115,7 @@ pub enum ReservationsCommand {
 /// `homenode recommend`.
 ///
 /// # Errors
-/// No agent, or no open recommendation of this number.
+/// No agent, or no open recommendation with this number.
 pub fn recommend(args: &RecommendArgs) -> anyhow::Result<()> {
     match &args.command {
         None => list(args),
@@ -229,10 +229,10 @@ fn modes(args: &ModeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `homenode reservations`: those of the running agent; without one, those in the ledger.
+/// `homenode reservations`: shows those of the running agent, or those in the ledger if there is no agent.
 ///
 /// # Errors
-/// A ledger that cannot be used; no open reservation of this number.
+/// A ledger that cannot be used; no open reservation with this number.
 pub fn reservations(args: &ReservationsArgs) -> anyhow::Result<()> {
     if let Some(ReservationsCommand::Drop(args)) = &args.command {
         return drop_reservations(args);
@@ -292,7 +292,7 @@ fn drop_reservations(args: &IdArgs) -> anyhow::Result<()> {
     }
 }
 
-/// A time of day, in the host's time zone.
+/// Formats a time of day, in the host's time zone.
 fn until(time: WallTime) -> String {
     local(time.0).format("%H:%M:%S").to_string()
 }

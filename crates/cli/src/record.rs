@@ -30,21 +30,21 @@ use scenario::ScenarioArgs;
 pub enum RecordCommand {
     /// Show runs of the agent, decisions and findings
     Show(ShowArgs),
-    /// Write every period as CSV or JSON
+    /// Export every period as CSV, Parquet, JSON or a trace
     Export(ExportArgs),
-    /// Make a scenario for the twin from a recorded stretch, to simulate alternatives with `homenode sim`
+    /// Make a scenario for the twin from a recorded stretch of time, to simulate alternatives with `homenode sim`
     Scenario(ScenarioArgs),
-    /// Delete old entries, or all beyond a size
+    /// Delete old entries, or the oldest entries beyond a size
     Prune(PruneArgs),
 }
 
 /// Location of the history.
 #[derive(Debug, clap::Args)]
 pub struct HistoryArgs {
-    /// The history [default: /var/lib/homenode/history.sqlite, or in the directory of --state]
+    /// The history's file [default: /var/lib/homenode/history.sqlite, or in the directory of --state]
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
-    /// The directory of the agent that wrote it
+    /// The directory of the agent that wrote the history
     #[arg(long, value_name = "DIR", conflicts_with = "history")]
     state: Option<PathBuf>,
 }
@@ -52,16 +52,16 @@ pub struct HistoryArgs {
 /// A span of time.
 #[derive(Debug, clap::Args)]
 pub struct SpanArgs {
-    /// Not before this: 03:12, '2026-11-23 03:12', or how long ago, such as 15m
+    /// Begin at this time: 03:12, '2026-11-23 03:12', or how long ago, such as 15m
     #[arg(long, value_name = "TIME")]
     from: Option<Time>,
-    /// Not after this
+    /// End at this time
     #[arg(long, value_name = "TIME")]
     to: Option<Time>,
 }
 
 impl SpanArgs {
-    /// The two times, in nanoseconds since 1970.
+    /// Returns the two times, in nanoseconds since 1970.
     ///
     /// # Errors
     /// A time that does not exist, or two in the wrong order.
@@ -92,10 +92,10 @@ pub struct ShowArgs {
     /// Only decisions and findings of this policy
     #[arg(long)]
     policy: Option<String>,
-    /// Events of this kind: decided, found, refused, appeared, vanished, changed-by-other and so on
+    /// Only events of this kind: decided, found, refused, appeared, vanished, changed-by-other and so on
     #[arg(long)]
     kind: Option<String>,
-    /// Show only this many, the last ones; 0 for all
+    /// Maximum number of events to show, the latest; 0 for all
     #[arg(long, value_name = "N", default_value_t = 100)]
     last: u32,
     #[command(flatten)]
@@ -107,7 +107,7 @@ pub struct ShowArgs {
 /// Options of `record export`.
 #[derive(Debug, clap::Args)]
 pub struct ExportArgs {
-    /// Only this VM, where rows are of VMs
+    /// Only this VM, with --csv and --parquet
     vm: Option<String>,
     #[command(flatten)]
     span: SpanArgs,
@@ -121,19 +121,19 @@ pub struct ExportArgs {
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
 pub struct FormArgs {
-    /// A row for each VM and period
+    /// Print CSV, with a row for each VM and period
     #[arg(long)]
     csv: bool,
-    /// The same as a Parquet file, typed, which pandas, polars, DuckDB and others read
+    /// Write the same rows, typed, to a Parquet file, which pandas, polars, DuckDB and others read
     #[arg(long, value_name = "FILE")]
     parquet: Option<PathBuf>,
-    /// One object per period and line: everything known about the host
+    /// Print a JSON object for each period, one per line: everything known about the host
     #[arg(long)]
     json: bool,
-    /// One object per period and line: the samples as the host reported them
+    /// Print a JSON object for each period, one per line: the samples as the host reported them
     #[arg(long)]
     samples: bool,
-    /// A trace for Perfetto's viewer, in this file: VMs, vCPUs, nodes, links, decisions and their effects
+    /// Write a trace for Perfetto's viewer to this file: VMs, vCPUs, nodes, links, decisions and their effects
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }
@@ -154,7 +154,7 @@ pub struct PrunedArgs {
     /// Delete everything older than this many days
     #[arg(long, value_name = "DAYS")]
     older: Option<u32>,
-    /// Delete the oldest until this much is left, such as 500MiB
+    /// Delete the oldest entries until this much is left, such as 500MiB
     #[arg(long, value_name = "SIZE")]
     most: Option<Size>,
 }
@@ -188,8 +188,8 @@ impl HistoryArgs {
 /// # Errors
 /// As [`Archive::open`]; a history that does not exist is bad input.
 pub fn open(path: &Path) -> anyhow::Result<Archive> {
-    // For a file without read permission, SQLite says only that it cannot be opened. A pipe, which would wait for a writer,
-    // is refused below.
+    // For a file without read permission, SQLite reports only that it cannot be opened. Opening a pipe would wait for a writer;
+    // it is refused below.
     let opened = match std::fs::metadata(path) {
         Ok(found) if found.is_file() => std::fs::File::open(path).err(),
         found => found.err(),
@@ -210,15 +210,15 @@ pub fn open(path: &Path) -> anyhow::Result<Archive> {
 /// The document of `homenode record show`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct RecordShow {
-    /// The file.
+    /// The history's file.
     history: String,
-    /// First time shown, by the wall clock.
+    /// Time of the first recorded period, by the wall clock.
     from: Option<String>,
-    /// Last time shown, by the wall clock.
+    /// Time of the last recorded period, by the wall clock.
     to: Option<String>,
-    /// Space taken by periods.
+    /// Space that the periods take.
     status_bytes: Bytes,
-    /// Space taken by samples.
+    /// Space that the samples take.
     samples_bytes: Bytes,
     /// Runs of the agent.
     runs: Vec<RecordRun>,
@@ -248,9 +248,9 @@ pub struct RecordEvent {
     run: i64,
     /// When it happened, by the wall clock.
     at: String,
-    /// When it last repeated.
+    /// When it last occurred, by the wall clock.
     last: String,
-    /// How often it occurred in a row.
+    /// How many times it occurred in a row.
     count: i64,
     /// Kind: `decided`, `found`, `refused`, `appeared` and so on.
     kind: String,
@@ -417,7 +417,7 @@ fn export_parquet(archive: &Archive, span: (i64, i64), vm: Option<&str>, path: &
     Ok(())
 }
 
-/// A row for each VM of a period.
+/// Prints a row for each VM of a period.
 fn csv(frame: &Frame, vm: Option<&str>) {
     for status in table::vms(frame, vm) {
         let cell = |column: table::Column| match column.from {

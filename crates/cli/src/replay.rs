@@ -11,22 +11,22 @@ use crate::options::ShownArgs;
 use crate::print::print_json;
 use crate::record::{HistoryArgs, open};
 
-/// Most differences shown to people; programs get all.
+/// Maximum number of differences shown to people; programs get all.
 const SHOWN_MAX: usize = 100;
 
 /// Options of `replay`.
 #[derive(Debug, clap::Args)]
 pub struct ReplayArgs {
-    /// The history [default: that of this host's agent]
+    /// The history's file [default: that of this host's agent]
     #[arg(conflicts_with_all = ["history", "state"])]
     recording: Option<PathBuf>,
-    /// Number of the run (`record show --json`) [default: the last with samples]
+    /// Number of the run (`record show --json`) [default: the last run with samples]
     #[arg(long, value_name = "N")]
     run: Option<i64>,
-    /// Decide by these policies: `default` (none), `ff-pin`, `numad`, `memory`, `tavo` or `homenode` [default: the run's]
+    /// Decide with these policies: `default` (none), `ff-pin`, `numad`, `memory`, `tavo` or `homenode` [default: the run's]
     #[arg(long)]
     policies: Option<PolicySet>,
-    /// Decide by this configuration file (TOML) [default: the run's settings]; its period does not matter
+    /// Decide with this configuration file (TOML) [default: the run's settings]; its period does not matter
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `homenode report`: what the agent's changes gained VMs and cost them, as its trials measured.
+//! `homenode report`: what VMs gained and lost through the agent's changes, as measured by its trials.
 
 use homenode_api::Request;
 use homenode_api::answer::{Report, Sum};
@@ -11,7 +11,7 @@ use crate::print::{or_dash, percent, print_json, span, table};
 /// Options of `report`.
 #[derive(Debug, clap::Args)]
 pub struct ReportArgs {
-    /// Only trials judged within this time before now, such as `1h`
+    /// Only trials that were judged at most this long ago, such as `1h`
     #[arg(long, value_name = "TIME")]
     pub since: Option<Ns>,
     #[command(flatten)]
@@ -21,7 +21,7 @@ pub struct ReportArgs {
 /// `homenode report`.
 ///
 /// # Errors
-/// No agent, or one that makes no trials.
+/// No agent, or an agent that makes no trials.
 pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let since_ns = args.since;
     let answer: Report = ask_agent(args.agent.dir(), &Request::Report { since_ns })?;

@@ -15,28 +15,27 @@ use crate::bad_input;
 use crate::options::ShownArgs;
 use crate::print::{print, print_json, table};
 
-/// Longest cell of the table for people; the document has everything.
+/// Maximum width of a cell in the table for people; the document has the full text.
 const CELL_CHARS_MAX: usize = 48;
 
 /// Options of `reproduce`.
 #[derive(Debug, clap::Args)]
 pub struct ReproduceArgs {
-    /// Claims to check: `all`, those of a paper (`TAVO`, or `own` for Homenode's own), a family (`tavo`) or one (`tavo.npb`);
-    /// default: all
+    /// Claims to check: `all`, those of a paper (`TAVO`, or `own` for Homenode's own), a family (`tavo`) or a single claim
+    /// (`tavo.npb`); default: all
     #[arg(value_name = "CLAIMS")]
     pub claims: Vec<String>,
     /// Draw each figure of a decided claim as SVG and PNG in this directory
     #[arg(long, value_name = "DIR")]
     pub figures: Option<PathBuf>,
-    /// Write all results as Markdown: how near the numbers are goes to FILE, and set-ups and reasons to `…-DETAILS.md` next
-    /// to it
+    /// Write all results as Markdown: the comparison of numbers to FILE, set-ups and reasons to `…-DETAILS.md` next to it
     #[arg(long, value_name = "FILE")]
     pub document: Option<PathBuf>,
-    /// With --document: report on the runs in this log instead of the one that comes with the program
+    /// With --document: report on the runs in this log instead of the log that comes with the program
     #[arg(long, value_name = "FILE", requires = "document")]
     pub log: Option<PathBuf>,
-    /// Compute the bands of values over the inputs that the papers leave open (four times as many runs), and put them into
-    /// FILE, whose bands of other claims stay
+    /// Compute how far values vary with the inputs that the papers leave open (four times as many runs), and write these bands to
+    /// FILE; it keeps its bands of other claims
     #[arg(long, value_name = "FILE")]
     pub bands: Option<PathBuf>,
     #[command(flatten)]
@@ -48,7 +47,7 @@ pub struct ReproduceArgs {
 /// How runs of the twin are made and kept.
 #[derive(Debug, clap::Args)]
 pub struct RunsArgs {
-    /// Runs at a time; default: as many as there are CPUs. Results do not depend on it
+    /// Number of runs at a time; default: the number of CPUs. Results do not depend on it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
     /// Make every run again, and keep none
@@ -131,7 +130,7 @@ pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The log in a file, or the one that comes with the program.
+/// Reads the log in a file, or the log that comes with the program.
 fn log(path: Option<&Path>) -> anyhow::Result<Log> {
     let Some(path) = path else {
         return Log::committed().map_err(bad_input);
@@ -140,7 +139,7 @@ fn log(path: Option<&Path>) -> anyhow::Result<Log> {
     Log::parse(&path.display().to_string(), &text).map_err(bad_input)
 }
 
-/// Reads the bands in a file that may not exist yet: those of claims that are not selected stay in it.
+/// Reads the bands in a file, which may not exist yet. The file must keep the bands of claims that are not selected.
 fn known_bands(path: &Path) -> anyhow::Result<Bands> {
     match fs::read_to_string(path) {
         Ok(text) => Bands::parse(&path.display().to_string(), &text).map_err(bad_input),
@@ -149,7 +148,7 @@ fn known_bands(path: &Path) -> anyhow::Result<Bands> {
     }
 }
 
-/// The path of a sibling file, with `more` inserted before the extension.
+/// Returns the path of a sibling file, with `more` inserted before the extension.
 fn beside(path: &Path, more: &str) -> PathBuf {
     let mut name = path.file_stem().unwrap_or_default().to_owned();
     name.push(more);
@@ -160,7 +159,7 @@ fn beside(path: &Path, more: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Opens the cache, by default in the user's cache directory. Without one, runs are made all the same.
+/// Opens the cache, by default in the user's cache directory. Returns `None` if it cannot be opened: no run needs it.
 fn open_cache(directory: Option<&Path>, progress: &Progress) -> Option<Cache> {
     let directory = directory.map(Path::to_owned).or_else(cache_home)?;
     let program = std::env::current_exe().and_then(fs::read);
@@ -186,7 +185,7 @@ fn cache_home() -> Option<PathBuf> {
     Some(home.join("homenode/reproduce"))
 }
 
-/// Writes each figure to a file.
+/// Writes each figure as SVG and PNG.
 pub fn write_figures<'a>(
     directory: &Path,
     figures: impl IntoIterator<Item = &'a Figure>,
@@ -225,7 +224,7 @@ fn picture(results: &[Reproduced]) -> String {
     text
 }
 
-/// Measured numbers are shown here, unlike in the document.
+/// Returns our values of a claim. Unlike the document, the table also shows numbers that were measured on this host.
 fn ours(one: &Reproduced) -> String {
     let parts = one.judgement.parts.iter().filter(|part| !part.input);
     match &one.decision {

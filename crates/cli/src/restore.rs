@@ -29,13 +29,13 @@ pub struct GuardArgs {
     /// Directory of the journal
     #[arg(long)]
     pub state: PathBuf,
-    /// How long a new agent has to take over
+    /// Time that a new agent has to take over
     #[arg(long)]
     pub grace: Ns,
 }
 
-/// Undoes what an agent left in force and prints the result. The manager of the VMs need not be named: libvirt is tried if it
-/// answers, then QEMU itself for the rest.
+/// Undoes what an agent left in force and prints the result. If the manager of the VMs is not named, tries libvirt, if it
+/// answers, and then QEMU itself.
 pub fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
     let release = |vms: &Managed| homenode_agent::live::release(vms, &args.state.dir);
     let released = match &args.host {
@@ -62,7 +62,7 @@ pub fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Runs the guard. A thread writes its messages: a slow reader must not delay the undoing.
+/// Runs the guard. A thread writes its messages, because a slow reader must not delay the undoing.
 pub fn guard(args: &GuardArgs) -> anyhow::Result<()> {
     let (said, sentences) = std::sync::mpsc::sync_channel::<String>(64);
     std::thread::spawn(move || {

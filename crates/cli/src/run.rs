@@ -27,7 +27,7 @@ use crate::summary::{self, Ended};
 use crate::web::Web;
 use crate::{bad_input, twin_fallback};
 
-/// Where HTTP is answered, with what the page needs if that was asked for.
+/// Returns where to answer HTTP and where to keep the history; `--web` adds what the page needs.
 fn web(args: &RunArgs, is_kept: bool, output: &mut Output) -> anyhow::Result<Web> {
     let web = Web::new(args.listen, args.history.clone());
     match args.web {
@@ -39,9 +39,9 @@ fn web(args: &RunArgs, is_kept: bool, output: &mut Output) -> anyhow::Result<Web
 /// Options of `run`.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
-    /// `twin[:NAME|:FILE.toml]` (a scenario or a machine), `libvirt[:URI]`, `qemu` (VMs without libvirt:
-    /// Proxmox, Incus, KubeVirt's pods, plain QEMU) or `xen` (all domains, from dom0); default: `xen` in dom0, else libvirt if it
-    /// answers, else `qemu` if such VMs run, else the twin, but never as root, as a service or without a terminal
+    /// Host to manage: `twin[:NAME|:FILE.toml]` (a scenario or a machine), `libvirt[:URI]`, `qemu` (VMs without libvirt: Proxmox,
+    /// Incus, KubeVirt's pods, plain QEMU) or `xen` (all domains, from dom0); default: `xen` in dom0, else libvirt if it answers,
+    /// else `qemu` if such VMs run, else the twin, but never as root, as a service or without a terminal
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,
     /// Plan and explain, but change nothing: the same as `--mode observe`
@@ -74,22 +74,22 @@ pub struct RunArgs {
     pub seed: Option<u64>,
     #[command(flatten)]
     pub kernel: TwinKernelArgs,
-    /// Do not wait between the twin's simulated seconds
+    /// Simulate as fast as possible, without waiting between the twin's seconds
     #[arg(long)]
     pub fast: bool,
-    /// Directory of the journal and the agent's socket; default: /run/homenode, and no socket for a twin
+    /// Directory of the journal and the agent's socket; default: /run/homenode, or none for a twin
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
-    /// File for the history; default: /var/lib/homenode/history.sqlite, or in --state's directory, and none for a twin or
-    /// with --dry-run
+    /// File for the history; default: /var/lib/homenode/history.sqlite, or in --state's directory, but none for a twin or with
+    /// --dry-run
     #[arg(long, value_name = "FILE")]
     pub history: Option<PathBuf>,
     /// Answer HTTP here, such as `127.0.0.1:9464` (port 0: any free port): metrics, and JSON below /v1. Addresses other than
     /// loopback need --web-config
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<Listen>,
-    /// Serve the page for browsers (docs/PAGE.md): at --listen, else at 127.0.0.1:9464, or at a free port if that one is
-    /// taken. If no history is kept, one is kept until the run ends
+    /// Serve the page for browsers (docs/PAGE.md): at --listen, else at 127.0.0.1:9464, or at a free port if that one is taken.
+    /// If the run keeps no history, it keeps a temporary one until it ends
     #[arg(long)]
     pub web: bool,
     /// TLS and passwords for --listen, in the format of Prometheus' exporters (docs/API.md)
@@ -103,8 +103,8 @@ pub struct RunArgs {
     pub keep: bool,
 }
 
-/// Rejects policies that are programs: one may hang, and cannot take part in undoing its changes, so it may not act on a
-/// host's VMs.
+/// Parses policies, and rejects those that are programs. A program may hang and cannot help to undo its changes, so it may not
+/// act on a host's VMs.
 fn of_host(text: &str) -> anyhow::Result<PolicySet> {
     match text.starts_with(EXEC) {
         true => bail!(
@@ -118,11 +118,11 @@ fn of_host(text: &str) -> anyhow::Result<PolicySet> {
 /// Commit of the program.
 const COMMIT: &str = env!("HOMENODE_COMMIT");
 
-/// How long a reader may take for the remaining output, once a run on a real host has restored everything.
+/// How long a reader may take for the remaining output, after a run on a real host has restored everything.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Runs the agent until it is stopped, its time is up, or the twin's scenario is done. A run that is stopped ends with status
-/// 0; a comparison after it that is cut short, with 128 plus the signal's number.
+/// Runs the agent until it is stopped, its time is up, or the twin's scenario is done. Returns status 0 for a run that was
+/// stopped, and 128 plus the signal's number if a signal cut short the comparison after it.
 ///
 /// # Errors
 /// Bad input, or a host that cannot be managed.
@@ -175,7 +175,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             output.end_of_cycles();
             let is_read = output.drain(PATIENCE);
             match ended {
-                // Complaints may go to that reader too. Everything is restored, so there is nothing to wait for.
+                // The same reader may get complaints, too. Everything is restored, so do not wait for it.
                 Err(error) if !is_read => Ok(complained(error, args.shown.json)),
                 ended => ended.map(|()| ExitCode::SUCCESS),
             }
@@ -225,7 +225,7 @@ fn simulate(
         output.line("stopped: other policies are not compared");
         return Ok(ExitCode::SUCCESS);
     }
-    // From now on only the comparison is left to stop.
+    // From now on, a signal can stop only the comparison.
     wake_signal.stop();
     Ok(match summary::compare(&spec, &config, output, &comparison)? {
         Ended::Whole => ExitCode::SUCCESS,
@@ -233,7 +233,7 @@ fn simulate(
     })
 }
 
-/// Sources of the settings; `usual` is the file of a run on a real host.
+/// Returns the sources of the settings. `usual` is the default file, which only a run on a real host reads.
 fn wanted(args: &RunArgs, usual: Option<&str>) -> Wanted {
     Wanted {
         file: args.config.clone(),
@@ -259,8 +259,8 @@ fn complained(error: anyhow::Error, json: bool) -> ExitCode {
     said.recv_timeout(PATIENCE).unwrap_or(ExitCode::FAILURE)
 }
 
-/// The requested host; else this one, if it is dom0 of Xen, libvirt answers, QEMUs run without it, or a service waits for
-/// them; else the twin, for a user at a terminal.
+/// Returns the requested host. By default, returns this host if it is Xen's dom0, libvirt answers, QEMUs run without libvirt, or
+/// a service waits for them; otherwise the twin, but only for a user at a terminal.
 fn choose_host(args: &RunArgs, output: &mut Output) -> anyhow::Result<HostArg> {
     if let Some(host) = &args.host {
         return Ok(host.clone());

@@ -1,4 +1,4 @@
-//! `homenode search`: the best decisions known for a scenario, compared with those of policies.
+//! `homenode search`: finds the best known decisions for a scenario, and compares them with the policies' decisions.
 
 use std::path::PathBuf;
 
@@ -28,10 +28,10 @@ pub struct SearchArgs {
     /// A scenario file, or the name of a scenario that comes with the program (`homenode sim --list`)
     #[arg(value_name = "SCENARIO")]
     pub scenario: String,
-    /// Runs on the twin, including those of policies
+    /// Number of runs on the twin, including the policies' runs
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = evaluations)]
     pub evaluations: usize,
-    /// Runs at a time [default: as many as there are CPUs]
+    /// Number of runs at a time [default: the number of CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub jobs: Option<u16>,
     /// A seed other than the scenario's: same seed, same result
@@ -68,10 +68,10 @@ fn program(text: &str) -> anyhow::Result<Program> {
     }
 }
 
-/// Searches.
+/// Runs `homenode search`.
 ///
 /// # Errors
-/// Bad input; a scenario that the machine cannot run; a `--known` file that is not one, or cannot be written.
+/// Bad input; a scenario that the machine cannot run; a `--known` file that cannot be parsed or written.
 pub fn run(args: &SearchArgs) -> anyhow::Result<()> {
     let mut output = Output::new(args.shown.json);
     let scenario = args.kernel.of(twin::scenario(&args.scenario)?);

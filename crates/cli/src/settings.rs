@@ -27,18 +27,18 @@ pub const FILE: &str = "/etc/homenode/homenode.toml";
 /// Commands about settings.
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Report every error in a settings file; the status is 2 if there is one
+    /// Report every error in a settings file; the exit status is 2 if there is any
     Check {
-        /// The file
+        /// The settings file
         #[arg(value_name = "FILE", default_value = FILE)]
         file: PathBuf,
     },
     /// Show all settings that result from a file, in the format of a settings file
     Show {
-        /// The file [default: /etc/homenode/homenode.toml, if it exists]
+        /// The settings file [default: /etc/homenode/homenode.toml, if it exists]
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
-        /// Show the defaults
+        /// Show the default settings
         #[arg(long, conflicts_with = "file")]
         defaults: bool,
         #[command(flatten)]
@@ -46,7 +46,7 @@ pub enum ConfigCommand {
     },
 }
 
-/// All settings, and their file.
+/// All settings, and the file that they come from.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Shown {
     /// The file; `null` if all are defaults.
@@ -110,7 +110,7 @@ fn check(file: &Path) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns what is wrong with settings on this host.
+/// Returns the errors in settings that depend on this host.
 fn of_this_host(config: &Config, source: &Source) -> Vec<String> {
     let machine = sysfs::read(Path::new("/"));
     let on_machine = machine.ok().and_then(|machine| config.check_on(&machine).err());
@@ -134,7 +134,7 @@ fn of_this_host(config: &Config, source: &Source) -> Vec<String> {
 pub struct Wanted {
     /// The file that was named.
     pub file: Option<PathBuf>,
-    /// Read if no other file is named and this one exists; `None` for a simulated host, which reads only a named file.
+    /// The default file, read if it exists and no file was named. `None` for a simulated host, which reads only a named file.
     pub usual: Option<PathBuf>,
     /// Overrides the file's period.
     pub period: Option<Ns>,
@@ -144,12 +144,12 @@ pub struct Wanted {
     pub mode: Option<Mode>,
     /// Overrides the file's web configuration.
     pub web_config: Option<String>,
-    /// Where to answer HTTP, which `web_config` must allow.
+    /// Where to answer HTTP. `web_config` must be good enough for this address.
     pub listen: Option<Listen>,
 }
 
 impl Wanted {
-    /// The file, if there is one.
+    /// Returns the file to read, if any.
     pub fn file(&self) -> Option<&Path> {
         let usual = self.usual.as_deref().filter(|file| file.exists());
         self.file.as_deref().or(usual)
@@ -183,7 +183,7 @@ impl Wanted {
             config.http.web_config.clone_from(web_config);
         }
         homenode_agent::http::check(self.listen, &config.http).map_err(bad_input)?;
-        // A file's settings were checked as they were read; the command line's overrides are of the same kind.
+        // The file's settings were checked when they were read, so an error comes from the command line.
         config
             .check()
             .map_err(|bad| bad_input(format!("--{}: {bad}", bad.key)))?;

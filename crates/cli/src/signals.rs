@@ -5,7 +5,7 @@
 //! | SIGINT | ends the run normally; on the twin the comparison follows, which another SIGINT ends |
 //! | SIGTERM | ends the run normally, without a comparison |
 //! | SIGHUP | reads the settings again |
-//! | SIGUSR1, SIGUSR2 | nothing: they would end a program that does not expect them |
+//! | SIGUSR1, SIGUSR2 | nothing, although by default they would end the process |
 //!
 //! A further SIGINT or SIGTERM ends the process at once.
 
@@ -18,8 +18,7 @@ use homenode_host::WakeSignal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
-/// How long a simulation may take to end after a signal: one of its steps may be long, or its reader slow, and there is
-/// nothing to restore.
+/// How long a simulation may take to end after a signal. A step may be long or the reader slow, and there is nothing to restore.
 const SIMULATION_ENDS: Duration = Duration::from_millis(700);
 
 /// Exit status of a command that a signal cut short, as in shells; 0 before any signal.
@@ -40,10 +39,10 @@ pub fn status() -> u8 {
     SIGNALLED.load(Ordering::Relaxed)
 }
 
-/// From now on, signals do not end the process unless they request its end: starting may take long.
+/// Catches SIGHUP, SIGUSR1 and SIGUSR2, which would end the process. Called first, because starting may take long.
 ///
 /// # Errors
-/// When they cannot be caught.
+/// If they cannot be caught.
 pub fn caught() -> anyhow::Result<Signals> {
     Ok(Signals::new([SIGHUP, SIGUSR1, SIGUSR2])?)
 }
@@ -59,7 +58,7 @@ pub fn wait_for(mut signals: Signals, reached: Reached) -> anyhow::Result<()> {
     let thread = named.spawn(move || {
         for signal in signals.forever() {
             match signal {
-                // The loop reports the result.
+                // The control loop reports the result.
                 SIGHUP => reached.reload.ask(drop),
                 SIGUSR1 | SIGUSR2 => {}
                 signal => reached.end(signal),
@@ -76,7 +75,7 @@ impl Reached {
         if last.is_stopping() {
             std::process::exit(128 + signal);
         }
-        // Both numbers are small.
+        // Signal numbers are small, so the sum fits.
         SIGNALLED.store(128 + signal as u8, Ordering::Relaxed);
         if signal == SIGTERM || self.run.is_stopping() {
             last.stop();
@@ -88,7 +87,7 @@ impl Reached {
     }
 }
 
-/// Ends a simulation that does not end by itself.
+/// Ends the process if the simulation takes too long to end.
 fn end_soon(signal: i32) {
     let wait = move || {
         std::thread::sleep(SIMULATION_ENDS);

@@ -37,7 +37,7 @@ pub struct SimArgs {
     /// A machine other than the scenario's: a preset's name, or a machine file
     #[arg(long, value_name = "NAME|FILE")]
     pub machine: Option<String>,
-    /// Run it under these policies (`default` means no policy) instead of the scenario's; `exec:PROGRAM ARG...` is a program
+    /// Run the scenario under these policies (`default` means no policy) instead of its own; `exec:PROGRAM ARG...` is a program
     /// that reads views and answers with plans (docs/POLICIES.md). May be given several times
     #[arg(long = "policy", value_name = "POLICY")]
     pub policies: Vec<Contender>,
@@ -53,7 +53,7 @@ pub struct SimArgs {
     /// Resolution of the simulation, from 10us to 10ms
     #[arg(long, value_name = "DURATION", value_parser = epoch, default_value_t = EPOCH_DEFAULT)]
     pub epoch: Ns,
-    /// Configuration file (TOML) for the policies; `--policy` selects them
+    /// Configuration file (TOML) for the policies; `--policy` selects the policies
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Write a trace for Perfetto's viewer (docs/HISTORY.md)
@@ -133,7 +133,7 @@ fn show_progress(progress: &Progress, spec: &Setup, (contender, all): (&Contende
         "{scenario} under {}: {now} of at most {most}",
         OneLine(contender.name())
     );
-    // All programs may have ended early.
+    // The runs before this one count in full, even if their programs ended early.
     let ended = all.iter().position(|one| std::ptr::eq(one, contender));
     let runs = ended.unwrap_or_default() as f64 + now.as_secs_f64() / most.as_secs_f64();
     progress.at(&text, runs / all.len() as f64);
@@ -390,7 +390,7 @@ fn driver_domains(report: &TwinReport) -> Option<String> {
     some(&header, rows)
 }
 
-/// A table, unless it has no rows.
+/// Returns a table, or `None` if it has no rows.
 fn some(header: &[&str], rows: Vec<Vec<String>>) -> Option<String> {
     (!rows.is_empty()).then(|| table(header, rows).to_string())
 }

@@ -20,7 +20,7 @@ use crate::trial::{about_input, side_by_side};
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Summary {
     policies: Vec<Trial>,
-    /// A signal ended it before all policies had run.
+    /// Whether a signal ended the comparison before all policies had run.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schemars(default)]
     cut_short: bool,
@@ -31,11 +31,11 @@ pub struct Summary {
 pub enum Ended {
     /// All policies were compared.
     Whole,
-    /// A signal came first.
+    /// A signal ended it before all policies were compared.
     CutShort,
 }
 
-/// Longest wait before checking for the next result: the wake signal is set at each result, and at a signal.
+/// Longest wait before checking for the next result. Each result and each signal end the wait earlier.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// What is compared: the host's own scheduler, two usual baselines and all of Homenode.
@@ -46,14 +46,14 @@ const COMPARED: [PolicySet; 4] = [
     PolicySet::Homenode,
 ];
 
-/// Runs the scenario to its end under each set of policies and shows the runtimes side by side. When the wake signal says
-/// stop, it returns at once with the results so far.
+/// Runs the scenario to its end under each set of policies and shows the runtimes side by side. If the wake signal requests a
+/// stop, returns at once with the results so far.
 ///
-/// The runs have their own thread, since one step of a large twin may outlast the patience of the user who sends a signal.
-/// That thread is then left behind, and ends with the process.
+/// The runs have their own thread, since one step of a large twin may take longer than a user wants to wait after a signal. The
+/// thread is then left behind, and ends with the process.
 ///
 /// # Errors
-/// When the twin cannot start.
+/// If the twin cannot start.
 pub fn compare(
     spec: &Setup,
     config: &Config,

@@ -16,7 +16,7 @@ use crate::bad_input;
 use crate::options::writable;
 use crate::print::{print, print_json, table};
 
-/// The end of `--help`.
+/// The end of `sweep`'s help.
 pub const EXAMPLES: &str = "Keys are paths into the scenario's file: vm.NAME.KEY (vm.*.KEY is every VM), workload.NAME.program.KEY, event.0.KEY, a key
 of its own such as duration, config.KEY of the agent's settings, machine. Ranges have both ends; with /geometric they grow by
 a factor. Every key and value is checked before anything runs.
@@ -42,25 +42,26 @@ pub struct SweepArgs {
     asked: AskedArgs,
     #[command(flatten)]
     result: ResultArgs,
-    /// Runs at a time [default: as many as there are CPUs]; results do not depend on it
+    /// Number of runs at a time [default: the number of CPUs]; results do not depend on it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
     /// Keep finished tasks in this directory, and reuse those already there
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
-    /// Run only this part, into the store: `1/8` to `8/8`
+    /// Run only this part of the tasks (`1/8` to `8/8`), and keep the results in the store
     #[arg(long, value_name = "I/N", requires = "store", conflicts_with_all = ["csv", "json", "parquet", "all_runs", "slurm"])]
     shard: Option<Shard>,
     /// Check the plan, print it as one self-contained file, and run nothing
     #[arg(long, conflicts_with_all = ["shard", "slurm"])]
     print_plan: bool,
-    /// Print the script of a Slurm array that runs it into the store, and run nothing; `--jobs` is the CPUs of each part
+    /// Print the script of a Slurm job array that runs the plan and keeps the results in the store, and run nothing; `--jobs` is
+    /// the number of CPUs of each part
     #[arg(long, requires = "store")]
     slurm: bool,
-    /// Parts of the array [default: 16, or as many as there are tasks]
+    /// Number of parts of the array [default: 16, or the number of tasks if that is smaller]
     #[arg(long, value_name = "N", requires = "slurm", value_parser = clap::value_parser!(u16).range(1..))]
     shards: Option<u16>,
-    /// Most parts that run at the same time
+    /// Maximum number of parts that run at the same time
     #[arg(long, value_name = "N", requires = "slurm", value_parser = clap::value_parser!(u16).range(1..))]
     at_once: Option<u16>,
     /// A further option of sbatch, such as `--partition=long`. May be given several times
@@ -77,7 +78,7 @@ struct AskedArgs {
     /// Seeds: `1..10`, `1,2,5` [default: the scenario's]
     #[arg(long, value_name = "SEEDS")]
     seeds: Option<String>,
-    /// Policies, in runs of their own; may be given several times [default: the scenario's, else `default`]
+    /// Policies, each in its own runs; may be given several times [default: the scenario's, else `default`]
     #[arg(long = "policy", value_name = "NAME")]
     policies: Vec<String>,
     /// A machine other than the scenario's: a preset's name, or a machine file
@@ -86,7 +87,7 @@ struct AskedArgs {
     /// File with the agent's settings
     #[arg(long, value_name = "FILE")]
     config: Option<String>,
-    /// Runs per task, the unit that a store keeps [default: a 64th of all]; at most 64
+    /// Number of runs per task, the unit that a store keeps [default: a 64th of all runs]; at most 64
     #[arg(long, value_name = "N")]
     runs_per_task: Option<usize>,
 }
@@ -104,7 +105,7 @@ struct ResultArgs {
     /// Print the table as CSV
     #[arg(long)]
     csv: bool,
-    /// Print it as JSON for programs (docs/JSON.md)
+    /// Print the table as JSON for programs (docs/JSON.md)
     #[arg(long, conflicts_with = "csv")]
     json: bool,
     /// Write the table as Parquet
@@ -120,7 +121,7 @@ enum SweepCommand {
 
 #[derive(Debug, Args)]
 struct MergeArgs {
-    /// Directories of `--store`
+    /// Directories that were given to `--store`
     #[arg(value_name = "STORE", required = true)]
     stores: Vec<PathBuf>,
     /// First digits of the plan's digest, if the stores have several plans
@@ -138,7 +139,7 @@ fn told(error: SweepError) -> anyhow::Error {
     }
 }
 
-/// Sweeps, or merges.
+/// Runs `homenode sweep`, or `homenode sweep merge`.
 ///
 /// # Errors
 /// Bad input; a run that fails; tasks that are missing; files that cannot be written.
@@ -182,7 +183,7 @@ fn open(directory: &Path) -> anyhow::Result<Store> {
 }
 
 impl AskedArgs {
-    /// The plan in a file, with the options' overrides.
+    /// Returns the plan in a file, changed by the options.
     fn plan(&self, what: &str, metrics: &[String]) -> Result<Plan, SweepError> {
         let mut asked: Asked = Plan::asked_by(what)?;
         for set in &self.set {
@@ -232,7 +233,7 @@ impl ResultArgs {
         Ok(())
     }
 
-    /// The options as words, for a merge that makes the same table.
+    /// Returns the options as words, for the command line of a merge that makes the same table.
     fn words(&self) -> Vec<String> {
         let mut words = Vec::new();
         for metric in &self.metrics {
@@ -265,7 +266,7 @@ pub struct Swept<'a> {
     commit: &'static str,
     /// The plan's digest, which names it.
     plan: &'a str,
-    /// Names of all columns in their order: keys that are set, then those of docs/SWEEPS.md.
+    /// Names of all columns, in order: the keys that are set, then the columns of docs/SWEEPS.md.
     columns: Vec<&'a str>,
     /// A row for each combination, policy, VM (or node, or the host) and metric: values by the column's name.
     rows: Vec<BTreeMap<&'a str, &'a Value>>,

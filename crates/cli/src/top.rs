@@ -28,10 +28,10 @@ use crate::options::{StateArgs, interval};
 use crate::print::print;
 use past::Past;
 
-/// How often to ask an agent that has just started, before that is an error.
+/// How many times to ask an agent that has not sampled its host yet, before that is an error.
 const TRIES: u32 = 50;
 const BETWEEN_TRIES: Duration = Duration::from_millis(100);
-/// Events that `--once` prints.
+/// Maximum number of events that the first printed snapshot has.
 const EVENTS_PRINTED: usize = 20;
 
 /// Options of `top`.
@@ -46,13 +46,13 @@ pub struct TopArgs {
     /// Print one snapshot as text, with all columns, and exit
     #[arg(long)]
     once: bool,
-    /// Print this many pictures as text, and exit
+    /// Print this many snapshots as text, and exit
     #[arg(long, value_name = "N", conflicts_with = "once", value_parser = clap::value_parser!(u32).range(1..))]
     batch: Option<u32>,
     /// Print JSON, one object per line; without --once and --batch, one snapshot
     #[arg(long)]
     json: bool,
-    /// Time between pictures
+    /// Time between updates
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     every: Ns,
     /// Sort VMs by: worst, name, home, cpus, wait, local, llc, used, memory
@@ -129,7 +129,7 @@ pub fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The view with its first picture, if the agent is asked for it.
+/// Adds the first picture to the view, if that comes from the agent and is shown on a terminal.
 fn first(mut view: View, args: &TopArgs, is_past: bool) -> anyhow::Result<View> {
     if !is_past && std::io::stdout().is_terminal() {
         view.picture = Some(ask_patiently(&args.state.dir)?);
@@ -137,7 +137,7 @@ fn first(mut view: View, args: &TopArgs, is_past: bool) -> anyhow::Result<View> 
     Ok(view)
 }
 
-/// Prints one picture after another: an agent's at intervals, a history's period by period.
+/// Prints one picture after another: of an agent at intervals, of a history period by period.
 fn print_pictures(
     args: &TopArgs,
     mut view: View,
@@ -203,7 +203,7 @@ fn ask_once(state: &Path) -> anyhow::Result<Picture> {
     })
 }
 
-/// Asks, and repeats while the agent has not sampled its host yet.
+/// Asks the agent for a picture, again and again while it has not sampled its host yet.
 fn ask_patiently(state: &Path) -> anyhow::Result<Picture> {
     let is_not_yet = |error: &anyhow::Error| {
         matches!(

@@ -8,7 +8,7 @@ use crate::ask::vms;
 use crate::options::ShowArgs;
 use crate::print::{or_dash, print_json, table};
 
-/// Why the agent tells a VM's guest nothing, or when it last did.
+/// Describes when the agent last told a VM's guest about its nodes, or why it tells the guest nothing.
 fn standing(vm: &VmStatus) -> String {
     match (&vm.topology.why_not, vm.topology.published_age_ns) {
         (Some(why), None) => format!("told nothing: {why}"),

@@ -17,7 +17,8 @@ pub fn about_input(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// Time of a VM's request; without requests its program's runtime; of a VM that did not end the instructions it executed.
+/// Formats the mean time of a VM's requests. Without requests, formats the program's runtime, or the number of executed
+/// instructions if the program did not end.
 fn runtime(vm: &VmReport) -> String {
     if let Some(requests) = vm.requests {
         return millis(requests.mean_ms);
@@ -71,7 +72,7 @@ mod tests {
 
     use super::*;
 
-    /// One program that ends and one that does not, on CPUs that they share or not.
+    /// A program that ends, one that does not, and an idle VM. The policy decides whether they share CPUs.
     const CASE: &str = r#"
 name = "case"
 duration = "20s"

@@ -17,15 +17,15 @@ pub fn spec(what: Option<&str>, seed: Option<u64>) -> anyhow::Result<Setup> {
     named::setup(what, seed).map_err(bad_input)
 }
 
-/// Reads a scenario by file or name; a workload file becomes a scenario with one VM that runs it.
+/// Reads a scenario from a file or by its name. A workload file becomes a scenario with one VM that runs the workload.
 ///
 /// # Errors
-/// A bad file, with the place of the error; an unknown name, with the nearest.
+/// A bad file, with the place of the error; an unknown name, with the nearest name.
 pub fn scenario(what: &str) -> anyhow::Result<Scenario> {
     named::scenario(what).map_err(bad_input)
 }
 
-/// The requested machine, else the scenario's own: a preset, or a file in the scenario's directory.
+/// Returns the requested machine, else the scenario's own: a preset, or a file in the scenario's directory.
 ///
 /// # Errors
 /// An unknown or bad machine.
@@ -33,7 +33,7 @@ pub fn machine_for(scenario: &Scenario, path: &str, asked: Option<&str>) -> anyh
     named::machine_for(scenario, path, asked).map_err(bad_input)
 }
 
-/// The preset of a name, or the machine in a file.
+/// Returns the preset with this name, or the machine in this file.
 ///
 /// # Errors
 /// An unknown machine, with the nearest name; a bad file.

@@ -13,12 +13,12 @@ struct Here {
     at_terminal: bool,
 }
 
-/// Whether this process is a systemd service.
+/// Returns true if this process is a systemd service.
 pub fn is_a_service() -> bool {
     is_service(|name| std::env::var_os(name), std::process::id())
 }
 
-/// Fails if an unrequested simulation could be mistaken for a real run; `why` says why there is no real one.
+/// Fails if an unrequested simulation could be mistaken for a real run; `why` says why there is no real run.
 ///
 /// # Errors
 /// As a service, as root, or without a terminal: the error says what is missing, and how to get it.
@@ -49,8 +49,8 @@ impl Here {
     }
 }
 
-/// Whether systemd started this process. A terminal's own unit passes its variables on to its children; only the process that
-/// systemd started has its number in `SYSTEMD_EXEC_PID`.
+/// Returns true if systemd started this process. A terminal's unit passes its variables on to its children, but only the process
+/// that systemd started finds its own number in `SYSTEMD_EXEC_PID`.
 fn is_service(variable: impl Fn(&str) -> Option<OsString>, process: u32) -> bool {
     let started = variable("SYSTEMD_EXEC_PID");
     let is_other = started.is_some_and(|started| started != *process.to_string());

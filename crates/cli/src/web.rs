@@ -11,21 +11,21 @@ use tempfile::TempDir;
 
 use crate::output::Output;
 
-/// The port in the documentation.
+/// The default port, which the documentation names.
 const PORT: u16 = 9464;
 
-/// What a run needs besides its other options.
+/// The address and the history of a run.
 pub struct Web {
     /// Where to answer HTTP.
     pub listen: Option<Listen>,
     /// The requested history, or a temporary one for this run only.
     pub history: Option<PathBuf>,
-    /// The temporary directory; removed with the value.
+    /// The directory of a temporary history, removed when the value is dropped.
     _own: Option<TempDir>,
 }
 
 impl Web {
-    /// Where HTTP is answered, and where the history is.
+    /// Takes the address and the history that were requested.
     pub fn new(listen: Option<Listen>, history: Option<PathBuf>) -> Web {
         Web {
             listen,
@@ -37,7 +37,7 @@ impl Web {
     /// Adds what the page needs: an address, and a history if the host keeps none.
     ///
     /// # Errors
-    /// There is no room for a history.
+    /// A directory for the history cannot be created.
     pub fn with_page(mut self, is_kept: bool, output: &mut Output) -> anyhow::Result<Web> {
         if self.listen.is_none() {
             self.listen = Some(address(PORT, output)?);
@@ -53,7 +53,7 @@ impl Web {
     }
 }
 
-/// The usual address, or a free port if another program has its port.
+/// Returns the usual address, with any free port if another program uses this port.
 fn address(port: u16, output: &mut Output) -> anyhow::Result<Listen> {
     let is_taken = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
         .is_err_and(|error| error.kind() == ErrorKind::AddrInUse);

@@ -19,7 +19,7 @@ pub struct WhatIfArgs {
     /// Homes, such as `web=0 db=1,2 batch=none`; VMs that are not named keep theirs
     #[arg(value_name = "VM=NODES")]
     pub homes: Vec<String>,
-    /// Ask on the twin instead of the running agent: a scenario file, or the name of a built-in scenario
+    /// Ask about a scenario on the twin instead of the running agent: a scenario file, or the name of a built-in scenario
     #[arg(long, value_name = "SCENARIO", conflicts_with = "state")]
     pub scenario: Option<String>,
     /// How long the agent manages the scenario before the question is asked
@@ -38,7 +38,7 @@ pub struct WhatIfArgs {
     pub agent: AgentArgs,
 }
 
-/// How to write a home, for every error about one.
+/// How to write a home, for every error about a home.
 const REMEDY: &str = "write `VM=0` for a node, `VM=0,1` or `VM=0-2` for several, `VM=none` for no home";
 
 /// `homenode whatif`.
@@ -73,7 +73,7 @@ fn parse(texts: &[String]) -> anyhow::Result<Homes> {
             return Err(bad_input(format!("`{word}` names no VM; {REMEDY}")));
         }
         let nodes = match home {
-            // `free` is its name up to 0.2.0.
+            // Up to version 0.2.0, `free` was the name of `none`.
             "none" | "free" => None,
             list => match list.parse::<NodeSet>() {
                 Ok(nodes) if !nodes.is_empty() => Some(nodes),
@@ -91,7 +91,7 @@ fn parse(texts: &[String]) -> anyhow::Result<Homes> {
     Ok(homes)
 }
 
-/// Runs the agent on a scenario up to a time, and asks it.
+/// Runs the agent on a scenario up to a time, and asks it the question.
 fn simulate(args: &WhatIfArgs, what: &str, homes: &Homes) -> anyhow::Result<Forecast> {
     let scenario = twin::scenario(what)?;
     let machine = twin::machine_for(&scenario, what, None)?;

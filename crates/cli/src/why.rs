@@ -23,7 +23,7 @@ pub struct WhyArgs {
     /// When it was slow: 03:12, '2026-11-23 03:12', or how long ago, such as 15m [default: the last recorded time]
     #[arg(long, value_name = "TIME")]
     at: Option<Time>,
-    /// Length of the stretch around that time; it is compared with four times as long before it
+    /// Length of the stretch around that time; it is compared with the stretch before it, four times as long
     #[arg(long, value_name = "DURATION", default_value = "5m")]
     window: Ns,
     #[command(flatten)]

@@ -23,10 +23,10 @@ use crate::{bad_input, page_log};
 /// Options of `wss`.
 #[derive(Debug, clap::Args)]
 pub struct WssArgs {
-    /// The VM's name; without it, the latest figures of all VMs
+    /// The VM's name; without it, show the latest figures of all VMs
     #[arg(conflicts_with = "log")]
     pub vm: Option<String>,
-    /// Read a log of pages written by the emulator's plugin (`pages=FILE`) instead of a VM
+    /// Read a page log that the emulator's plugin wrote (`pages=FILE`) instead of measuring a VM
     #[arg(long, value_name = "FILE", conflicts_with = "window")]
     pub log: Option<PathBuf>,
     #[command(flatten)]
@@ -38,13 +38,13 @@ pub struct WssArgs {
     pub agent: AgentArgs,
 }
 
-/// How often to ask the agent whether a window is over.
+/// Time between requests that ask the agent whether a window is over.
 const POLL: Duration = Duration::from_millis(500);
-/// How long the agent may take to begin: moving pages keeps its loop busy for a while.
+/// How long the agent may take to begin measuring. Moving pages can keep its loop busy for a while.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long the agent keeps measuring for a client after its last request; each poll renews it.
 const WAIT: Ns = Ns::from_secs(15);
-/// What a working set is not, printed with each.
+/// What a working set does not tell; printed with each figure.
 const NOT: &str = "not said: whether the guest would like more than it has (one that swaps looks like one that fits), nor how \
                    slow it would be with less";
 
@@ -156,7 +156,7 @@ fn one(args: &WssArgs, name: &str) -> anyhow::Result<()> {
     }
 }
 
-/// The figure that was waited for, as a document.
+/// The document of `homenode wss VM`.
 #[derive(Serialize, JsonSchema)]
 pub struct Answered<'a> {
     vm: &'a str,
@@ -165,7 +165,7 @@ pub struct Answered<'a> {
     figure: &'a Figure,
     /// The trackers that can measure how much memory VMs use on this host.
     trackers: &'a [TrackerChoice],
-    /// What a working set is not.
+    /// What a working set does not tell.
     not: &'static str,
 }
 

@@ -17,7 +17,7 @@ use crate::bad_input;
 const PORT: u16 = 9464;
 /// How long an agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Largest answer.
+/// Maximum size of an answer.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
 /// A host's name and its agent's address.
@@ -131,7 +131,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// An asker with these credentials.
+    /// Creates an asker with these credentials.
     pub fn new(login: &Login) -> Asker {
         let mut tls = TlsConfig::builder();
         if !login.authorities.is_empty() {

@@ -27,13 +27,13 @@ use crate::{bad_input, trial, twin};
 pub struct ScenarioArgs {
     #[command(flatten)]
     span: SpanArgs,
-    /// Where to write the scenario
+    /// File for the scenario
     #[arg(short, long, value_name = "FILE.toml")]
     output: PathBuf,
-    /// The machine: a preset, or a file of 'homenode calibrate' [default: the machine of the recording]
+    /// The machine: a preset, or a file from 'homenode calibrate' [default: the machine of the recording]
     #[arg(long, value_name = "MACHINE")]
     machine: Option<String>,
-    /// Number of corrections, each after a run on the twin; with 0 the scenario has the recorded counts
+    /// How many times to correct the scenario after a run on the twin; with 0 the scenario has the recorded counts
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(0..=100))]
     rounds: u32,
     #[command(flatten)]
@@ -51,7 +51,7 @@ pub struct RecordScenario {
     machine_file: Option<String>,
     /// The run in the history.
     run: i64,
-    /// Begin of the stretch, by the wall clock.
+    /// Start of the stretch, by the wall clock.
     from: String,
     /// End of the stretch, by the wall clock.
     to: String,
@@ -72,7 +72,7 @@ pub struct ScenarioVm {
     recorded: Figures,
     /// The twin's figures when it simulates the scenario; absent if it was not simulated.
     simulated: Option<Figures>,
-    /// Assumptions about it.
+    /// Assumptions about this VM.
     assumed: Vec<String>,
 }
 
@@ -160,7 +160,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Says what the history has, since it has no samples at that time.
+/// Describes the samples that the history has, for an error about a time without samples.
 fn what_is_kept(archive: &Archive) -> anyhow::Result<String> {
     Ok(match archive.span(Kind::Sample)? {
         None => "the history has no samples: they are kept for `record.samples_hours`".to_owned(),
@@ -171,7 +171,7 @@ fn what_is_kept(archive: &Archive) -> anyhow::Result<String> {
     })
 }
 
-/// How the scenario names its machine, and the file to write if the machine is not a preset.
+/// Returns the machine's name in the scenario, and the file to write if the machine is not a preset.
 fn name_machine(machine: &Machine, output: &Path) -> anyhow::Result<(String, Option<PathBuf>)> {
     let is_preset = preset_names()
         .any(|name| *name == *machine.name && preset(name).is_ok_and(|preset| preset == *machine));
@@ -210,7 +210,7 @@ fn about(stretch: &Stretch, machine: String) -> About {
     }
 }
 
-/// Simulates the scenario under the recorded settings and returns what is seen of it after the lead-in.
+/// Simulates the scenario under the recorded settings, and returns the samples seen after the lead-in.
 fn simulate(machine: &Machine, config: &Config, scenario: Scenario, lead: Ns) -> anyhow::Result<Seen> {
     let mut seen = Seen::new(machine);
     let seed = scenario.seed;

@@ -113,7 +113,7 @@ impl History for Past {
         self.go_to(wall_ns.clamp(from, to)).map(drop)
     }
 
-    // A time of day that is not in the span today is the last one in it.
+    // A time of day that the span does not contain today means the last one before the end of the span.
     fn go_to_time(&mut self, time: &Time) -> anyhow::Result<Option<String>> {
         let (from, to) = self.span()?;
         let now = now_ns();

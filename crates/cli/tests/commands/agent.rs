@@ -41,7 +41,7 @@ impl Agent {
         common::refused(&self.permit(args))
     }
 
-    /// Ends it with a signal, such as `kill -9`; returns its directory.
+    /// Ends the agent with a signal, as `kill -9` does, and returns its directory.
     fn end(mut self, signal: rustix::process::Signal) -> tempfile::TempDir {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).unwrap();
@@ -116,11 +116,11 @@ fn permits_are_booked_kept_suggested_and_counted_over_a_restart() {
         usage["lines"][0]["used_units"].as_u64().unwrap() >= used,
         "{usage}"
     );
-    // A kill costs at most the usage of the last minute.
+    // After SIGKILL at most the usage of the last minute is lost.
     let dir = agent.end(rustix::process::Signal::KILL);
     let agent = Agent::start(dir);
     assert!(
-        // Its name up to 0.2.0.
+        // The name of `usage` up to version 0.2.0.
         agent.permit_json(&["bill", "web"])["lines"][0]["used_units"]
             .as_u64()
             .unwrap()
@@ -128,7 +128,7 @@ fn permits_are_booked_kept_suggested_and_counted_over_a_restart() {
     );
 }
 
-/// An agent on the twin under these kernel limits, as a user whom they bind.
+/// Starts an agent on the twin under these kernel limits, as a user to whom they apply.
 fn limited(dir: &tempfile::TempDir, limits: &[&str]) -> std::process::Command {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt as _;
@@ -144,9 +144,9 @@ fn limited(dir: &tempfile::TempDir, limits: &[&str]) -> std::process::Command {
     command.args(["--host", &format!("twin:{}", scenario.display())]);
     command.arg("--state").arg(dir.path().join("state"));
     if rustix::process::geteuid().is_root() {
-        // Without the sticky bit the agent refuses a directory below it.
+        // Without the sticky bit, the agent refuses a state directory below this one.
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o1777)).unwrap();
-        // An unprivileged user: a limit of processes does not bind root.
+        // A limit on the number of processes does not apply to root.
         command.uid(65534).gid(65534);
     }
     command
@@ -166,7 +166,7 @@ fn clients_that_take_all_files_that_the_agent_may_open_delay_nobody() {
         agent.ask(&["vm"]).status.success().then_some(())
     });
     let socket = agent.dir.path().join("state/agent.sock");
-    // The oldest connections are dropped for the newest.
+    // The agent drops the oldest connections to make room for new ones.
     let connect = |_| std::os::unix::net::UnixStream::connect(&socket).unwrap();
     let began = std::time::Instant::now();
     for _ in 0..20 {
@@ -174,7 +174,7 @@ fn clients_that_take_all_files_that_the_agent_may_open_delay_nobody() {
         stdout(&agent.permit(&["show", "web"]));
         drop(silent);
     }
-    // Seconds if every request is heard, minutes if one is not.
+    // This takes seconds if the agent answers every request, and minutes if it misses one.
     assert!(began.elapsed() < std::time::Duration::from_secs(40));
 }
 
@@ -409,7 +409,7 @@ fn without_an_agent_permits_say_how_to_start_one() {
     );
 }
 
-/// Between two samples there is time to ask: a new setting is shown although no sample has it yet.
+/// The period is long, so the question comes before the next sample: a new setting is shown at once.
 #[test]
 fn what_was_set_is_shown_by_the_next_question() {
     let agent = Agent::on(

@@ -1,5 +1,5 @@
-//! `homenode calibrate` as a user runs it. The figures depend on the machine's load; these tests check only that it ends,
-//! with plausible figures.
+//! `homenode calibrate` as a user runs it. The figures depend on the machine's load, so these tests check only that it ends with
+//! plausible figures.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -21,7 +21,7 @@ fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).expect("one JSON value")
 }
 
-/// Whether every number in it is finite: JSON writes others as `null`.
+/// Returns true if every number in the value is finite. JSON has `null` for other numbers.
 fn finite(value: &Value) -> bool {
     match value {
         Value::Null => false,
@@ -56,7 +56,7 @@ fn a_quick_calibration_and_comparison_give_a_machine_that_the_other_commands_tak
         assert!(median(figure) > 0.0 && finite(figure), "{figure}");
         assert!(figure["min"].as_f64() <= figure["median"].as_f64(), "{figure}");
     }
-    // L1 and memory are some fifty times apart: no other load hides that.
+    // Memory is about fifty times slower than L1, which no other load hides.
     assert!(
         median(&calibration["l1_ns"]) < median(&pair["latency_ns"]),
         "{calibration}"
@@ -133,7 +133,7 @@ fn a_worker_ends_with_its_input_and_with_its_parent() {
         (Some(0), &b"ready\n"[..])
     );
 
-    // A shell in between, so that the worker's parent can be killed while its input stays open here.
+    // The worker's parent is a shell, so that the parent can be killed while the worker's input stays open here.
     let script = "exec 3<&0; \"$0\" \"$@\" <&3 & echo $!; wait";
     let mut shell = Command::new("sh")
         .args(["-c", script, env!("CARGO_BIN_EXE_homenode")])

@@ -1,4 +1,4 @@
-//! The commands as a user runs them, and what the README promises of them.
+//! The commands as a user runs them, and what the README promises about them.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::common;
 use crate::common::{homenode, is_as_its_schema_says, run, stderr, stdout};
 
-/// Exit status and message of a command that must fail.
+/// Returns the exit status and the message of a command that must fail.
 fn refused(args: &[&str]) -> (i32, String) {
     common::refused(&run(args))
 }
@@ -17,7 +17,7 @@ fn json(args: &[&str]) -> Value {
     common::json(&run(args))
 }
 
-/// The last line of a run's output.
+/// Returns the last line of a run's output.
 fn summary(output: &Output) -> Value {
     assert!(output.status.success(), "{}", stderr(output));
     serde_json::from_str(stdout(output).lines().last().expect("some output")).expect("a JSON line")
@@ -192,7 +192,7 @@ fn a_simulation_is_the_same_every_time_and_names_every_option() {
             "{policy}"
         );
     }
-    // Another machine, epoch and policy.
+    // The same scenario with another machine, epoch and policy.
     let other = json(&[
         "sim",
         &path,
@@ -443,7 +443,7 @@ fn without_libvirt_or_nodes_a_sentence_says_what_to_do() {
     assert!(complaint.contains("no agent runs here"), "{complaint}");
 }
 
-/// The program under the name `numad`, with its own state directory.
+/// Runs the program under the name `numad`, with this state directory.
 fn numad(state: &std::path::Path, args: &[&str]) -> Output {
     called("numad", state, args)
 }
@@ -487,7 +487,7 @@ fn numad_answers_every_request_that_can_be_read() {
     }
 }
 
-/// SUSE's replacement for numad has another name, and is given the size of huge pages.
+/// SUSE's replacement for numad has another name, and gets the size of huge pages as an argument.
 #[test]
 fn numa_preplace_is_answered_as_numad_is() {
     let state = tempfile::tempdir().unwrap();

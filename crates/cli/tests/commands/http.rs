@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::common::http::Site;
 use crate::common::{json, refused, run};
 
-/// A VM that streams through memory, one that comes later, and one whose name must be escaped everywhere.
+/// A VM that streams through memory, and a VM that arrives later, whose name must be escaped everywhere.
 const SCENARIO: &str = "\
 name = \"two\"
 machine = \"r420\"
@@ -76,7 +76,7 @@ fn what_is_asked_is_answered_as_described_and_as_commands_print_it() {
     let state = site.dir.path().join("state").display().to_string();
     let printed = json(&run(&["vm", "--state", &state, "--json"]));
     assert_eq!(printed["vms"][1]["id"], web["id"]);
-    // The socket answers the same, but only to the agent's user, and whatever the host's name is.
+    // The socket gives the same answers, whatever the header Host is, but only to the agent's user.
     assert_eq!(site.over_socket("/v1/nodes").status, 200);
     let socket = std::fs::metadata(site.dir.path().join("state/http.sock")).unwrap();
     assert_eq!(socket.permissions().mode() & 0o777, 0o600);
@@ -132,7 +132,7 @@ fn headroom_is_what_a_vm_can_get() {
     // The figure changes a little with each sample, since VMs run.
     assert_eq!(nodes(1.0, 0.9 * memory), 1, "{memory}");
     assert_ne!(nodes(1.0, 1.1 * memory), 1, "{memory}");
-    // Headroom counts hyperthreads, two for each core, and a VM gets a core for each vCPU if there are enough.
+    // Headroom counts hyperthreads, two for each core. A VM gets a core for each vCPU if there are enough cores.
     assert_eq!(nodes(cpus / 2.0 - 1.0, 1e9), 1, "{cpus}");
     assert_ne!(nodes(cpus + 3.0, 1e9), 1, "{cpus}");
     let bandwidth = told("homenode_node_headroom_memory_bandwidth_bytes_per_second");
@@ -152,7 +152,7 @@ fn the_past_is_told_in_pages_and_in_steps() {
     let newest = whole["decisions"].as_array().unwrap();
     let ids: Vec<i64> = newest.iter().map(|d| d["id"].as_i64().unwrap()).collect();
     assert!(ids.is_sorted_by(|a, b| a > b), "the newest first: {ids:?}");
-    // Pages have the same decisions, except for those made since.
+    // The pages together have the same decisions, except for decisions made since.
     let (mut paged, mut next) = (Vec::new(), Some((ids[0] + 1).to_string()));
     while let Some(cursor) = next {
         let page = site.json(&format!("/v1/decisions?limit=1&cursor={cursor}"));
@@ -188,7 +188,7 @@ fn the_past_is_told_in_pages_and_in_steps() {
     assert!((4..=5).contains(&points.len()), "{of_web}");
     assert_eq!(points[1]["periods_count"], 30);
     assert!(points[1]["cpus_used"].as_f64().unwrap() > 0.5, "{of_web}");
-    // The past host is the one at that time, with the events until then.
+    // The overview of the past shows the host at that time, with the events until then.
     let minute = from + Duration::from_secs(60);
     let then = site.json(&format!(
         "/v1/overview?at={}",
@@ -354,7 +354,7 @@ fn what_is_no_http_or_comes_from_elsewhere_is_refused_and_the_agent_goes_on() {
     );
 }
 
-/// Reads this many events of a stream: id, kind, data.
+/// Reads this many events of a stream. Returns id, kind and data of each.
 fn events(site: &Site, headers: &str, count: usize) -> Vec<(String, String, Value)> {
     let mut stream = site.connect();
     write!(
@@ -390,18 +390,18 @@ fn a_stream_goes_on_after_what_was_heard_last_and_says_what_is_missing() {
         .filter_map(|(_, _, data)| data["cycle_count"].as_u64())
         .collect();
     assert!(counts.windows(2).all(|pair| pair[1] == pair[0] + 1), "{first:?}");
-    // From the second one on: nothing twice, nothing missing.
+    // After the second event, no event is repeated and none is missing.
     let heard = |id: &str| format!("Last-Event-ID: {id}\r\n");
     let again = events(&site, &heard(&first[1].0), 3);
     assert_eq!(again[..], first[2..]);
-    // Another run's events are gone: a gap is reported, and everything left of this run follows.
+    // Events of another run are gone, so a gap is reported, and then everything that is left of this run follows.
     let other = events(&site, &heard("77-123"), 3);
     assert_eq!(
         (other[0].1.as_str(), &other[0].2["missed_count"]),
         ("gap", &Value::Null)
     );
     assert!(other[1].0.ends_with("-0"), "{other:?}");
-    // Events that have left the ring are a gap too, with their number.
+    // Events that have left the ring are a gap, too, which has the number of missed events.
     let fast = Site::on(
         tempfile::tempdir().unwrap(),
         SCENARIO,
@@ -420,7 +420,7 @@ fn a_stream_goes_on_after_what_was_heard_last_and_says_what_is_missing() {
     );
 }
 
-/// The value of a metric, found by the start of its line.
+/// Returns the value of the metric whose line starts with `begin`.
 fn figure(text: &str, begin: &str) -> Option<f64> {
     let line = text.lines().find(|line| line.starts_with(begin))?;
     line.rsplit(' ').next()?.parse().ok()
@@ -481,13 +481,14 @@ fn two_hundred_slow_clients_delay_no_cycle_and_no_scrape() {
         (cycles() - first) / begun.elapsed().as_secs_f64()
     };
     let alone = pace(3);
-    // A third send a request byte by byte, a third ask for much and read nothing, a third listen to events and read nothing.
+    // A third of the clients send a request byte by byte, a third ask for much and read nothing, and a third subscribe to events
+    // and read nothing.
     let ask_much = "GET /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(400);
     let listen = "GET /v1/events HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: 0-0\r\n\r\n";
     let mut slow: Vec<_> = (0..200).map(|n| (n % 3, site.connect())).collect();
     for (kind, stream) in &mut slow {
         stream.set_nonblocking(true).unwrap();
-        // As much as fits without waiting.
+        // Writes as much as fits without waiting.
         let _ = match kind {
             1 => stream.write(ask_much.as_bytes()),
             2 => stream.write(listen.as_bytes()),
@@ -530,7 +531,7 @@ fn clients_of_the_address_take_no_room_on_the_socket() {
             .map(|count| said[..count].starts_with(b"HTTP/1.1 200"))
     };
     assert!(is_answered().unwrap());
-    // Above the limit of connections, the oldest of these make room, and no other client does.
+    // Above the limit of connections, only the oldest connections to the address are closed.
     let mut crowd: Vec<_> = (0..300).map(|_| site.connect()).collect();
     assert_eq!(site.get("/metrics").status, 200);
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Access rights over HTTP: operators, viewers, users of a `web.yml`, and everybody else.
+//! Access rights over HTTP: of operators, viewers, users of a `web.yml`, and all other clients.
 
 use std::fs::Permissions;
 use std::net::TcpStream;
@@ -25,7 +25,7 @@ work_share = 100000.0
 ";
 const SETTINGS: &str = "/v1/vms/web/settings";
 const AS_JSON: &str = "Content-Type: application/json\r\n";
-/// bcrypt of `correct horse`, with cost 4 and 10.
+/// bcrypt of `correct horse`, with costs 4 and 10.
 const HASH: &str = "$2b$04$K08QjgoDisLXmecYm6C23Ol5IpNA4Oymq6Olsi34gjEulRPJlE/5G";
 const HASH_SLOW: &str = "$2b$10$8qxklqdgdwcMGfEnTYBoUOpa7I0lCeRxq/C5xtRDqtU/74olfDHMK";
 
@@ -55,7 +55,7 @@ fn operators_alone_change_settings_and_nobody_overwrites_anothers() {
     let wanted = settings(Some("250k"), Some("round-4k"), Some(1 << 30));
     let put = |headers: &str, body: &str| site.ask("PUT", SETTINGS, &format!("{AS_JSON}{headers}"), body);
 
-    // Any user of the host may read; changes need the key.
+    // Any user of the host may read. Changes need the key.
     let refused = put(&tag(&read), &wanted);
     assert_eq!(
         (refused.status, refused.problem().as_str()),
@@ -74,7 +74,7 @@ fn operators_alone_change_settings_and_nobody_overwrites_anothers() {
     let done = put(&format!("{operator}{}", tag(&read)), &wanted);
     assert_eq!(done.status, 200, "{done:?}");
     assert_eq!(done.json(), serde_json::from_str::<Value>(&wanted).unwrap());
-    // The change is in force at once, and the tag read before it is stale.
+    // The change is in force at once, and the earlier tag is stale.
     assert_eq!(tag(&site.get(SETTINGS)), tag(&done));
     let late = put(&format!("{operator}{}", tag(&read)), &none);
     assert_eq!((late.status, late.problem().as_str()), (412, "changed"));
@@ -189,7 +189,7 @@ fn a_group_that_is_not_there_is_refused_before_anything_is_begun() {
 #[test]
 #[allow(clippy::print_stderr)] // why nothing was looked at
 fn members_of_the_group_read_on_the_sockets_and_change_nothing() {
-    // Another user and a group of the host; only root can become them.
+    // This test runs commands as another user and group of the host, which only root can do.
     let id = Command::new("id").arg("-u").output().unwrap();
     if id.stdout.trim_ascii() != b"0" || Command::new("setpriv").arg("--version").output().is_err() {
         return;
@@ -236,7 +236,7 @@ fn members_of_the_group_read_on_the_sockets_and_change_nothing() {
     assert_eq!(ask("--groups=60", &[&change[..], &[&none, &url]].concat()), "403");
     assert_eq!(ask("--clear-groups", &[&url]), "000");
 
-    // The command as they run it, copied to where they may run it.
+    // A copy of the program, where those users may run it.
     let program = site.dir.path().join("homenode");
     std::fs::copy(env!("CARGO_BIN_EXE_homenode"), &program).unwrap();
     let state = site.dir.path().join("state").display().to_string();
@@ -273,7 +273,7 @@ fn members_of_the_group_read_on_the_sockets_and_change_nothing() {
     assert!(!is_told && said.contains("`[http] group`"), "{said}");
 }
 
-/// Certificates made by openssl, with their own authority.
+/// Certificates that openssl made, with their own certificate authorities.
 struct Tls {
     dir: tempfile::TempDir,
 }
@@ -287,7 +287,7 @@ impl Tls {
         tls
     }
 
-    /// Makes, or renews, a self-signed certificate.
+    /// Creates or renews a self-signed certificate.
     fn certify(&self, name: &str) {
         let key = format!("{name}.key");
         let certificate = format!("{name}.crt");
@@ -308,7 +308,7 @@ impl Tls {
         std::fs::set_permissions(self.dir.path().join(key), Permissions::from_mode(0o600)).unwrap();
     }
 
-    /// Makes a client certificate, signed by an authority that `certify` made.
+    /// Creates a client certificate, signed with a certificate from `certify`.
     fn sign(&self, name: &str, authority: &str) {
         let openssl = |args: String| {
             let mut openssl = Command::new("openssl");
@@ -343,7 +343,7 @@ impl Tls {
         path.display().to_string()
     }
 
-    /// curl's result: the status (000 if it could not connect), and the body.
+    /// Requests a path with curl. Returns the status (000 if curl could not connect) and the body.
     fn curl(&self, site: &Site, path: &str, more: &[&str]) -> (String, String) {
         let url = format!("https://{}{path}", site.address);
         let ca = self.dir.path().join("server.crt");
@@ -400,7 +400,7 @@ fn elsewhere_is_listened_on_with_tls_and_passwords_and_users_have_their_roles() 
     );
     let as_alice = [&change[..], &["-u", "alice:correct horse"]].concat();
     assert_eq!(ask(&as_alice), "200");
-    // A page of another site in alice's browser.
+    // A page of another site sends a request through alice's browser.
     assert_eq!(
         ask(&[&as_alice[..], &["-H", "Origin: https://evil.example"]].concat()),
         "403"
@@ -413,7 +413,7 @@ fn elsewhere_is_listened_on_with_tls_and_passwords_and_users_have_their_roles() 
         .concat()),
         "200"
     );
-    // No answer in clear text, and none over a TLS version that is too old.
+    // The agent answers neither in clear text nor over a TLS version that is too old.
     assert!(matches!(site.get("/v1/nodes").status, 0 | 400));
     assert_eq!(ask(&["-u", "bob:correct horse", "--tls-max", "1.1"]), "000");
 }
@@ -425,7 +425,7 @@ fn files_are_read_again_when_they_change_and_a_slip_changes_nothing() {
     let site = site(&["--listen", "127.0.0.1:0", "--web-config", &web]);
     let ask = |user: &str| tls.curl(&site, "/v1/nodes", &["-u", user]).0;
     assert_eq!(ask("bob:correct horse"), "200");
-    // A renewed certificate, the only one that curl accepts now.
+    // The certificate is renewed, and curl accepts only the new one.
     tls.certify("server");
     assert_eq!(ask("bob:correct horse"), "200");
     let notices = |what: &'static str| site.eventually(what, |site| site.said().contains(what).then_some(()));
@@ -542,7 +542,7 @@ fn a_web_yml_that_is_wrong_is_refused_with_the_place_and_the_remedy() {
     assert!(complaint.contains(&key.display().to_string()), "{complaint}");
 }
 
-/// Number of the agent's cycles so far.
+/// Returns the number of the agent's cycles so far.
 fn cycles(site: &Site) -> u64 {
     site.over_socket("/v1/status").json()["cycle_count"]
         .as_u64()
@@ -616,7 +616,7 @@ fn handshakes_that_never_end_keep_nobody_out() {
         tls.curl(&site, "/v1/nodes", &["-u", "bob:correct horse"]).0,
         "200"
     );
-    // Each is dropped after ten seconds.
+    // The agent drops each silent connection after ten seconds.
     silent[0].set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let begun = Instant::now();
     let end = std::io::Read::read(&mut &silent[0], &mut [0; 64]);

@@ -1,4 +1,4 @@
-//! `homenode kernel-footprint` as a user runs it: with this machine's real kernel under the real QEMU, if both exist.
+//! `homenode kernel-footprint` as a user runs it, with this machine's real kernel under the real QEMU, if both are installed.
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -28,7 +28,7 @@ fn stock_kernel() -> Option<PathBuf> {
         .max()
 }
 
-/// docs/OVERCOMMIT.md has the figure measured by hand; here the step is coarse, which takes five guests.
+/// docs/OVERCOMMIT.md has a figure measured by hand. The step here is coarse, so that five guests suffice.
 #[test]
 fn a_stock_kernel_has_a_footprint_or_the_complaint_says_what_to_install() {
     let Some(kernel) = stock_kernel() else {

@@ -1,4 +1,4 @@
-//! The commands as a user runs them. One test program, since each further one links everything again.
+//! The commands as a user runs them. All tests are one program, because each further program links everything again.
 
 mod agent;
 mod calibrate;

@@ -1,4 +1,4 @@
-//! Drained nodes and pauses, as a user sees them.
+//! Drains and pauses, as a user sees them.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! What commands do if no reader is left, or nothing can be written.
+//! What commands do if the reader of their output is gone, or their output cannot be written.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
@@ -69,7 +69,7 @@ fn a_simulation_waits_for_its_reader_and_loses_nothing() {
     let vm = "[[vm]]\nname = \"web\"\nvcpus = 1\nmemory = \"1GiB\"\nworkload = \"cg.B\"\nwork_share = 9.0\n";
     std::fs::write(&path, format!("name = \"small\"\nmachine = \"r420\"\n{vm}")).expect("written");
     let host = format!("twin:{}", path.display());
-    // Each cycle takes some kilobytes: a pipe holds a few of them.
+    // Each cycle prints some kilobytes, and a pipe holds the output of only a few cycles.
     let args = ["run", "--host", &host, "--fast", "--json", "--duration", "200s"];
     let prompt = text(&run(&args));
     let (mut reader, writer) = std::io::pipe().expect("a pipe");
@@ -171,7 +171,7 @@ fn names_that_others_chose_are_shown_and_not_obeyed_and_json_stays_exact() {
     );
 }
 
-/// A VM that goes over its permit and back every ten seconds. Each quota used to be a line.
+/// A VM exceeds its permit and returns below it every ten seconds. Formerly each new quota was printed on its own line.
 #[test]
 fn a_run_says_what_repeats_once_a_minute_and_the_history_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -219,7 +219,7 @@ fn a_run_says_what_repeats_once_a_minute_and_the_history_loses_nothing() {
     assert_eq!(lines.iter().map(more).sum::<u64>(), kept, "{ran}");
 }
 
-/// The output of a command on a terminal, which `script` provides.
+/// Returns the output of a command on a terminal, which `script` provides.
 fn on_a_terminal(args: &[&str]) -> String {
     let program = env!("CARGO_BIN_EXE_homenode");
     let shown = Command::new("script")

@@ -1,4 +1,4 @@
-//! Policies that are programs, run as users run them: good ones, and all kinds of bad ones.
+//! Policies that are programs, as users run them: good programs, and all kinds of bad ones.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,13 +13,13 @@ use tempfile::TempDir;
 use crate::common;
 use crate::common::{homenode, is_as_its_schema_says, json, refused, run, text};
 
-/// The example, from the repository's root.
+/// Returns the repository's example of a policy.
 fn example() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/policies/near.py");
     format!("exec:python3 {}", path.display())
 }
 
-/// Two small VMs for some seconds.
+/// A scenario of two small VMs that takes some seconds.
 const SMALL: &str = r#"
 name = "small"
 machine = "r420"
@@ -49,7 +49,7 @@ impl Place {
         self.0.path().join(name)
     }
 
-    /// A policy in Python; `body` handles each line of input.
+    /// Writes a policy in Python whose `body` handles each line of input.
     fn policy(&self, body: &str) -> String {
         let text = format!(
             "import json, sys, time, os\nopen({:?}, 'w').write(str(os.getpid()))\nfor line in sys.stdin:\n    {}\n",
@@ -69,7 +69,7 @@ impl Place {
             .unwrap()
     }
 
-    /// Whether the last program is gone.
+    /// Returns true if the last program has ended.
     fn is_gone(&self) -> bool {
         let pid = std::fs::read_to_string(self.path("pid")).unwrap();
         !Path::new("/proc").join(pid).exists()
@@ -201,7 +201,7 @@ fn bad_programs_end_the_run_with_an_error_that_names_them_and_are_gone() {
     for (body, why) in cases {
         let policy = place.policy(body);
         let began = Instant::now();
-        // Only a program that never answers should run out of time: on a busy machine Python starts slowly.
+        // Python starts slowly on a busy machine, so only a program that never answers gets the short time limit.
         let within = if why.contains("700ms") { "700ms" } else { "15s" };
         let (status, complaint) = refused(&place.sim(&policy, &["--answer-within", within]));
         assert_eq!(status, 1, "{body}: {complaint}");
@@ -221,7 +221,7 @@ fn what_a_program_says_on_standard_error_is_seen_and_one_that_goes_on_is_killed(
     let policy = place.policy(&format!("print('I think', file=sys.stderr)\n{NOTHING}"));
     let output = place.sim(&policy, &[]);
     assert_eq!(common::stderr(&output).matches("I think").count(), 6);
-    // Its input ends, but it goes on.
+    // The program goes on after its input has ended.
     let policy = place.policy(&format!(
         "{NOTHING}\nif json.loads(line)['at_ns'] >= 5e9: time.sleep(1000)"
     ));
@@ -288,7 +288,7 @@ fn settings_and_search_take_programs_too() {
     assert_eq!(mine.unwrap()["mean"], 1.0, "{search}");
 }
 
-/// Every setting with a number, an amount or a duration, by its name in a file.
+/// Collects every setting that is a number, an amount or a duration, by its name in a file.
 fn settings(path: &str, value: &Value, found: &mut Vec<String>) {
     match value {
         Value::Object(inner) => {

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The program next to its plugin: cargo does not build the plugin for a test.
+/// Copies the program next to its plugin, which cargo does not build for a test.
 fn homenode(folder: &Path) -> Command {
     static BUILT: OnceLock<()> = OnceLock::new();
     let program = PathBuf::from(env!("CARGO_BIN_EXE_homenode"));
@@ -54,14 +54,14 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Exit status and message of a failing command.
+/// Returns the exit status and the message of a command that must fail.
 fn refused(args: &[&str]) -> (i32, String) {
     let output = profile(folder().path(), args);
     assert!(output.stdout.is_empty(), "{args:?}");
     (output.status.code().expect("it was not killed"), stderr(&output))
 }
 
-/// Words in an order that compresses like text.
+/// Returns words in a pseudo-random order, which compress like text.
 fn text(bytes: usize) -> String {
     let mut state = 1u64;
     let mut text = String::new();
@@ -292,7 +292,7 @@ fn an_emulator_that_is_too_old_or_takes_no_plugins_is_refused() {
         assert_eq!(code, 2, "{complaint}");
         assert!(complaint.contains(part), "{complaint}");
     }
-    // It accepts the plugin but is not QEMU: nothing is written.
+    // This emulator accepts the plugin but is not QEMU, so no log is written.
     let text = b"#!/bin/sh\necho 'qemu-x86_64 version 8.0.0 -plugin'\n";
     let qemu = program(folder.path(), "qemu", text);
     let output = profile(folder.path(), &["--qemu", &qemu, "--", "true"]);

@@ -1,4 +1,4 @@
-//! VMs that libvirt does not manage: a real QEMU (emulating), and Proxmox' hookscript.
+//! VMs that libvirt does not manage: a real QEMU (without KVM), and Proxmox' hookscript.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -109,7 +109,7 @@ fn proxmox_notes_become_settings_and_nothing_else_is_touched() {
     assert_eq!(table["home"].as_str(), Some("1"));
     started("homenode%3A home=1", "../escaped", "pre-start");
     assert!(!dir.path().join("escaped.toml").exists());
-    // If it gets the lock late, or never, the VM still starts.
+    // If the hookscript gets the lock late, or never, the VM still starts.
     let lock = std::fs::File::open(vms.join(".lock")).unwrap();
     lock.lock().unwrap();
     started("homenode%3A home=0", "db", "pre-start");

@@ -41,7 +41,7 @@ fn of<'a>(all: &'a [Value], vm: &str) -> &'a Value {
     all.iter().find(|one| one["vm"] == vm).expect("one of this VM")
 }
 
-/// The agent's answer on its socket.
+/// Sends a request to the agent's socket and returns the answer.
 fn asked(state: &Path, request: &Value) -> Value {
     let mut socket = UnixStream::connect(state.join("agent.sock")).unwrap();
     writeln!(socket, "{request}").unwrap();
@@ -216,7 +216,7 @@ fn reservations_are_shown_and_dropped_and_what_they_held_is_free_at_once() {
         (&json!(4), &json!(1_u64 << 30))
     );
     assert!(text(&agent.ask(&["reservations"])).contains("to come"));
-    // Its name up to 0.2.0.
+    // The name of `reservations` up to version 0.2.0.
     assert!(text(&agent.ask(&["promises"])).contains("to come"));
     let ids: Vec<String> = reservations
         .iter()
@@ -280,7 +280,7 @@ fn programs_decide_over_the_socket_and_with_the_key_over_tcp() {
     });
     let (web, db) = (of(&both, "web")["id"].clone(), of(&both, "db")["id"].clone());
     let of_web = |verb: &str| format!("/v1/recommendations/{web}/{verb}");
-    // Over TCP only a client with the key may decide.
+    // Over TCP, only a client with the key may approve or reject.
     assert_eq!(
         site.ask("POST", &of_web("apply"), "", "").problem(),
         "unauthorized"
@@ -317,7 +317,7 @@ fn programs_decide_over_the_socket_and_with_the_key_over_tcp() {
         assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
         answer.problem();
     }
-    // Names up to 0.2.0: the request, and the path.
+    // The names of the request and the path up to version 0.2.0.
     asked(
         &site.dir.path().join("state"),
         &json!({"request": "promise", "vcpus": 1, "memory_mib": 64}),
@@ -328,7 +328,7 @@ fn programs_decide_over_the_socket_and_with_the_key_over_tcp() {
     let path = format!("/v1/reservations/{}", reservations[0]["id"]);
     assert_eq!(site.does_over_socket("DELETE", &path).status, 204);
     assert_eq!(site.does_over_socket("DELETE", &path).status, 404);
-    // The history records it like everything else.
+    // The history records these decisions like all others.
     site.eventually("decisions are recorded", |site| {
         let history = site.dir.path().join("history.sqlite").display().to_string();
         let kinds = ["recommended", "approved", "rejected"];

@@ -1,4 +1,4 @@
-//! The history of a run, queried as an operator does.
+//! The history of a run, as an operator queries it.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::common::{json, refused, run, stdout};
 
-/// A VM that comes later than another.
+/// A VM, and a second one that arrives later.
 const SCENARIO: &str = "\
 name = \"two\"
 machine = \"r420\"
@@ -67,7 +67,7 @@ fn what_a_run_saw_and_decided_is_shown_exported_and_pruned() {
     let text = record(&["show", "web", "--last", "1"]);
     assert!(stdout(&text).contains("VM web"), "{}", stdout(&text));
 
-    // Every period in the run's output is there unchanged.
+    // The export has every period of the run's output, unchanged.
     let lines = record(&["export", "--json"]);
     let lines: Vec<Value> = stdout(&lines)
         .lines()
@@ -102,7 +102,7 @@ fn what_a_run_saw_and_decided_is_shown_exported_and_pruned() {
         .count();
     assert_eq!(of_web, 1 + with_web);
 
-    // A replay decides the same; under other policies it does not, and says so.
+    // A replay makes the same decisions. Under other policies it makes others, and reports them.
     let same = json(&run(&["replay", &history, "--json"]));
     assert_eq!(
         (&same["same"], &same["inexact"]),
@@ -145,7 +145,7 @@ fn a_history_that_is_none_is_refused_with_the_remedy() {
     assert!(status == 2 && said.contains("no history"), "{status}: {said}");
     let (status, said) = refused(&run(&["record", "show", "--from", "noon", "--history", &words]));
     assert!(status == 2 && said.contains("03:12"), "{status}: {said}");
-    // Nor does a command wait for a pipe.
+    // A command does not wait for a pipe, either.
     let pipe = dir.path().join("pipe").display().to_string();
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     for args in [
@@ -159,7 +159,7 @@ fn a_history_that_is_none_is_refused_with_the_remedy() {
             "{args:?}: {status}: {said}"
         );
     }
-    // A run does not stop for it: it reports it, and goes on.
+    // A run reports that the history cannot be used, and goes on without one.
     for history in [&words, &pipe] {
         let ran = run(&[
             "run",
@@ -177,7 +177,7 @@ fn a_history_that_is_none_is_refused_with_the_remedy() {
     }
 }
 
-/// What a downgrade finds.
+/// This happens after a downgrade.
 #[test]
 fn a_history_of_a_newer_version_is_left_as_it_is_and_the_agent_runs_without_one() {
     let dir = tempfile::tempdir().unwrap();
@@ -199,7 +199,7 @@ fn a_history_of_a_newer_version_is_left_as_it_is_and_the_agent_runs_without_one(
         stdout(&ran)
     };
     assert!(!runs().contains("not recorded"));
-    // SQLite has `user_version` at byte 60, the most significant byte first.
+    // SQLite stores `user_version` at byte 60, the most significant byte first.
     let mut newer = std::fs::read(&path).unwrap();
     assert_eq!(newer[60..64], [0, 0, 0, 1]);
     newer[63] = 9;

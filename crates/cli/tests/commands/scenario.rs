@@ -1,4 +1,4 @@
-//! A recorded run as a scenario, simulated again.
+//! Recorded runs that are made into scenarios and simulated again.
 
 #![allow(clippy::print_stdout)] // how near it came
 
@@ -16,8 +16,8 @@ use serde_json::Value;
 use crate::common;
 use crate::common::{is_as_its_schema_says, json, refused, run, stdout};
 
-/// How far a VM of a scenario may be from its recording: relative for CPU use and traffic, absolute for LLC miss rate and
-/// local share. docs/HISTORY.md states these tolerances, and the measured differences.
+/// Maximum differences between a VM's figures in the simulation and in the recording: relative for CPU use and traffic, absolute
+/// for LLC miss rate and local share. docs/HISTORY.md states these tolerances, and the measured differences.
 const TOLERANCE: [(&str, f64); 4] = [
     ("cpus_used", 0.30),
     ("llc_miss_rate", 0.18),
@@ -25,7 +25,8 @@ const TOLERANCE: [(&str, f64); 4] = [
     ("bandwidth_bytes_per_s", 0.25),
 ];
 
-/// For VMs with less memory traffic than this only CPU use is promised: where their memory is depends on the scheduler.
+/// For VMs with less memory traffic than this, only the tolerance of CPU use is promised, because the scheduler decides where
+/// their memory is.
 const TRAFFIC_PROMISED: f64 = 5e8;
 
 struct Unseen;
@@ -73,7 +74,7 @@ fn of_file(file: &Path, machine: &str) -> Setup {
     Setup::new(preset(machine).unwrap(), scenario, 77)
 }
 
-/// The difference of a figure, as [`TOLERANCE`] defines it.
+/// Returns the difference between two values of a figure, as [`TOLERANCE`] defines it.
 fn off(key: &str, was: f64, is: f64) -> f64 {
     match key {
         "cpus_used" => (is - was).abs() / was.max(0.1),
@@ -82,8 +83,8 @@ fn off(key: &str, was: f64, is: f64) -> f64 {
     }
 }
 
-/// Records a scenario on a machine, makes a scenario of the history, records that, and compares the two histories. Returns
-/// the largest difference of each figure.
+/// Records a scenario on a machine, makes a scenario from the history, records that, and compares the two histories. Returns a
+/// message for each difference above the tolerance.
 fn again(machine: &str, scenario: Scenario, seconds: u64, policies: PolicySet) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
@@ -147,7 +148,7 @@ fn a_recorded_twin_simulated_again_is_as_near_as_stated() {
         ("r910", Scenario::tavo_mixed(), PolicySet::Homenode),
         ("xeon26x2", mixed("xeon26x2"), PolicySet::Homenode),
         ("r420", mixed("r420"), PolicySet::Default),
-        // On its eight small nodes homes gain or lose about a percent: the product may decide otherwise the second time.
+        // On eight small nodes, homes gain or lose only about a percent, so `homenode` might decide differently the second time.
         ("amd48", mixed("amd48"), PolicySet::Tavo),
     ];
     let threads = cases.map(|(machine, scenario, policies)| {
@@ -165,7 +166,7 @@ fn vms_that_rest_come_and_go_or_have_hostile_names_are_recorded_as_they_were() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     let text = |name: &str| std::fs::read_to_string(path(name)).unwrap();
-    // It rests half of the time; one leaves; names that would end a comment, a string or a path.
+    // One VM rests half of the time, one leaves, and one has a name that would end a comment, a string or a path.
     let mut resting = homenode_twin::workload::builtin("povray").unwrap();
     resting.name = "resting".to_owned();
     let program = resting.program.as_mut().unwrap();
@@ -275,7 +276,7 @@ fn what_cannot_be_a_scenario_is_refused_with_a_remedy() {
     assert!(status == 2 && said.contains("r910"), "{said}");
     let (status, said) = refused(&history, &["--rounds", "101"]);
     assert!(status == 2 && said.contains("100"), "{said}");
-    // `sim` takes a file without `.toml` for the name of a scenario.
+    // `sim` would take the path of a file without `.toml` for the name of a scenario.
     let other = path("made").display().to_string();
     let args = [
         "record",
@@ -315,7 +316,7 @@ fn what_cannot_be_a_scenario_is_refused_with_a_remedy() {
     .unwrap();
     let (status, said) = refused(&without, &[]);
     assert!(status == 2 && said.contains("record.samples_hours"), "{said}");
-    // From a torn file the whole part is used, or the error says that it is not a history.
+    // Of a truncated file, the intact part is used, or an error names the file.
     let whole = std::fs::read(&history).unwrap();
     for share in [0.1, 0.5, 0.9] {
         let torn = path("torn.sqlite");

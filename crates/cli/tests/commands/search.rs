@@ -80,7 +80,7 @@ fn the_best_known_is_found_said_and_kept() {
     let first = fs::read_to_string(&known).unwrap();
     assert!(first.contains("seed = 3"), "{first}");
 
-    // One job finds the same as two, and starts from the saved decisions: the result is no worse.
+    // One job finds the same as two. A search that starts from the saved decisions finds nothing worse.
     let alone = text(&search(&[
         &path,
         "--evaluations",

@@ -22,7 +22,7 @@ workload = \"stream\"
 work_share = 100000.0
 ";
 
-/// Starts an agent on the twin with a settings file; returns both.
+/// Starts an agent on the twin with a settings file. Returns the agent and the file's path.
 fn site(settings: &str) -> (Site, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("homenode.toml");
@@ -36,7 +36,7 @@ fn send(site: &Site, signal: Signal) {
     kill_process(pid, signal).expect("it runs");
 }
 
-/// Number of notices so far that contain this.
+/// Returns the number of notices so far that contain `what`.
 fn notices(site: &Site, what: &str) -> usize {
     let said = site.said();
     let lines = said.lines().filter(|line| line.contains("\"notice/1\""));
@@ -108,7 +108,7 @@ fn sigusr1_and_sigusr2_do_not_end_the_agent() {
     let (site, _) = site("period = \"100ms\"\n");
     send(&site, Signal::USR1);
     send(&site, Signal::USR2);
-    // Signals that wait for a process are delivered in order of number: USR1 (10), USR2 (12), then this one.
+    // Pending signals are delivered in order of their numbers, and HUP (1) would overtake USR1 (10) and USR2 (12).
     std::thread::sleep(Duration::from_millis(200));
     send(&site, Signal::HUP);
     site.eventually("it still takes signals", |site| {
@@ -133,7 +133,7 @@ fn sigterm_ends_a_simulation_within_a_second_though_nobody_reads_what_it_says() 
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // By then the pipe is full, and the loop waits.
+    // After this time the pipe is full, and the loop waits.
     std::thread::sleep(Duration::from_secs(2));
     let sent = Instant::now();
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
@@ -161,7 +161,7 @@ impl Manager {
         }
     }
 
-    /// The next message; `None` if none arrives in time.
+    /// Returns the next message, or `None` if no message arrives in time.
     fn hears(&self, within: Duration) -> Option<String> {
         self.socket.set_read_timeout(Some(within)).unwrap();
         let mut bytes = [0; 4096];
@@ -169,7 +169,7 @@ impl Manager {
         Some(String::from_utf8(bytes[..length].to_vec()).unwrap())
     }
 
-    /// The first message from now on that contains this.
+    /// Returns the first message from now on that contains `what`.
     fn waits_for(&self, what: &str) -> String {
         loop {
             let heard = self.hears(Duration::from_secs(60));
@@ -231,7 +231,7 @@ fn a_loop_that_stands_still_feeds_no_watchdog_though_the_process_lives() {
         .spawn()
         .unwrap();
     manager.waits_for("WATCHDOG=1");
-    // No reader takes its output: the pipe fills up, and the loop of a simulation waits. A keep-alive is due twice a second.
+    // No reader takes the output, so the pipe fills up and the simulation's loop waits. A keep-alive is due twice a second.
     let still = (0..60).any(|_| {
         let quiet_for = Duration::from_secs(3);
         manager.hears(quiet_for).is_none()
@@ -280,7 +280,7 @@ fn as_a_service() -> Command {
 fn a_service_is_never_a_simulation_that_nobody_asked_for() {
     let output = as_a_service().output().unwrap();
     let (said, complaint) = (stdout(&output), stderr(&output));
-    // If libvirt answers here, or a QEMU runs, this is a real host's agent, which changes nothing.
+    // If libvirt answers on this host or a QEMU runs, the agent manages the real host, but changes nothing.
     let is_real = said.contains("qemu:///system") || said.contains(" at qemu");
     let is_refused = output.status.code() == Some(1)
         && complaint.contains("As a service nothing is simulated unless it is asked for, with `--host twin`");
@@ -293,7 +293,7 @@ fn a_service_is_never_a_simulation_that_nobody_asked_for() {
 #[test]
 fn a_service_waits_for_the_first_vm_where_libvirt_is_not_installed() {
     let dir = tempfile::tempdir().unwrap();
-    // Shadows the library that the loader would find, if one is installed here.
+    // This file hides libvirt's library from the loader, if libvirt is installed on this host.
     std::fs::write(dir.path().join("libvirt.so.0"), "no library").unwrap();
     let output = as_a_service()
         .env("LD_LIBRARY_PATH", dir.path())
@@ -304,7 +304,7 @@ fn a_service_waits_for_the_first_vm_where_libvirt_is_not_installed() {
     assert!(said.contains(" at qemu"), "{said}{complaint}");
 }
 
-/// The unit, with an existing program in place of one that may not be installed here.
+/// Writes the unit file with a program that exists, since the packaged one may not be installed on this host.
 fn unit(dir: &tempfile::TempDir) -> String {
     let unit = concat!(
         env!("CARGO_MANIFEST_DIR"),

@@ -38,7 +38,7 @@ fn start(dir: &tempfile::TempDir, args: &[&str]) -> Child {
         .expect("the program can be started")
 }
 
-/// Sends a signal; returns the exit status, and how long the process took to end.
+/// Sends a signal. Returns the exit status, and the time that the process took to end.
 fn signal(child: &mut Child, signal: Signal) -> (Option<i32>, Duration) {
     let sent = Instant::now();
     kill_process(Pid::from_child(child), signal).expect("it runs");
@@ -50,7 +50,7 @@ fn signal(child: &mut Child, signal: Signal) -> (Option<i32>, Duration) {
 fn a_signal_ends_the_closing_comparison_within_a_second_and_says_so() {
     let dir = tempfile::tempdir().expect("a directory");
     for (sent, status) in [(Signal::TERM, 143), (Signal::INT, 130)] {
-        // The longest period: a step of the twin takes time too.
+        // This is the longest period. A step of the twin that is this long takes time, too.
         let mut child = start(&dir, &["--duration", "1s", "--period", "30s"]);
         let mut out = BufReader::new(child.stdout.take().expect("piped"));
         let mut line = String::new();

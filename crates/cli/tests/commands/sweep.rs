@@ -1,4 +1,4 @@
-//! `homenode sweep` as a user runs it, and the output of `experiment`, which has the same writer, read back.
+//! `homenode sweep` as a user runs it. Also reads back the output of `experiment`, which uses the same writer.
 
 use std::fs;
 use std::path::Path;

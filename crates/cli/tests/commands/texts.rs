@@ -56,7 +56,7 @@ fn help_of_each_command_is_as_committed() {
     }
 }
 
-/// The keys of a JSON value without its values, which change every second; of a list of objects only its first.
+/// Returns the keys of a JSON value without the values, which change every second. Of a list of objects, only the first counts.
 fn shape(value: &Value) -> Value {
     match value {
         Value::Array(items) if items.first().is_some_and(Value::is_object) => vec![shape(&items[0])].into(),

@@ -41,7 +41,7 @@ fn lines_of_json(output: &Output) -> Vec<Value> {
         .collect()
 }
 
-/// A history of two minutes on the twin.
+/// Records a history of two minutes on the twin, and returns its path.
 fn history(dir: &tempfile::TempDir) -> String {
     let path = |name: &str| dir.path().join(name).display().to_string();
     std::fs::write(path("three.toml"), SCENARIO).unwrap();
@@ -76,7 +76,7 @@ fn on_a_terminal(command: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The first and the last settings printed by `stty -g`.
+/// Returns the first and the last settings that `stty -g` printed.
 fn settings(told: &str) -> (&str, &str) {
     let of = |line: &&str| line.split(':').count() > 10;
     let lines: Vec<&str> = told
@@ -178,7 +178,7 @@ fn a_terminal_is_as_it_was_after_every_end() {
     }
 }
 
-/// The page ends when its terminal is closed, instead of reading from nothing for ever.
+/// `top` ends when its terminal is closed, instead of reading from the closed terminal forever.
 #[test]
 fn a_terminal_that_is_closed_ends_it() {
     let dir = tempfile::tempdir().unwrap();

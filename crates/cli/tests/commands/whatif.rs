@@ -4,9 +4,9 @@ use serde_json::Value;
 
 use crate::common::{Agent, json, refused, run, text};
 
-/// Eight VMs that fill a host of four nodes for hours, so that homes pay off with any seed. One has an odd name.
+/// Eight VMs that fill a host of four nodes for hours, so that homes pay off with any seed. One VM has an odd name.
 fn crowded() -> String {
-    // With NUMA balancing by the kernel, nothing would be tried here.
+    // With the kernel's NUMA balancing, the agent would make no trial here.
     let mut text =
         "name = \"crowded\"\nmachine = \"r910\"\nnuma_balancing = false\nduration = \"36000s\"\n".to_owned();
     for (name, workload) in [

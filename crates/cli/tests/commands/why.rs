@@ -1,4 +1,4 @@
-//! Why a VM was slow, as an operator asks.
+//! `homenode why`, as an operator uses it.
 
 use crate::common::{json, refused, run, stdout};
 
@@ -66,7 +66,7 @@ fn the_vm_that_fills_the_cache_is_named_and_the_loud_one_is_not() {
     assert!(told["lost"].as_f64().unwrap() > 0.05, "{told}");
     let text = why(&["web", "--window", "80s"]);
     assert!(stdout(&text).contains("by VM batch"), "{}", stdout(&text));
-    // The VM that streams all the time has suffered, too: both have their memory on node 1.
+    // The VM that streams all the time was slowed down, too, since both VMs have their memory on node 1.
     let told = json(&why(&["loud", "--window", "80s", "--json"]));
     let first = &told["causes"][0];
     assert_eq!(

@@ -1,4 +1,4 @@
-//! A client of the agent's HTTP that sends exactly what a test wants, however wrong.
+//! An HTTP client of the agent that sends exactly the bytes that a test wants, valid or not.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 /// A running agent on the twin that answers HTTP; it is stopped when the value is dropped.
-pub struct Site {
+pub(crate) struct Site {
     child: Child,
     pub dir: tempfile::TempDir,
     pub address: SocketAddr,
@@ -19,12 +19,12 @@ pub struct Site {
 
 impl Site {
     /// Starts an agent on a scenario, with its state and history in `dir`, and waits until it is ready.
-    pub fn on(dir: tempfile::TempDir, scenario: &str, args: &[&str]) -> Site {
+    pub(crate) fn on(dir: tempfile::TempDir, scenario: &str, args: &[&str]) -> Site {
         Site::at("127.0.0.1:0", dir, scenario, args)
     }
 
-    /// Like [`Site::on`], at a given address.
-    pub fn at(address: &str, dir: tempfile::TempDir, scenario: &str, args: &[&str]) -> Site {
+    /// Like [`Site::on`], but listens at the given address.
+    pub(crate) fn at(address: &str, dir: tempfile::TempDir, scenario: &str, args: &[&str]) -> Site {
         let path = |name: &str| dir.path().join(name).display().to_string();
         std::fs::write(path("scenario.toml"), scenario).unwrap();
         let out = std::fs::File::create(path("out")).unwrap();
@@ -66,21 +66,21 @@ impl Site {
         site
     }
 
-    /// The header that makes a client an operator.
-    pub fn as_operator(&self) -> String {
+    /// Returns the header that makes a client an operator.
+    pub(crate) fn as_operator(&self) -> String {
         format!("Authorization: Bearer {}\r\n", self.key)
     }
 
-    /// Its output so far.
-    pub fn said(&self) -> String {
+    /// Returns the agent's output so far.
+    pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("out")).unwrap_or_default()
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    pub fn eventually<T>(&self, what: &str, mut look: impl FnMut(&Site) -> Option<T>) -> T {
+    pub(crate) fn eventually<T>(&self, what: &str, mut look: impl FnMut(&Site) -> Option<T>) -> T {
         for _ in 0..600 {
             if let Some(found) = look(self) {
                 return found;
@@ -90,45 +90,45 @@ impl Site {
         panic!("{what}: not within a minute");
     }
 
-    pub fn connect(&self) -> TcpStream {
+    pub(crate) fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         stream
     }
 
-    /// Sends these bytes, and reads until the end.
-    pub fn say(&self, bytes: &[u8]) -> Answer {
+    /// Sends these bytes, and reads until the connection ends.
+    pub(crate) fn say(&self, bytes: &[u8]) -> Answer {
         exchange(self.connect(), bytes)
     }
 
-    /// Sends a request as a well-behaved client, with further headers: whole lines with their ends.
-    pub fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+    /// Sends a valid request with additional headers, which are whole lines with their line ends.
+    pub(crate) fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         self.say(request(method, path, &self.address.to_string(), headers, body).as_bytes())
     }
 
-    pub fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> Answer {
         self.ask("GET", path, "", "")
     }
 
-    /// The answer, which must be a success with JSON.
-    pub fn json(&self, path: &str) -> Value {
+    /// Returns the JSON of an answer, which must be a success.
+    pub(crate) fn json(&self, path: &str) -> Value {
         let answer = self.get(path);
         assert_eq!(answer.status, 200, "{path}: {answer:?}");
         answer.json()
     }
 
-    /// The answer on the socket in the state directory.
-    pub fn over_socket(&self, path: &str) -> Answer {
+    /// Returns the answer from the socket in the state directory.
+    pub(crate) fn over_socket(&self, path: &str) -> Answer {
         self.does_over_socket("GET", path)
     }
 
     /// Like [`Site::over_socket`], with another method.
-    pub fn does_over_socket(&self, method: &str, path: &str) -> Answer {
+    pub(crate) fn does_over_socket(&self, method: &str, path: &str) -> Answer {
         self.ask_over_socket(method, path, "", "")
     }
 
     /// Like [`Site::over_socket`], with any request.
-    pub fn ask_over_socket(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+    pub(crate) fn ask_over_socket(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         let socket = UnixStream::connect(self.dir.path().join("state/http.sock")).expect("it listens");
         exchange(
             socket,
@@ -144,10 +144,10 @@ impl Drop for Site {
     }
 }
 
-/// The body of another server's answer; `None` if no server is there.
-pub fn get_from(address: SocketAddr, path: &str) -> Option<String> {
+/// Returns the body of another server's answer, or `None` if no server listens there.
+pub(crate) fn get_from(address: SocketAddr, path: &str) -> Option<String> {
     let stream = TcpStream::connect(address).ok()?;
-    // With this version, answers come in one piece.
+    // With HTTP 1.0, an answer comes in one piece.
     let answer = exchange(
         stream,
         format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes(),
@@ -178,21 +178,21 @@ fn exchange(mut stream: impl Read + Write, bytes: &[u8]) -> Answer {
 }
 
 #[derive(Debug)]
-pub struct Answer {
-    /// 0 if there was no answer.
+pub(crate) struct Answer {
+    /// The status, or 0 if there was no answer.
     pub status: u16,
-    /// In lower case.
+    /// The status line and the headers, in lower case.
     pub head: String,
     pub body: String,
 }
 
 impl Answer {
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {self:?}"))
     }
 
-    /// The kind of a problem; panics if a part of it is missing.
-    pub fn problem(&self) -> String {
+    /// Returns the kind of a problem document. Panics if a part of the document is missing.
+    pub(crate) fn problem(&self) -> String {
         assert!(
             self.head.contains("content-type: application/problem+json"),
             "{self:?}"

@@ -2,21 +2,21 @@
 
 #![allow(dead_code)] // each test file uses its part
 
-pub mod http;
+pub(crate) mod http;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
-pub fn homenode() -> Command {
+pub(crate) fn homenode() -> Command {
     let mut program = Command::new(env!("CARGO_BIN_EXE_homenode"));
     // Help is wrapped to the width of the reader's terminal.
     program.env_remove("COLUMNS");
     program
 }
 
-pub fn run(args: &[&str]) -> Output {
+pub(crate) fn run(args: &[&str]) -> Output {
     homenode()
         .args(args)
         .stdin(Stdio::null())
@@ -24,16 +24,16 @@ pub fn run(args: &[&str]) -> Output {
         .expect("the program can be started")
 }
 
-pub fn stdout(output: &Output) -> String {
+pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("output is text")
 }
 
-pub fn stderr(output: &Output) -> String {
+pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).expect("complaints are text")
 }
 
-/// A program that `scripts/http-setup.sh` fetched.
-pub fn fetched(path: &str) -> PathBuf {
+/// Returns the path of a program that `scripts/http-setup.sh` fetched.
+pub(crate) fn fetched(path: &str) -> PathBuf {
     let target = Path::new(env!("CARGO_BIN_EXE_homenode"))
         .ancestors()
         .nth(2)
@@ -47,19 +47,19 @@ pub fn fetched(path: &str) -> PathBuf {
     program
 }
 
-/// The output of a command that must succeed.
-pub fn text(output: &Output) -> String {
+/// Returns the output of a command that must succeed.
+pub(crate) fn text(output: &Output) -> String {
     assert!(output.status.success(), "{}", stderr(output));
     stdout(output)
 }
 
-/// The only JSON value in the output of a command that must succeed.
-pub fn json(output: &Output) -> Value {
+/// Returns the only JSON value in the output of a command that must succeed.
+pub(crate) fn json(output: &Output) -> Value {
     serde_json::from_str(&text(output)).expect("one JSON value")
 }
 
 /// Panics if a document does not match the committed schema of its kind.
-pub fn is_as_its_schema_says(document: &Value) {
+pub(crate) fn is_as_its_schema_says(document: &Value) {
     let kind = document["schema"].as_str().expect("documents name their schema");
     let (kind, _) = kind.split_once('/').expect("kind and version");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/schema/json");
@@ -73,20 +73,20 @@ pub fn is_as_its_schema_says(document: &Value) {
     assert!(errors.is_empty(), "{kind}: {errors:#?}");
 }
 
-/// Exit status and message of a command that must fail.
-pub fn refused(output: &Output) -> (i32, String) {
+/// Returns the exit status and the message of a command that must fail.
+pub(crate) fn refused(output: &Output) -> (i32, String) {
     (output.status.code().expect("it was not killed"), stderr(output))
 }
 
 /// A running agent on the twin; it is stopped when the value is dropped.
-pub struct Agent {
+pub(crate) struct Agent {
     pub child: Child,
     pub dir: tempfile::TempDir,
 }
 
 impl Agent {
     /// Starts an agent on a scenario, with its state in `dir`, and waits until it answers.
-    pub fn on(dir: tempfile::TempDir, scenario: &str, args: &[&str]) -> Agent {
+    pub(crate) fn on(dir: tempfile::TempDir, scenario: &str, args: &[&str]) -> Agent {
         let path = dir.path().join("scenario.toml");
         std::fs::write(&path, scenario).unwrap();
         let host = format!("twin:{}", path.display());
@@ -104,12 +104,12 @@ impl Agent {
         agent
     }
 
-    pub fn ask(&self, args: &[&str]) -> Output {
+    pub(crate) fn ask(&self, args: &[&str]) -> Output {
         let state = self.dir.path().join("state").display().to_string();
         run(&[args, &["--state", &state]].concat())
     }
 
-    pub fn eventually<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    pub(crate) fn eventually<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         for _ in 0..600 {
             if let Some(found) = look() {
                 return found;

@@ -1,6 +1,6 @@
-//! An agent's HTTP, tested with other programs: Prometheus with the rules and the board of `deploy`, and schemathesis.
+//! An agent's HTTP, tested with other programs: Prometheus with the rules and the boards of `deploy`, and schemathesis.
 //!
-//! Not part of `cargo test`: `scripts/http-setup.sh` fetches both, and `make http` runs this.
+//! Not part of `cargo test`: `scripts/http-setup.sh` fetches both programs, and `make http` runs these tests.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener};
@@ -80,12 +80,12 @@ impl Prometheus {
         Prometheus::with(agent, "")
     }
 
-    /// With further settings of the scrape job.
+    /// Starts Prometheus with additional settings of the scrape job.
     fn with(agent: SocketAddr, more: &str) -> Prometheus {
         Prometheus::asking(&format!("{more} static_configs: [{{targets: ['{agent}']}}]"))
     }
 
-    /// With all settings of the scrape job.
+    /// Starts Prometheus with these settings of the scrape job.
     fn asking(job: &str) -> Prometheus {
         let dir = tempfile::tempdir().unwrap();
         let rules = deploy().join("prometheus/homenode.rules.yml");
@@ -97,7 +97,7 @@ impl Prometheus {
             rules.display()
         );
         std::fs::write(dir.path().join("prometheus.yml"), config).unwrap();
-        // It was free a moment ago.
+        // This port was free a moment ago.
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let child = Command::new(fetched("prometheus/usr/bin/prometheus"))
             .arg(format!(
@@ -121,12 +121,12 @@ impl Prometheus {
         }
     }
 
-    /// The result of a query; `None` if Prometheus is not up yet.
+    /// Returns the result of a query, or `None` if Prometheus is not up yet.
     fn query(&self, expression: &str) -> Option<Vec<Value>> {
         self.ask("query", expression)?["result"].as_array().cloned()
     }
 
-    /// The data of an answer of its API.
+    /// Requests a path of Prometheus' API and returns the data of the answer.
     fn ask(&self, path: &str, expression: &str) -> Option<Value> {
         let escaped: String = expression.bytes().map(|byte| format!("%{byte:02x}")).collect();
         let answer = get_from(self.address, &format!("/api/v1/{path}?query={escaped}"))?;
@@ -154,7 +154,7 @@ impl Drop for Prometheus {
     }
 }
 
-/// Rules as promtool reads them: kind, name and expression.
+/// Returns the kind, the name and the expression of each rule that Prometheus has loaded.
 fn rules(prometheus: &Prometheus) -> Vec<(String, String, String)> {
     let answer = (0..100).find_map(|_| {
         std::thread::sleep(Duration::from_millis(100));
@@ -181,7 +181,7 @@ fn every_rule_and_every_panel_has_data_from_an_agent_on_the_twin() {
         match kind.as_str() {
             "recording" => prometheus.has_data(name, name),
             _ => {
-                // The left side of the comparison.
+                // The left side of the comparison must have data.
                 let ends = [" == ", " > ", " < "]
                     .iter()
                     .filter_map(|mark| expression.rfind(mark));
@@ -212,7 +212,7 @@ fn every_rule_and_every_panel_has_data_from_an_agent_on_the_twin() {
         }
     }
     assert!(count >= 36, "{count} panels");
-    // No metric is right in one format and wrong in the other: Prometheus asks for OpenMetrics, and accepted all of it.
+    // Prometheus asks for OpenMetrics, and has accepted all of it, so the metrics are valid in that format, too.
     let down = prometheus.query("up == 0").unwrap();
     assert!(down.is_empty(), "{down:?}");
 }
@@ -229,7 +229,7 @@ fn a_fleet_stands_in_files_and_a_host_that_is_added_is_asked() {
                 site.address
             )
         });
-        // Moved there in one piece, since Prometheus may read it at any time.
+        // The file is renamed into place, since Prometheus may read it at any time.
         std::fs::write(dir.path().join("new"), hosts.collect::<String>()).unwrap();
         std::fs::rename(dir.path().join("new"), dir.path().join("hosts.yml")).unwrap();
     };
@@ -349,7 +349,7 @@ fn promtool_finds_nothing_in_metrics_and_rules_and_alerts_fire_when_they_should(
             .current_dir(&folder)
             .args(["check", "config", "prometheus.yml"]),
     );
-    // Its certificates and passwords are elsewhere.
+    // Only the syntax is checked, since the certificates and passwords of this configuration are elsewhere.
     succeeds(promtool().current_dir(&folder).args([
         "check",
         "config",
@@ -363,11 +363,12 @@ fn schemathesis_finds_nothing() {
     let site = site();
     let url = format!("http://{}/v1/openapi.json", site.address);
     let operator = site.as_operator();
-    // Valid settings depend on the VM, and a valid tag on the current settings: no description can say which are right.
+    // Valid settings depend on the VM, and a valid tag depends on the current settings, so the description cannot say which are
+    // valid.
     let config = "[[operations]]\ninclude-path = \"/v1/vms/{id}/settings\"\nchecks.positive_data_acceptance.expected-statuses = \
                   [\"2xx\", \"401\", \"403\", \"404\", \"412\", \"422\", \"5xx\"]\n";
     std::fs::write(site.dir.path().join("schemathesis.toml"), config).unwrap();
-    // A stream does not end: `http.rs` tests it.
+    // A stream does not end, so it is left out here; `http.rs` tests it.
     let what = [
         "run",
         &url,

@@ -1,13 +1,13 @@
 //! Traces, read with Perfetto's own Python package.
 //!
-//! Not part of `cargo test`: `scripts/http-setup.sh` fetches the package, and `make http` runs this. `homenode-trace` tests
-//! the contents of traces itself.
+//! Not part of `cargo test`: `scripts/http-setup.sh` fetches the package, and `make http` runs these tests. `homenode-trace`
+//! itself tests the contents of traces.
 
 use std::process::Command;
 
 use crate::common::{fetched, run, stdout, text};
 
-/// Counts kinds of packets and lanes; fields that Perfetto does not know are an error.
+/// Script that counts the kinds of packets and lanes, and fails on fields that Perfetto does not know.
 const READER: &str = r#"
 import sys
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb

@@ -1,7 +1,7 @@
-//! Sweeps on a real scheduler: a separate Slurm on this machine, with its own keys, state and ports in a folder that is
-//! removed.
+//! Sweeps on a real scheduler: a separate Slurm on this machine, with its own ports, and its keys and state in a temporary
+//! folder.
 //!
-//! Not part of `cargo test`: `scripts/sweeps-setup.sh` installs what it needs, and `make sweeps` runs this.
+//! Not part of `cargo test`: `scripts/sweeps-setup.sh` installs what it needs, and `make sweeps` runs these tests.
 
 use std::fs;
 use std::net::TcpListener;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{homenode, stderr, stdout, text};
 
-/// 20 values and 10 seeds: 200 runs, in which the seed decides when VMs arrive.
+/// A plan of 20 values and 10 seeds, so 200 runs. The seed decides when VMs arrive.
 const PLAN: &str = r#"
 scenario = "noisy.toml"
 seeds = "1..10"
@@ -21,7 +21,7 @@ policies = ["default"]
 "vm.fluid.permit" = "50k..3M/20"
 "#;
 
-/// Like the built-in `permits`, but longer, and random.
+/// Returns a scenario like the built-in `permits`, but longer and with random arrivals.
 fn scenario() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/scenarios/permits.toml");
     let text = fs::read_to_string(path).unwrap();
@@ -31,7 +31,7 @@ fn scenario() -> String {
     )
 }
 
-/// Programs of a cluster; they end when it is dropped.
+/// The programs of a cluster, which end when the value is dropped.
 struct Cluster {
     folder: tempfile::TempDir,
     daemons: Vec<Child>,
@@ -149,7 +149,7 @@ impl Cluster {
             .expect("`make sweeps` installs it")
     }
 
-    /// Waits; if it takes too long, panics with the state of the cluster.
+    /// Waits until `is_so` returns true. If that takes too long, panics with the state of the cluster.
     fn wait(&self, what: &str, mut is_so: impl FnMut() -> bool) {
         let begin = Instant::now();
         while !is_so() {
@@ -173,8 +173,8 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // The node's daemon first: its jobs end with it. Each is an unreaped child of this process, so its number is not
-        // reused.
+        // The node's daemon ends first, and its jobs end with it. Each daemon is an unreaped child of this process, so its number
+        // is not reused.
         self.ask(
             "scancel",
             &[
@@ -273,7 +273,7 @@ fn slurm_gives_the_bytes_of_threads_with_a_part_cancelled_in_the_middle() {
         "Slurm changes the bytes"
     );
 
-    // A part that is cancelled for good is missing; the next run makes it.
+    // A cancelled part stays missing until the next run makes it.
     let script = text(&script)
         .replace("/store", "/other")
         .replace("slurm.parquet", "other.parquet");

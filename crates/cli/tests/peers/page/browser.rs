@@ -23,8 +23,8 @@ pub enum Colours {
     Dark,
 }
 
-/// Starts a driver, and returns it with its port; `None` if it ended at once. It takes a free port of IPv4, then the same one of
-/// IPv6, which the driver of another test may hold.
+/// Starts a driver, and returns it with its port, or `None` if it ended at once. A driver takes a free port of IPv4, then the
+/// same port of IPv6, which the driver of another test may hold.
 fn start_driver() -> Option<(Child, u16)> {
     let mut driver = Command::new("chromedriver")
         .arg("--port=0")
@@ -88,7 +88,7 @@ impl Browser {
         browser
     }
 
-    /// Makes the inside of the window as large as pictures are.
+    /// Resizes the window until its inside is as large as pictures are.
     async fn fit(&self) {
         let inside = self.run("return [innerWidth, innerHeight]").await;
         let missing = |at: usize, want: u32| want + want - inside[at].as_u64().unwrap() as u32;
@@ -96,13 +96,13 @@ impl Browser {
         self.client.set_window_size(width, height).await.unwrap();
     }
 
-    /// A time this many seconds after the run began, as addresses contain it.
+    /// Formats the time this many seconds after the run began, as in addresses.
     pub fn at(&self, seconds: i64) -> String {
         let time = chrono::DateTime::from_timestamp_millis(self.begun_ms + 1000 * seconds).unwrap();
         time.to_rfc3339_opts(chrono::SecondsFormat::Millis, true)
     }
 
-    /// The address of a screen over the first 480 s, with the time shown at this second.
+    /// Returns the address of a screen that covers the first 480 s and shows the time at this second.
     pub fn address(&self, screen: &str, at: i64) -> String {
         let (from, to, at) = (self.at(0), self.at(480), self.at(at));
         format!("{}/?{screen}&from={from}&to={to}&at={at}", self.origin)
@@ -126,7 +126,7 @@ impl Browser {
     }
 
     pub async fn click(&self, css: &str) {
-        // A screen that follows the agent may redraw an element between the two.
+        // A screen that follows the agent may redraw the element between finding and clicking it.
         for _ in 0..20 {
             if self.see(css).await.click().await.is_ok() {
                 return;
@@ -149,7 +149,7 @@ impl Browser {
         }
     }
 
-    /// The result of a script.
+    /// Runs a script and returns its result.
     pub async fn run(&self, script: &str) -> Value {
         let ran = self.client.execute(script, Vec::new()).await;
         ran.unwrap_or_else(|error| panic!("{script:.200}: {error}"))
@@ -161,7 +161,7 @@ impl Browser {
         focus.send_keys(keys).await.unwrap();
     }
 
-    /// A decoded parameter of the address; empty if absent.
+    /// Returns a decoded parameter of the page's address, or an empty text if it is absent.
     pub async fn asked(&self, name: &str) -> String {
         let script = format!("return new URLSearchParams(location.search).get('{name}') ?? ''");
         self.run(&script).await.as_str().unwrap().to_owned()

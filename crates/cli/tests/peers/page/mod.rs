@@ -1,6 +1,6 @@
-//! The page of an agent, as an operator uses it: in Chromium, by clicks and keys.
+//! The page of an agent, as an operator uses it: in Chromium, with clicks and keys.
 //!
-//! Not part of `cargo test`: `scripts/page-setup.sh` installs what it needs, and `make page` runs this.
+//! Not part of `cargo test`: `scripts/page-setup.sh` installs what it needs, and `make page` runs these tests.
 
 mod browser;
 mod picture;
@@ -14,8 +14,7 @@ use crate::common::http::Site;
 use browser::{Browser, Colours};
 use picture::Picture;
 
-/// A VM, a neighbour that begins to stream after 400 s, a VM elsewhere that streams all the time, and one whose name is
-/// markup.
+/// A VM, a neighbour that begins to stream after 400 s, a VM elsewhere that streams all the time, and a VM whose name is markup.
 const SCENARIO: &str = r#"
 name = "polluted"
 machine = "r910"
@@ -56,7 +55,7 @@ vm = "batch"
 action = "start"
 "#;
 
-/// A screen, its address at second 440, and the element that must be there first.
+/// The name of each screen, its address, and the element to wait for.
 const SCREENS: [(&str, &str, &str); 5] = [
     ("map", "view=map", ".node"),
     ("vm", "view=vm&vm=web", ".chart path"),
@@ -65,7 +64,7 @@ const SCREENS: [(&str, &str, &str); 5] = [
     ("proposals", "view=proposals", "h2"),
 ];
 
-/// An agent whose first 600 s are over: tests ask about no later time.
+/// Starts an agent and waits until its first 600 s are recorded. No test asks about a later time.
 fn site() -> Site {
     let site = Site::on(tempfile::tempdir().unwrap(), SCENARIO, &["--fast"]);
     site.eventually("600 s are recorded", |site| {
@@ -94,12 +93,12 @@ async fn screen(browser: &Browser, address: &str, there: &str) {
 #[test]
 fn an_operator_finds_by_clicking_who_slowed_a_vm_down() {
     page(Colours::Light, async |browser| {
-        // The host, some minutes ago; then the VM with the complaint.
+        // Look at the host some minutes ago, then at the VM with the complaint.
         browser.goto(&browser.address("view=map", 470), "map").await;
         browser.click(".chip[href*='vm=web']").await;
         browser.see("#screen[data-drawn=vm] .chart path").await;
         assert_eq!(browser.asked("vm").await, "web");
-        // Click where its misses go up, in the last chart but one.
+        // Click where the VM's misses go up, in the last chart but one.
         let at = browser
             .run(
                 "const chart = document.querySelector(\"[data-key='LLC misses of references'] svg\").getBoundingClientRect(); \
@@ -114,7 +113,7 @@ fn an_operator_finds_by_clicking_who_slowed_a_vm_down() {
                 .timestamp_millis()
         };
         assert!((ms(&wanted) - ms(&shown)).abs() < 2000, "{wanted} {shown}");
-        // Why?
+        // Ask why the VM was slow.
         browser.click("[data-why]").await;
         browser.see("[data-cause='llc-pollution']:first-child").await;
         let answer = browser.text(".why").await;
@@ -144,7 +143,7 @@ fn an_operator_finds_by_clicking_who_slowed_a_vm_down() {
                 "return document.querySelector('h1')?.textContent === 'VM web'",
             )
             .await;
-        // What was decided about it, from its mark.
+        // A mark leads to the decision about the VM.
         browser.click(".mark").await;
         assert!(browser.text(".chosen").await.contains("placement"));
     });
@@ -171,7 +170,7 @@ async fn look(browser: &Browser) -> Picture {
     Picture::of(&browser.client.screenshot().await.unwrap())
 }
 
-/// `HOMENODE_WRITE_SCREENS=1 make page` writes the pictures again; then look at them.
+/// To update the committed pictures, run `HOMENODE_WRITE_SCREENS=1 make page` and look at them.
 #[test]
 fn screens_look_as_committed_and_an_element_that_is_missing_is_found() {
     let is_written = std::env::var_os("HOMENODE_WRITE_SCREENS").is_some();
@@ -196,7 +195,7 @@ fn screens_look_as_committed_and_an_element_that_is_missing_is_found() {
                     );
                 }
             }
-            // Would a missing element be noticed?
+            // Check that a missing element would be noticed.
             for (address, there, missing) in [
                 ("view=map", ".node", ".chip[href*='vm=web']"),
                 ("view=map", ".node", ".link"),
@@ -220,7 +219,7 @@ fn screens_look_as_committed_and_an_element_that_is_missing_is_found() {
     }
 }
 
-/// axe-core, below target.
+/// Returns the source of axe-core, which the setup script puts below target.
 fn axe() -> String {
     let target = Path::new(env!("CARGO_BIN_EXE_homenode"))
         .ancestors()
@@ -253,7 +252,7 @@ fn texts_have_contrast_and_controls_have_names_in_light_and_dark() {
             browser.press("?").await;
             browser.see("dialog[open]").await;
             check("keys").await;
-            // A problem, and a VM that was not there.
+            // The problem screen, for a VM that does not exist.
             browser
                 .goto(&browser.address("view=vm&vm=absent", 440), "problem")
                 .await;
@@ -272,7 +271,7 @@ fn everything_is_reached_and_done_without_a_mouse() {
     page(Colours::Light, async |browser| {
         for (_, address, there) in SCREENS {
             screen(browser, address, there).await;
-            // A time in the past, so that the page does not change meanwhile.
+            // The screen shows a past time, so the page does not change meanwhile.
             browser
                 .run("document.activeElement?.blur(); window.scrollTo(0, 0)")
                 .await;
@@ -333,7 +332,7 @@ fn everything_is_reached_and_done_without_a_mouse() {
                 "return document.querySelector('h1')?.textContent === 'VM batch'",
             )
             .await;
-        // The other keys.
+        // Try the other keys.
         browser.run("document.activeElement?.blur()").await;
         for (key, then) in [
             (
@@ -490,7 +489,7 @@ fn a_stretch_is_dragged_over_while_the_page_follows_the_agent() {
             x: left + share * width,
             y: top + 40.0,
         };
-        // Charts are redrawn each second meanwhile.
+        // The charts are redrawn each second during the drag.
         let drag = MouseActions::new("mouse".into())
             .then(to(0.3))
             .then(PointerAction::Down { button: 0 })

@@ -1,15 +1,15 @@
 //! Compares pictures of screens with the committed ones.
 //!
-//! A picture keeps the mean colour of each square of four pixels. Letters that another version of the browser draws
-//! differently change it little; a missing element changes a whole patch.
+//! A picture stores the mean colour of each square of 4 by 4 pixels. Letters that another version of the browser draws
+//! differently change it little, but a missing element changes a whole patch.
 
 use std::path::PathBuf;
 
-/// Pixels of a square's side.
+/// Side of a square, in pixels.
 const SQUARE: usize = 4;
-/// Squares of a patch's side: 32 pixels.
+/// Side of a patch, in squares; that is 32 pixels.
 const PATCH: usize = 8;
-/// Mean difference of a patch's colours, of 255, from which on it counts as different.
+/// Mean difference of colour values, out of 255, above which a patch counts as different.
 const OTHER: f64 = 5.0;
 
 /// Colours of squares, three bytes each, row by row.
@@ -21,7 +21,7 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// From a screenshot.
+    /// Creates a picture from a screenshot.
     pub fn of(png: &[u8]) -> Picture {
         let (width, height, pixels, channels) = decoded(png);
         let (across, down) = (width / SQUARE, height / SQUARE);
@@ -42,7 +42,7 @@ impl Picture {
         }
     }
 
-    /// The committed picture of this name, if there is one.
+    /// Returns the committed picture with this name, if there is one.
     pub fn committed(name: &str) -> Option<Picture> {
         let (width, height, squares, channels) = decoded(&std::fs::read(path(name)).ok()?);
         assert_eq!(channels, 3);
@@ -53,7 +53,7 @@ impl Picture {
         })
     }
 
-    /// Writes it under this name.
+    /// Writes the picture under this name.
     pub fn keep(&self, name: &str) {
         std::fs::create_dir_all(path(name).parent().unwrap()).unwrap();
         let file = std::fs::File::create(path(name)).unwrap();
@@ -64,7 +64,7 @@ impl Picture {
         writer.write_image_data(&self.squares).unwrap();
     }
 
-    /// The patches that differ: their origins in pixels, and by how much.
+    /// Returns the patches that differ: the origin of each in pixels, and the size of the difference.
     pub fn others(&self, than: &Picture) -> Vec<(usize, usize, f64)> {
         assert_eq!((self.width, self.height), (than.width, than.height));
         let patches = (0..self.height)
@@ -90,7 +90,7 @@ fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/peers/page/screens/{name}.png"))
 }
 
-/// Width, height, bytes, and bytes per pixel.
+/// Decodes a PNG. Returns width, height, bytes, and bytes per pixel.
 fn decoded(bytes: &[u8]) -> (usize, usize, Vec<u8>, usize) {
     let mut reader = png::Decoder::new(std::io::Cursor::new(bytes))
         .read_info()
