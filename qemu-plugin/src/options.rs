@@ -14,7 +14,7 @@ use crate::complaint::Complaint;
 use crate::pages::PagesOptions;
 
 /// The parsed options.
-pub struct Options {
+pub(crate) struct Options {
     /// Sizes of the private caches, and how accesses are sampled.
     pub config: Config,
     /// What the plugin does.
@@ -24,7 +24,7 @@ pub struct Options {
 }
 
 /// The task of the plugin.
-pub enum What {
+pub(crate) enum What {
     /// Write a profile to this file when the program ends.
     Profile(PathBuf),
     /// Count for the emulated machine.
@@ -35,7 +35,7 @@ pub enum What {
 
 /// What a PMU models besides private caches.
 #[derive(Default)]
-pub struct PmuOptions {
+pub(crate) struct PmuOptions {
     /// File that the counts are written to.
     pub file: PathBuf,
     /// Number of the machine's CPUs.
@@ -64,7 +64,7 @@ struct Said {
 
 impl PmuOptions {
     /// Returns the number of LLCs.
-    pub fn llcs(&self) -> u64 {
+    pub(crate) fn llcs(&self) -> u64 {
         self.llcs.unwrap_or(self.nodes)
     }
 }
@@ -74,7 +74,7 @@ impl Options {
     ///
     /// # Safety
     /// There are `argc` strings, and each ends with a zero.
-    pub unsafe fn of(argc: c_int, argv: *const *const c_char) -> Result<Options, Complaint> {
+    pub(crate) unsafe fn of(argc: c_int, argv: *const *const c_char) -> Result<Options, Complaint> {
         let mut said = Said {
             config: Config {
                 private_bytes: 256 << 10,

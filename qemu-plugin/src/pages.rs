@@ -42,7 +42,7 @@ use crate::per_vcpu::PerVcpu;
 use crate::qemu::{self, Id, Insn, MemInfo, Tb};
 
 /// Options of a page log, in addition to the model's.
-pub struct PagesOptions {
+pub(crate) struct PagesOptions {
     /// File of the log.
     pub file: PathBuf,
     /// What to model.
@@ -104,7 +104,7 @@ struct Fetches {
 ///
 /// # Errors
 /// The file or the FIFO cannot be opened, or the plugin is loaded twice.
-pub fn begin(options: PagesOptions, vcpus: u32) -> Result<(), Complaint> {
+pub(crate) fn begin(options: PagesOptions, vcpus: u32) -> Result<(), Complaint> {
     let complain = |error: io::Error| format!("{}: {error}", options.file.display());
     let file = File::create(&options.file).map_err(complain)?;
     let control = options.control.as_deref().map(open_control).transpose()?;
@@ -373,18 +373,18 @@ impl Fetches {
     }
 }
 
-pub extern "C" fn vcpu_begins(_: Id, at: c_uint) {
+pub(crate) extern "C" fn vcpu_begins(_: Id, at: c_uint) {
     if let Some(run) = RUN.get() {
         CPUS.begin(at, || run.machine.cpu());
     }
 }
 
 /// Called before observation is requested, when a block is translated or a vCPU wakes.
-pub extern "C" fn translated_before(id: Id, _: *mut Tb) {
+pub(crate) extern "C" fn translated_before(id: Id, _: *mut Tb) {
     begin_if_wanted(id);
 }
 
-pub extern "C" fn resumed_before(id: Id, _: c_uint) {
+pub(crate) extern "C" fn resumed_before(id: Id, _: c_uint) {
     begin_if_wanted(id);
 }
 
@@ -473,7 +473,7 @@ fn register_inline() -> Option<RegisterInline> {
     })
 }
 
-pub extern "C" fn translated(_: Id, tb: *mut Tb) {
+pub(crate) extern "C" fn translated(_: Id, tb: *mut Tb) {
     let Some(run) = RUN.get() else {
         return;
     };
@@ -570,7 +570,7 @@ fn ask_direction(info: MemInfo) -> Access {
     if is_store { Access::Write } else { Access::Read }
 }
 
-pub extern "C" fn ended(_: Id, _: *mut c_void) {
+pub(crate) extern "C" fn ended(_: Id, _: *mut c_void) {
     let Some(run) = RUN.get() else {
         return;
     };

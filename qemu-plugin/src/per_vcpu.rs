@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 const VCPUS_MAX: usize = 4096;
 
 /// A state for each vCPU that has begun, kept for as long as the process lives.
-pub struct PerVcpu<T: 'static>([AtomicPtr<T>; VCPUS_MAX]);
+pub(crate) struct PerVcpu<T: 'static>([AtomicPtr<T>; VCPUS_MAX]);
 
 impl<T> PerVcpu<T> {
     /// Creates an empty set.
-    pub const fn new() -> PerVcpu<T> {
+    pub(crate) const fn new() -> PerVcpu<T> {
         PerVcpu([const { AtomicPtr::new(ptr::null_mut()) }; VCPUS_MAX])
     }
 
     /// Begins a vCPU. QEMU may reuse the number of a vCPU that has ended; the new vCPU continues with the old one's state.
-    pub fn begin(&self, at: c_uint, state: impl FnOnce() -> Option<T>) {
+    pub(crate) fn begin(&self, at: c_uint, state: impl FnOnce() -> Option<T>) {
         let Some(slot) = self.0.get(at as usize) else {
             return;
         };
@@ -31,14 +31,14 @@ impl<T> PerVcpu<T> {
     /// Returns the state of a vCPU, to be called only by its thread; `None` if the vCPU has no state.
     #[inline]
     #[allow(clippy::mut_from_ref, reason = "a vCPU's state is used by its thread alone")]
-    pub fn get(&'static self, at: c_uint) -> Option<&'static mut T> {
+    pub(crate) fn get(&'static self, at: c_uint) -> Option<&'static mut T> {
         let pointer = self.0.get(at as usize)?.load(Ordering::Relaxed);
         // SAFETY: it is null or a box that is never freed, and QEMU calls back for a vCPU from one thread at a time.
         unsafe { pointer.as_mut() }
     }
 
     /// Returns the states of all vCPUs. Call it only once QEMU has stopped every vCPU.
-    pub fn all(&'static self) -> impl Iterator<Item = &'static mut T> {
+    pub(crate) fn all(&'static self) -> impl Iterator<Item = &'static mut T> {
         (0..VCPUS_MAX as c_uint).filter_map(|at| self.get(at))
     }
 }

@@ -57,7 +57,7 @@ const DOUBLED: c_int = 1;
 ///
 /// # Errors
 /// The file cannot be created or mapped, or the plugin is loaded twice.
-pub fn begin(options: &PmuOptions, config: Config, version: c_int) -> Result<(), Complaint> {
+pub(crate) fn begin(options: &PmuOptions, config: Config, version: c_int) -> Result<(), Complaint> {
     let layout = Layout {
         cpus: options.cpus,
         tags: TAGS_MAX,
@@ -118,7 +118,7 @@ fn map(path: &Path, layout: Layout) -> io::Result<Page<'static>> {
     }
 }
 
-pub extern "C" fn vcpu_begins(_: Id, at: c_uint) {
+pub(crate) extern "C" fn vcpu_begins(_: Id, at: c_uint) {
     // CPUs that the page has no room for get no state.
     let number = u64::from(at);
     let Some(run) = RUN.get().filter(|run| number < run.cpus) else {
@@ -132,7 +132,7 @@ pub extern "C" fn vcpu_begins(_: Id, at: c_uint) {
 }
 
 /// Called when a block is translated while no counts are requested.
-pub extern "C" fn translated_before(id: Id, _: *mut Tb) {
+pub(crate) extern "C" fn translated_before(id: Id, _: *mut Tb) {
     let Some(run) = RUN.get() else {
         return;
     };

@@ -6,19 +6,19 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// The id of a loaded plugin.
-pub type Id = u64;
+pub(crate) type Id = u64;
 /// Description of an access, which only QEMU's functions can decode.
-pub type MemInfo = u32;
+pub(crate) type MemInfo = u32;
 
 /// A translation block.
 #[repr(C)]
-pub struct Tb {
+pub(crate) struct Tb {
     _opaque: [u8; 0],
 }
 
 /// An instruction while its block is translated.
 #[repr(C)]
-pub struct Insn {
+pub(crate) struct Insn {
     _opaque: [u8; 0],
 }
 
@@ -40,66 +40,66 @@ pub struct Info {
 }
 
 /// `QEMU_PLUGIN_CB_NO_REGS`: a callback does not access registers.
-pub const NO_REGS: c_uint = 0;
+pub(crate) const NO_REGS: c_uint = 0;
 /// `QEMU_PLUGIN_MEM_RW`. QEMU 7.2 confuses reads and writes for callbacks that request only one of them, so every callback
 /// requests both.
-pub const MEM_RW: c_uint = 3;
+pub(crate) const MEM_RW: c_uint = 3;
 
 /// Called on an access, with the vCPU's number, a description, the address, and the data passed at registration.
-pub type MemCallback = extern "C" fn(c_uint, MemInfo, u64, *mut c_void);
+pub(crate) type MemCallback = extern "C" fn(c_uint, MemInfo, u64, *mut c_void);
 /// Called when a block or an instruction begins, with the vCPU's number and the data passed at registration.
-pub type ExecCallback = extern "C" fn(c_uint, *mut c_void);
+pub(crate) type ExecCallback = extern "C" fn(c_uint, *mut c_void);
 
 #[allow(missing_docs)] // QEMU's names, documented there
 unsafe extern "C" {
-    pub fn qemu_plugin_register_vcpu_init_cb(id: Id, callback: extern "C" fn(Id, c_uint));
-    pub fn qemu_plugin_register_vcpu_tb_trans_cb(id: Id, callback: extern "C" fn(Id, *mut Tb));
-    pub fn qemu_plugin_register_vcpu_tb_exec_cb(
+    pub(crate) fn qemu_plugin_register_vcpu_init_cb(id: Id, callback: extern "C" fn(Id, c_uint));
+    pub(crate) fn qemu_plugin_register_vcpu_tb_trans_cb(id: Id, callback: extern "C" fn(Id, *mut Tb));
+    pub(crate) fn qemu_plugin_register_vcpu_tb_exec_cb(
         tb: *mut Tb,
         callback: ExecCallback,
         flags: c_uint,
         data: *mut c_void,
     );
-    pub fn qemu_plugin_register_vcpu_mem_cb(
+    pub(crate) fn qemu_plugin_register_vcpu_mem_cb(
         insn: *mut Insn,
         callback: MemCallback,
         flags: c_uint,
         read_write: c_uint,
         data: *mut c_void,
     );
-    pub fn qemu_plugin_register_vcpu_syscall_cb(
+    pub(crate) fn qemu_plugin_register_vcpu_syscall_cb(
         id: Id,
         callback: extern "C" fn(Id, c_uint, i64, u64, u64, u64, u64, u64, u64, u64, u64),
     );
-    pub fn qemu_plugin_register_atexit_cb(
+    pub(crate) fn qemu_plugin_register_atexit_cb(
         id: Id,
         callback: extern "C" fn(Id, *mut c_void),
         data: *mut c_void,
     );
-    pub fn qemu_plugin_reset(id: Id, callback: extern "C" fn(Id));
-    pub fn qemu_plugin_register_vcpu_insn_exec_cb(
+    pub(crate) fn qemu_plugin_reset(id: Id, callback: extern "C" fn(Id));
+    pub(crate) fn qemu_plugin_register_vcpu_insn_exec_cb(
         insn: *mut Insn,
         callback: ExecCallback,
         flags: c_uint,
         data: *mut c_void,
     );
-    pub fn qemu_plugin_register_vcpu_resume_cb(id: Id, callback: extern "C" fn(Id, c_uint));
-    pub fn qemu_plugin_insn_data(insn: *const Insn, room: *mut c_void, bytes: usize) -> *const c_void;
-    pub fn qemu_plugin_insn_size(insn: *const Insn) -> usize;
-    pub fn qemu_plugin_insn_vaddr(insn: *const Insn) -> u64;
-    pub fn qemu_plugin_insn_haddr(insn: *const Insn) -> *mut c_void;
-    pub fn qemu_plugin_tb_n_insns(tb: *const Tb) -> usize;
-    pub fn qemu_plugin_tb_get_insn(tb: *const Tb, at: usize) -> *mut Insn;
-    pub fn qemu_plugin_mem_is_store(info: MemInfo) -> bool;
-    pub fn qemu_plugin_mem_size_shift(info: MemInfo) -> c_uint;
-    pub fn qemu_plugin_get_hwaddr(info: MemInfo, address: u64) -> *mut c_void;
-    pub fn qemu_plugin_hwaddr_is_io(address: *const c_void) -> bool;
-    pub fn qemu_plugin_hwaddr_phys_addr(address: *const c_void) -> u64;
+    pub(crate) fn qemu_plugin_register_vcpu_resume_cb(id: Id, callback: extern "C" fn(Id, c_uint));
+    pub(crate) fn qemu_plugin_insn_data(insn: *const Insn, room: *mut c_void, bytes: usize) -> *const c_void;
+    pub(crate) fn qemu_plugin_insn_size(insn: *const Insn) -> usize;
+    pub(crate) fn qemu_plugin_insn_vaddr(insn: *const Insn) -> u64;
+    pub(crate) fn qemu_plugin_insn_haddr(insn: *const Insn) -> *mut c_void;
+    pub(crate) fn qemu_plugin_tb_n_insns(tb: *const Tb) -> usize;
+    pub(crate) fn qemu_plugin_tb_get_insn(tb: *const Tb, at: usize) -> *mut Insn;
+    pub(crate) fn qemu_plugin_mem_is_store(info: MemInfo) -> bool;
+    pub(crate) fn qemu_plugin_mem_size_shift(info: MemInfo) -> c_uint;
+    pub(crate) fn qemu_plugin_get_hwaddr(info: MemInfo, address: u64) -> *mut c_void;
+    pub(crate) fn qemu_plugin_hwaddr_is_io(address: *const c_void) -> bool;
+    pub(crate) fn qemu_plugin_hwaddr_phys_addr(address: *const c_void) -> u64;
 }
 
 /// Returns the address of an access in the machine's memory; `None` for devices.
 #[inline]
-pub fn machine_address(info: MemInfo, address: u64) -> Option<u64> {
+pub(crate) fn machine_address(info: MemInfo, address: u64) -> Option<u64> {
     // SAFETY: called from the access's own callback, as QEMU requires.
     unsafe {
         let found = qemu_plugin_get_hwaddr(info, address);

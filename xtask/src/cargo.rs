@@ -10,13 +10,13 @@ use serde::Deserialize;
 use crate::tally::Tally;
 
 /// Returns the workspace that this program was built from.
-pub fn root() -> &'static Path {
+pub(crate) fn root() -> &'static Path {
     let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     crate_dir.parent().unwrap_or(crate_dir)
 }
 
 /// Returns a command that runs, in the workspace, the cargo that started this program.
-pub fn cargo(arguments: &[&str]) -> Command {
+pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).args(arguments);
     // Cargo's variables for this program must not reach the cargo that it starts. Build scripts that depend on them, such as
@@ -35,7 +35,7 @@ pub fn cargo(arguments: &[&str]) -> Command {
 
 /// The part of `cargo metadata`'s output that is read here.
 #[derive(Debug, Deserialize)]
-pub struct Metadata {
+pub(crate) struct Metadata {
     /// The members of the workspace.
     pub packages: Vec<Package>,
     /// The target directory.
@@ -46,7 +46,7 @@ pub struct Metadata {
 
 /// A member of the workspace.
 #[derive(Debug, Deserialize)]
-pub struct Package {
+pub(crate) struct Package {
     /// The name in `[package]`.
     pub name: String,
     /// Its Cargo.toml.
@@ -60,7 +60,7 @@ pub struct Package {
 
 /// A dependency of a package.
 #[derive(Debug, Deserialize)]
-pub struct Dependency {
+pub(crate) struct Dependency {
     /// The name of the package, regardless of renaming.
     pub name: String,
     /// The kind; `None` for a normal dependency.
@@ -73,7 +73,7 @@ pub struct Dependency {
 /// The kinds of dependency that do not become part of the shipped code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum DependencyKind {
+pub(crate) enum DependencyKind {
     /// Tests and benches only.
     Dev,
     /// The build script only.
@@ -81,7 +81,7 @@ pub enum DependencyKind {
 }
 
 /// Asks cargo about the workspace.
-pub fn metadata() -> anyhow::Result<Metadata> {
+pub(crate) fn metadata() -> anyhow::Result<Metadata> {
     told(&mut cargo(&["metadata", "--format-version=1", "--no-deps"]))
 }
 
@@ -98,7 +98,7 @@ fn told<T: serde::de::DeserializeOwned>(command: &mut Command) -> anyhow::Result
 
 /// A package that the workspace is built with, and its licence.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Licensed {
+pub(crate) struct Licensed {
     /// Its name.
     pub name: String,
     /// Its licence, as an SPDX expression; `None` if its manifest states none.
@@ -108,7 +108,7 @@ pub struct Licensed {
 }
 
 /// Returns all packages from outside the workspace that it is built with on Linux.
-pub fn packages() -> anyhow::Result<Vec<Licensed>> {
+pub(crate) fn packages() -> anyhow::Result<Vec<Licensed>> {
     #[derive(Deserialize)]
     struct Found {
         packages: Vec<Licensed>,
@@ -120,7 +120,7 @@ pub fn packages() -> anyhow::Result<Vec<Licensed>> {
 }
 
 /// Runs a command, and counts it as one check: passed if the command succeeds.
-pub fn succeeds(command: &mut Command) -> anyhow::Result<Tally> {
+pub(crate) fn succeeds(command: &mut Command) -> anyhow::Result<Tally> {
     let status = command
         .status()
         .with_context(|| format!("cannot start {}", command.get_program().display()))?;
@@ -129,7 +129,7 @@ pub fn succeeds(command: &mut Command) -> anyhow::Result<Tally> {
 
 /// Which programs to build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Build {
+pub(crate) enum Build {
     /// The programs with their shipped features. This builds the whole workspace, because a package built alone gets other
     /// features, and its dependencies would be rebuilt.
     Programs,
@@ -141,7 +141,7 @@ pub enum Build {
 ///
 /// # Errors
 /// A program does not build.
-pub fn build(what: Build) -> anyhow::Result<()> {
+pub(crate) fn build(what: Build) -> anyhow::Result<()> {
     let mut command = cargo(&["build", "--workspace"]);
     if what == Build::BesideTests {
         command.args(["--lib", "--bins", "--tests", "--test", "peers"]);

@@ -25,7 +25,7 @@ const INPUT_BYTES: u32 = 16 << 10;
 
 /// Options of `fuzz`.
 #[derive(Debug, Clone, clap::Args)]
-pub struct FuzzArgs {
+pub(crate) struct FuzzArgs {
     /// How long each target runs
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
@@ -38,7 +38,7 @@ pub struct FuzzArgs {
 }
 
 /// Runs the targets one after the other. Each target counts as one check.
-pub fn run(args: &FuzzArgs) -> anyhow::Result<Tally> {
+pub(crate) fn run(args: &FuzzArgs) -> anyhow::Result<Tally> {
     let all = targets()?;
     if let Some(unknown) = args.targets.iter().find(|name| !all.contains(name)) {
         bail!("no target is named {unknown}; there are: {}", all.join(", "));

@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 const TOOLCHAIN: &str = "nightly-2026-10-15";
 
 /// Installs the toolchain with these components if it is missing.
-pub fn install(components: &[&str]) -> anyhow::Result<()> {
+pub(crate) fn install(components: &[&str]) -> anyhow::Result<()> {
     let mut command = Command::new("rustup");
     command.args([
         "toolchain",
@@ -32,7 +32,7 @@ pub fn install(components: &[&str]) -> anyhow::Result<()> {
 }
 
 /// Returns a command that runs the toolchain's cargo.
-pub fn cargo(arguments: &[&str]) -> Command {
+pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", TOOLCHAIN, "cargo"]).args(arguments);
     // The variables of the cargo that runs this program do not apply to the toolchain's cargo.

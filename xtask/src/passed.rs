@@ -26,7 +26,7 @@ const HEAD: &str = "\
 
 /// Cases that CI always runs. They show that each emulated host boots, and that the agent fulfils its contract on the KVM
 /// host.
-pub const ALWAYS: [&str; 5] = ["boot", "libvirt", "conformance", "bring-home", "xen-boots"];
+pub(crate) const ALWAYS: [&str; 5] = ["boot", "libvirt", "conformance", "bring-home", "xen-boots"];
 
 /// Sources that make up an agent on a live host.
 const AGENT: [&str; 23] = [
@@ -134,7 +134,7 @@ const XEN: &[&str] = &["crates/xen", "scripts/xen-setup.sh"];
 
 /// Whether a long step repeats cases that have already passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rerun {
+pub(crate) enum Rerun {
     /// All cases.
     All,
     /// Only cases that have not yet passed with the current files: see [`TESTED`]. A case that would not end in time is not
@@ -156,7 +156,7 @@ struct Passed {
 
 /// The record, and the digests of the current files.
 #[derive(Debug, Default)]
-pub struct Record {
+pub(crate) struct Record {
     passed: BTreeMap<String, Passed>,
     digests: BTreeMap<&'static str, String>,
 }
@@ -166,7 +166,7 @@ impl Record {
     ///
     /// # Errors
     /// The record does not parse.
-    pub fn read() -> anyhow::Result<Self> {
+    pub(crate) fn read() -> anyhow::Result<Self> {
         let text = fs::read_to_string(root().join(RECORD)).unwrap_or_default();
         let passed = toml::from_str(&text).with_context(|| format!("{RECORD} does not read"))?;
         Ok(Self {
@@ -179,7 +179,7 @@ impl Record {
     ///
     /// # Errors
     /// git cannot list the files.
-    pub fn passed(&mut self, group: &str, case: &str) -> anyhow::Result<Option<String>> {
+    pub(crate) fn passed(&mut self, group: &str, case: &str) -> anyhow::Result<Option<String>> {
         let Some(digest) = self.digest(group)? else {
             return Ok(None);
         };
@@ -188,7 +188,7 @@ impl Record {
     }
 
     /// Returns how long a case took when it last passed, or a default if it never did.
-    pub fn expected(&self, case: &str) -> Duration {
+    pub(crate) fn expected(&self, case: &str) -> Duration {
         const UNKNOWN: Duration = Duration::from_secs(120);
         let known = self.passed.get(case);
         known.map_or(UNKNOWN, |passed| Duration::from_secs(passed.seconds))
@@ -198,7 +198,7 @@ impl Record {
     ///
     /// # Errors
     /// git cannot list the files.
-    pub fn begin(&mut self, group: &str) -> anyhow::Result<()> {
+    pub(crate) fn begin(&mut self, group: &str) -> anyhow::Result<()> {
         self.digest(group).map(drop)
     }
 
@@ -206,7 +206,7 @@ impl Record {
     ///
     /// # Errors
     /// git cannot list the files.
-    pub fn add(&mut self, group: &str, case: &str, seconds: u64) -> anyhow::Result<()> {
+    pub(crate) fn add(&mut self, group: &str, case: &str, seconds: u64) -> anyhow::Result<()> {
         if let Some(files) = self.digest(group)? {
             let date = Command::new("date").arg("+%Y-%m-%d").output()?;
             let date = String::from_utf8_lossy(&date.stdout).trim().to_owned();
@@ -220,7 +220,7 @@ impl Record {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write(&self) -> anyhow::Result<()> {
+    pub(crate) fn write(&self) -> anyhow::Result<()> {
         fs::write(root().join(RECORD), text(&self.passed)).with_context(|| format!("cannot write {RECORD}"))
     }
 
@@ -251,7 +251,7 @@ fn text(passed: &BTreeMap<String, Passed>) -> String {
 }
 
 /// Returns the paths that a group's cases test, as text for messages.
-pub fn paths_of(group: &str) -> String {
+pub(crate) fn paths_of(group: &str) -> String {
     let tested = TESTED.iter().find(|(name, _)| *name == group);
     tested.map_or_else(String::new, |(_, paths)| paths.concat().join(" "))
 }

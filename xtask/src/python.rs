@@ -11,7 +11,7 @@ use crate::tally::{Tally, counts};
 
 /// Runs the package's tests with the library that the other tests have already built. `make wheel` builds the published wheel,
 /// and runs the same tests on it.
-pub fn package() -> anyhow::Result<Tally> {
+pub(crate) fn package() -> anyhow::Result<Tally> {
     let (target, python) = environment()?;
     let site = installed(&target)?;
     pytest(&python, &target.join("debug/homenode"), Some(&site))
@@ -22,7 +22,7 @@ pub fn package() -> anyhow::Result<Tally> {
 ///
 /// # Errors
 /// A build or an installation fails.
-pub fn with_package() -> anyhow::Result<impl Fn() -> Command> {
+pub(crate) fn with_package() -> anyhow::Result<impl Fn() -> Command> {
     let (target, python) = environment()?;
     let site = installed(&target)?;
     let paths = std::env::var_os("PATH").unwrap_or_default();
@@ -117,7 +117,7 @@ fn counted(report: &str) -> Option<Tally> {
 }
 
 /// Builds the wheel, and runs the same tests on it. Then runs the tutorial in a new environment, as a reader would.
-pub fn wheel() -> anyhow::Result<Tally> {
+pub(crate) fn wheel() -> anyhow::Result<Tally> {
     let (target, python) = environment()?;
     let wheels = target.join("wheels");
     let mut pip = Command::new(&python);

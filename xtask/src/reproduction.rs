@@ -38,7 +38,7 @@ const LOG_HEAD: &str = "\
 
 /// Options of `reproduction`.
 #[derive(Debug, Clone, Default, clap::Args)]
-pub struct ReproductionArgs {
+pub(crate) struct ReproductionArgs {
     /// Write docs/ and add this run to the log, with what changed since the last one and its source
     #[arg(long, value_name = "WHAT CHANGED")]
     log: Option<String>,
@@ -95,7 +95,7 @@ struct Numbers {
 
 /// Regenerates the documents without cached runs, and compares the committed documents and the log's last entry with them.
 /// With `--log`, writes documents and log instead.
-pub fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally> {
+pub(crate) fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally> {
     const NAME: &str = "reproduction";
     let mut record = Record::read()?;
     record.begin(NAME)?;

@@ -18,7 +18,7 @@ use crate::testbed;
 
 /// Options of `decisions`.
 #[derive(Debug, Clone, clap::Args)]
-pub struct DecisionsArgs {
+pub(crate) struct DecisionsArgs {
     /// Number of seeds of each case, counted from 1
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
@@ -32,7 +32,7 @@ pub struct DecisionsArgs {
 
 /// A step to run.
 #[derive(Debug, Clone)]
-pub enum Step {
+pub(crate) enum Step {
     /// Formatting.
     Fmt,
     /// Clippy.
@@ -80,7 +80,7 @@ const XEN_SETUP: [&str; 2] = ["scripts/testbed-setup.sh", "scripts/xen-setup.sh"
 
 impl Step {
     /// The steps of `cargo xtask check`. Those that are fast or often fail come first.
-    pub const CHECK: [Self; 7] = [
+    pub(crate) const CHECK: [Self; 7] = [
         Self::Fmt,
         Self::Rules,
         Self::Clippy,
@@ -91,7 +91,7 @@ impl Step {
     ];
 
     /// Returns the steps of CI: the check, then the suites that need external programs.
-    pub fn ci(rerun: Rerun) -> Vec<Self> {
+    pub(crate) fn ci(rerun: Rerun) -> Vec<Self> {
         let mut steps = Self::CHECK.to_vec();
         steps.extend([
             Self::Http,
@@ -169,18 +169,18 @@ impl Step {
     }
 
     /// Returns the step's name on the command line.
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         self.words().0
     }
 
     /// Returns a short description.
-    pub fn about(&self) -> &'static str {
+    pub(crate) fn about(&self) -> &'static str {
         self.words().1
     }
 
     /// Returns the step's time budget on two cores, including its share of building. A step that takes more than twice its
     /// budget fails. `None` if the user chooses how long it takes.
-    pub fn budget(&self) -> Option<Duration> {
+    pub(crate) fn budget(&self) -> Option<Duration> {
         let minutes = match self {
             Self::Schema | Self::Validate | Self::Decisions(_) | Self::Fuzz(_) => return None,
             Self::Fmt | Self::Rules | Self::Doc => 1,
@@ -216,7 +216,7 @@ impl Step {
     ///
     /// # Errors
     /// An installation failed; the script has printed why.
-    pub fn set_up(&self) -> anyhow::Result<()> {
+    pub(crate) fn set_up(&self) -> anyhow::Result<()> {
         for script in self.setup() {
             let done = succeeds(&mut Command::new(root().join(script)))?;
             ensure!(
@@ -228,7 +228,7 @@ impl Step {
     }
 
     /// Runs the step.
-    pub fn run(&self) -> anyhow::Result<Tally> {
+    pub(crate) fn run(&self) -> anyhow::Result<Tally> {
         match self {
             Self::Fmt => fmt(),
             Self::Clippy => clippy(),

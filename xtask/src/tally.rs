@@ -10,7 +10,7 @@ use anyhow::Context as _;
 
 /// Numbers of checks, by result.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Tally {
+pub(crate) struct Tally {
     /// Passed.
     pub passed: u64,
     /// Failed, or could not be run.
@@ -21,27 +21,27 @@ pub struct Tally {
 
 impl Tally {
     /// One check that passed.
-    pub const PASSED: Self = Self {
+    pub(crate) const PASSED: Self = Self {
         passed: 1,
         failed: 0,
         skipped: 0,
     };
     /// One check that failed.
-    pub const FAILED: Self = Self {
+    pub(crate) const FAILED: Self = Self {
         passed: 0,
         failed: 1,
         skipped: 0,
     };
 
     /// One check that did not finish.
-    pub const SKIPPED: Self = Self {
+    pub(crate) const SKIPPED: Self = Self {
         passed: 0,
         failed: 0,
         skipped: 1,
     };
 
     /// Parses the count that another program prints: `3 passed, 1 failed`.
-    pub fn read(line: &str) -> Option<Self> {
+    pub(crate) fn read(line: &str) -> Option<Self> {
         let (passed, failed) = line.strip_suffix(" failed")?.split_once(" passed, ")?;
         Some(Self {
             passed: passed.parse().ok()?,
@@ -51,7 +51,7 @@ impl Tally {
     }
 
     /// Counts one check that passed or failed.
-    pub fn of(passed: bool) -> Self {
+    pub(crate) fn of(passed: bool) -> Self {
         if passed { Self::PASSED } else { Self::FAILED }
     }
 }
@@ -89,7 +89,7 @@ impl fmt::Display for Tally {
 /// Each test program ends with a line `test result: ok. 3 passed; 0 failed; …`. A program with its own `main` may print no
 /// such line: it counts as one test, which failed if cargo says so.
 #[derive(Debug, Default)]
-pub struct TestOutput {
+pub(crate) struct TestOutput {
     counted: Tally,
     silent: u64,
     awaits_result: bool,
@@ -97,7 +97,7 @@ pub struct TestOutput {
 
 impl TestOutput {
     /// Takes the next line.
-    pub fn line(&mut self, line: &str) {
+    pub(crate) fn line(&mut self, line: &str) {
         if let Some(tally) = test_result(line) {
             self.counted = self.counted + tally;
             self.awaits_result = false;
@@ -112,7 +112,7 @@ impl TestOutput {
     }
 
     /// Returns the total. If cargo failed but no test did (the code does not compile), that counts as one failure.
-    pub fn end(mut self, cargo_succeeded: bool) -> Tally {
+    pub(crate) fn end(mut self, cargo_succeeded: bool) -> Tally {
         if cargo_succeeded {
             self.end_program();
         }
@@ -156,7 +156,7 @@ fn test_result(line: &str) -> Option<Tally> {
 ///
 /// # Errors
 /// The tests cannot be started.
-pub fn counts(tests: &mut Command) -> anyhow::Result<Tally> {
+pub(crate) fn counts(tests: &mut Command) -> anyhow::Result<Tally> {
     let mut child = tests
         // Keeps Python from writing compiled files next to the sources.
         .env("PYTHONDONTWRITEBYTECODE", "1")

@@ -48,7 +48,7 @@ impl Report {
 const BOOT: Duration = Duration::from_secs(60);
 
 /// Builds the agent and the testbed, runs and counts the cases with these names or groups, and records those that passed.
-pub fn run(names: &[String], rerun: Rerun) -> anyhow::Result<Tally> {
+pub(crate) fn run(names: &[String], rerun: Rerun) -> anyhow::Result<Tally> {
     build(match rerun {
         Rerun::All => Build::Programs,
         Rerun::Changed { .. } => Build::BesideTests,

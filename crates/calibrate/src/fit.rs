@@ -15,14 +15,14 @@ use homenode_machine::LoadCurve;
 use homenode_units::stats::mean;
 
 /// The queueing term is fitted only if loads reach this share of the sustained bandwidth.
-pub const LOAD_NEEDED: f64 = 0.75;
+pub(crate) const LOAD_NEEDED: f64 = 0.75;
 
 /// Loads below this share of the sustained bandwidth carry no information about the curve.
-pub const LOAD_LEAST: f64 = 0.2;
+pub(crate) const LOAD_LEAST: f64 = 0.2;
 
 /// Default for the queueing term, used if the measured loads were too low to fit it. The fits of a measured DDR3 and a
 /// measured DDR4 system agree on it.
-pub const BETA_ESTIMATE: f64 = 0.015;
+pub(crate) const BETA_ESTIMATE: f64 = 0.015;
 
 fn u_of(load_over_capacity: f64) -> f64 {
     (load_over_capacity / 1.02).clamp(0.0, 0.985)
@@ -50,7 +50,7 @@ pub struct FittedCurve {
 /// Fits the curve to points of (load over capacity, latency over idle latency). `None` if no point has a load.
 ///
 /// Neither alpha nor beta is below 0: if the best fit has a negative one, only the other is fitted.
-pub fn load_curve(points: &[(f64, f64)]) -> Option<FittedCurve> {
+pub(crate) fn load_curve(points: &[(f64, f64)]) -> Option<FittedCurve> {
     let loaded: Vec<(f64, f64)> = points
         .iter()
         .copied()
@@ -103,7 +103,7 @@ fn survival(bytes: f64, capacity: f64) -> f64 {
 
 /// Returns the capacity in bytes at which the model above best fits points of (bytes, nanoseconds). `None` if memory is not
 /// slower than the cache, or if no point is clearly larger than the result; then the cache is at least that large.
-pub fn capacity(points: &[(f64, f64)], cache_ns: f64, memory_ns: f64) -> Option<f64> {
+pub(crate) fn capacity(points: &[(f64, f64)], cache_ns: f64, memory_ns: f64) -> Option<f64> {
     let largest = points.iter().map(|(bytes, _)| *bytes).reduce(f64::max)?;
     let least = points.iter().map(|(bytes, _)| *bytes).reduce(f64::min)?;
     let slower = memory_ns > cache_ns * 1.05;
@@ -129,7 +129,7 @@ pub fn capacity(points: &[(f64, f64)], cache_ns: f64, memory_ns: f64) -> Option<
 /// Returns the number of entries of a TLB. Points are (pages, extra cycles per access over that to as many adjacent lines).
 /// The result is where the extra cost first exceeds half of its maximum, interpolated on a log scale. `None` if the cost
 /// never exceeds `walk_cycles_min`, because then there were no misses, or if the first point already exceeds half.
-pub fn tlb_entries(points: &[(f64, f64)], walk_cycles_min: f64) -> Option<f64> {
+pub(crate) fn tlb_entries(points: &[(f64, f64)], walk_cycles_min: f64) -> Option<f64> {
     let most = points.iter().map(|(_, extra)| *extra).reduce(f64::max)?;
     let half = most / 2.0;
     let past = points.iter().position(|(_, extra)| *extra > half)?;

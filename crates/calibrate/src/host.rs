@@ -18,7 +18,7 @@ pub struct CacheSizes {
 }
 
 /// Reads `/sys/devices/system/cpu/cpuN/cache`.
-pub fn cache_sizes(cpu: CpuId) -> CacheSizes {
+pub(crate) fn cache_sizes(cpu: CpuId) -> CacheSizes {
     let read = |index: u32| {
         let file = |name: &str| {
             fs::read_to_string(format!(
@@ -64,7 +64,7 @@ fn cache_bytes(text: &str) -> Option<u64> {
 
 /// Returns the bytes that can be allocated on a node without evicting anything: the least of the node's free memory, the
 /// host's available memory, and the cgroup's remaining allowance.
-pub fn memory_available(node: NodeId) -> u64 {
+pub(crate) fn memory_available(node: NodeId) -> u64 {
     let field = |path: &str, key: &str| {
         let text = fs::read_to_string(path).ok()?;
         let line = text.lines().find(|line| line.contains(key))?;
@@ -86,7 +86,7 @@ pub fn memory_available(node: NodeId) -> u64 {
 }
 
 /// Returns date and time of day by the system clock, UTC: `2026-11-22 01:05`.
-pub fn date_now() -> String {
+pub(crate) fn date_now() -> String {
     let seconds = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());

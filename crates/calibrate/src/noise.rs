@@ -54,7 +54,7 @@ pub struct Noise {
 
 /// The counters at the beginning of a time span.
 #[derive(Clone, Copy, Debug)]
-pub struct Watch(Option<(Ticks, u64)>);
+pub(crate) struct Watch(Option<(Ticks, u64)>);
 
 fn look() -> Option<(Ticks, u64)> {
     let host = Ticks::parse(&fs::read_to_string("/proc/stat").ok()?)?;
@@ -63,12 +63,12 @@ fn look() -> Option<(Ticks, u64)> {
 
 impl Watch {
     /// Begins a time span.
-    pub fn begin() -> Watch {
+    pub(crate) fn begin() -> Watch {
         Watch(look())
     }
 
     /// Returns the load since the beginning; `None` if the kernel does not report CPU times.
-    pub fn seen(&self) -> Option<Noise> {
+    pub(crate) fn seen(&self) -> Option<Noise> {
         let ((before, own_before), (now, own_now)) = (self.0?, look()?);
         Some(between(before, now, own_now.saturating_sub(own_before)))
     }
@@ -85,7 +85,7 @@ fn between(before: Ticks, now: Ticks, own: u64) -> Noise {
 }
 
 /// Returns true if the processor says that a hypervisor runs below this kernel.
-pub fn under_hypervisor() -> bool {
+pub(crate) fn under_hypervisor() -> bool {
     let flags = |text: String| {
         text.lines()
             .any(|line| line.starts_with("flags") && line.contains(" hypervisor"))

@@ -4,7 +4,7 @@ use homenode_units::stats::quantile;
 use serde::Serialize;
 
 /// A figure is noisy if its quartile range over its median exceeds this.
-pub const NOISY: f64 = 0.2;
+pub(crate) const NOISY: f64 = 0.2;
 
 /// Result of a repeated measurement, in the unit that the field's name says.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

@@ -20,11 +20,11 @@ const BLOCK_WORDS: usize = 8192;
 /// Blocks between two readings of a thread's CPU time.
 const BLOCKS_PER_LOOK: u32 = 16;
 /// Full rate, in the unit of [`Streams::load`].
-pub const FULL: u32 = 1000;
+pub(crate) const FULL: u32 = 1000;
 
 /// The kind of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Traffic {
+pub(crate) enum Traffic {
     /// Reads only.
     Read,
     /// As many writes as reads: every line is read, changed and written back.
@@ -48,18 +48,18 @@ struct Board {
 
 /// Running threads, stopped when dropped.
 #[derive(Debug)]
-pub struct Streams<'scope, 'board> {
+pub(crate) struct Streams<'scope, 'board> {
     board: &'board Holder,
     threads: Vec<ScopedJoinHandle<'scope, io::Result<()>>>,
 }
 
 /// State shared by the threads; must outlive the scope that they run in.
 #[derive(Debug)]
-pub struct Holder(Board);
+pub(crate) struct Holder(Board);
 
 impl Holder {
     /// Creates the state for a number of threads.
-    pub fn of(threads: usize) -> Holder {
+    pub(crate) fn of(threads: usize) -> Holder {
         let bytes = (0..threads).map(|_| AtomicU64::new(0)).collect();
         let counted = (0..threads).map(|_| Default::default()).collect();
         Holder(Board {
@@ -75,7 +75,7 @@ impl<'scope, 'board: 'scope> Streams<'scope, 'board> {
     ///
     /// # Errors
     /// Unavailable CPUs or memory.
-    pub fn start(
+    pub(crate) fn start(
         scope: &'scope thread::Scope<'scope, '_>,
         board: &'board Holder,
         cpus: &[CpuId],
@@ -109,7 +109,7 @@ impl<'scope, 'board: 'scope> Streams<'scope, 'board> {
     }
 
     /// Makes the first `active` threads work for `duty` thousandths of the time, and the others rest.
-    pub fn load(&self, active: usize, traffic: Traffic, duty: u32) {
+    pub(crate) fn load(&self, active: usize, traffic: Traffic, duty: u32) {
         let board = &self.board.0;
         board.update.store(traffic == Traffic::Update, Ordering::Relaxed);
         board.duty.store(duty.clamp(1, FULL), Ordering::Relaxed);
@@ -119,7 +119,7 @@ impl<'scope, 'board: 'scope> Streams<'scope, 'board> {
     }
 
     /// Runs a closure. Returns the bytes per second that all threads moved during the run, and the closure's result.
-    pub fn rate_during<T>(&self, run: impl FnOnce() -> T) -> (f64, T) {
+    pub(crate) fn rate_during<T>(&self, run: impl FnOnce() -> T) -> (f64, T) {
         let bytes = || {
             self.board
                 .0
@@ -137,7 +137,7 @@ impl<'scope, 'board: 'scope> Streams<'scope, 'board> {
     /// Returns the bytes that the first `active` threads, at full rate, move per second of their CPU time. Threads that got
     /// no CPU time in this window are assumed to be like the others. If no thread got any, it waits up to a hundred times as
     /// long.
-    pub fn rate_of_cpu_time(&self, active: usize, window: Duration) -> f64 {
+    pub(crate) fn rate_of_cpu_time(&self, active: usize, window: Duration) -> f64 {
         let look = || -> Vec<(u64, u64)> {
             let counted = self.board.0.counted.iter();
             counted

@@ -15,15 +15,15 @@ use rustix::thread::{CpuSet as Mask, MembarrierCommand, membarrier};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Size of the pages that x86 and most others call huge.
-pub const HUGE_BYTES: usize = 2 << 20;
+pub(crate) const HUGE_BYTES: usize = 2 << 20;
 /// Words of 8 bytes in one cache line of 64.
-pub const LINE_WORDS: usize = 8;
+pub(crate) const LINE_WORDS: usize = 8;
 /// Bytes of a cache line.
-pub const LINE_BYTES: usize = 8 * LINE_WORDS;
+pub(crate) const LINE_BYTES: usize = 8 * LINE_WORDS;
 
 /// Page size to request from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pages {
+pub(crate) enum Pages {
     /// Base pages only.
     Base,
     /// Huge pages if the kernel has them.
@@ -32,7 +32,7 @@ pub enum Pages {
 
 /// Zeroed private memory, aligned to a huge page; unmapped when dropped.
 #[derive(Debug)]
-pub struct Memory {
+pub(crate) struct Memory {
     mapped: NonNull<u64>,
     mapped_bytes: usize,
     start: NonNull<u64>,
@@ -49,7 +49,7 @@ impl Memory {
     ///
     /// # Errors
     /// No address space, or a node that this process may not use.
-    pub fn map(bytes: usize, pages: Pages, node: Option<NodeId>) -> io::Result<Memory> {
+    pub(crate) fn map(bytes: usize, pages: Pages, node: Option<NodeId>) -> io::Result<Memory> {
         let bytes = bytes.max(LINE_BYTES).next_multiple_of(HUGE_BYTES);
         let mapped_bytes = bytes + HUGE_BYTES;
         // SAFETY: this creates a new anonymous mapping where the kernel chooses; nothing else refers to it.
@@ -113,19 +113,19 @@ impl Memory {
     }
 
     /// Returns the memory as words.
-    pub fn words(&self) -> &[u64] {
+    pub(crate) fn words(&self) -> &[u64] {
         // SAFETY: the words are mapped, aligned, and zeroed by the kernel, as long as `self` is borrowed.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 
     /// Returns the memory as mutable words.
-    pub fn words_mut(&mut self) -> &mut [u64] {
+    pub(crate) fn words_mut(&mut self) -> &mut [u64] {
         // SAFETY: as in `words`, and `self` is borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.words) }
     }
 
     /// Returns the share of the memory now in huge pages, if the kernel reports it.
-    pub fn huge_share(&self) -> Option<f64> {
+    pub(crate) fn huge_share(&self) -> Option<f64> {
         let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
         let address = self.start.as_ptr() as usize;
         let (mut inside, mut huge_kib, mut resident_kib) = (false, 0.0, 0.0);
@@ -161,7 +161,7 @@ impl Drop for Memory {
 ///
 /// # Errors
 /// CPUs that are offline or not allowed.
-pub fn pin(cpus: &CpuSet) -> io::Result<()> {
+pub(crate) fn pin(cpus: &CpuSet) -> io::Result<()> {
     let mut mask = Mask::new();
     for cpu in cpus
         .iter()
@@ -177,12 +177,12 @@ pub fn pin(cpus: &CpuSet) -> io::Result<()> {
 ///
 /// # Errors
 /// As [`pin`].
-pub fn pin_to(cpu: CpuId) -> io::Result<()> {
+pub(crate) fn pin_to(cpu: CpuId) -> io::Result<()> {
     pin(&[cpu].into_iter().collect())
 }
 
 /// Returns the calling thread's CPU time: unlike the wall clock it stops while other threads have its CPU.
-pub fn cpu_time() -> Duration {
+pub(crate) fn cpu_time() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(
         u64::try_from(now.tv_sec).unwrap_or(0),
@@ -191,7 +191,7 @@ pub fn cpu_time() -> Duration {
 }
 
 /// Returns the processor's time-stamp counter, if readable.
-pub fn time_stamp() -> Option<u64> {
+pub(crate) fn time_stamp() -> Option<u64> {
     #[cfg(target_arch = "x86_64")]
     {
         // SAFETY: every x86-64 processor has the instruction, and Linux allows it.
@@ -202,7 +202,7 @@ pub fn time_stamp() -> Option<u64> {
 }
 
 /// Returns true if the last-level cache holds everything that inner caches hold; `None` if the processor does not say.
-pub fn llc_inclusive() -> Option<bool> {
+pub(crate) fn llc_inclusive() -> Option<bool> {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::__cpuid_count;
@@ -237,19 +237,19 @@ pub fn llc_inclusive() -> Option<bool> {
 }
 
 /// Returns the bytes of a base page.
-pub fn page_bytes() -> usize {
+pub(crate) fn page_bytes() -> usize {
     // SAFETY: only queries a number.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(bytes).unwrap_or(4096)
 }
 
 /// Prepares [`interrupt_others`]; returns `false` if the kernel does not support it.
-pub fn register_interrupts() -> bool {
+pub(crate) fn register_interrupts() -> bool {
     membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
 }
 
 /// Interrupts every other CPU that runs a thread of this process, and waits for their answers. Returns `false` on failure.
-pub fn interrupt_others() -> bool {
+pub(crate) fn interrupt_others() -> bool {
     membarrier(MembarrierCommand::PrivateExpedited).is_ok()
 }
 

@@ -1,7 +1,7 @@
 //! Fixtures shared by the tests of several modules.
 
 /// A machine with three nodes: one without memory, a complete one, and one without CPUs.
-pub const ODD: &str = r#"
+pub(crate) const ODD: &str = r#"
 name = "odd"
 [[node]]
 id = 0

@@ -132,7 +132,7 @@ impl fmt::Debug for External {
 }
 
 impl External {
-    pub fn new(planner: Box<dyn Planner>) -> External {
+    pub(crate) fn new(planner: Box<dyn Planner>) -> External {
         External {
             planner,
             decided: Vec::new(),
@@ -147,7 +147,12 @@ impl External {
 
     /// Calls the planner, unless it has failed. If its plan is refused, returns an empty plan; if it fails, lifts everything that
     /// it set.
-    pub fn plan(&mut self, view: &View<'_>, in_force: &InForce, mode: impl Fn(&VmSample) -> Mode) -> Plan {
+    pub(crate) fn plan(
+        &mut self,
+        view: &View<'_>,
+        in_force: &InForce,
+        mode: impl Fn(&VmSample) -> Mode,
+    ) -> Plan {
         self.decided.clear();
         self.is_refused = false;
         let mut plan = Plan::new(view.version);
@@ -210,17 +215,22 @@ impl External {
     }
 
     /// Returns the refusal of the planner's plan, once, if the plan was refused before it reached the host.
-    pub fn take_refusal(&mut self) -> Option<Refusal> {
+    pub(crate) fn take_refusal(&mut self) -> Option<Refusal> {
         self.refused.take()
     }
 
     /// Returns why the planner has failed, if it has.
-    pub fn failed(&self) -> Option<&PlannerFailed> {
+    pub(crate) fn failed(&self) -> Option<&PlannerFailed> {
         self.failed.as_ref()
     }
 
     /// Takes in the outcomes of a cycle's decisions, which include the planner's.
-    pub fn answered(&mut self, version: Version, decisions: &[Decision], answer: &Result<Receipt, Refusal>) {
+    pub(crate) fn answered(
+        &mut self,
+        version: Version,
+        decisions: &[Decision],
+        answer: &Result<Receipt, Refusal>,
+    ) {
         let outcomes = match answer {
             Ok(receipt) => &receipt.outcomes,
             Err(refusal) => {

@@ -24,43 +24,43 @@ pub(crate) struct ForeignChanges {
 
 impl ForeignChanges {
     /// Notes that the agent set this affinity for a vCPU.
-    pub fn expect(&mut self, vm: VmId, index: u16, cpus: CpuSet) {
+    pub(crate) fn expect(&mut self, vm: VmId, index: u16, cpus: CpuSet) {
         self.expected.insert(VcpuId { vm, index }, cpus);
     }
 
     /// Forgets the affinities that the agent set for these vCPUs.
-    pub fn forget(&mut self, vm: VmId, vcpus: &[u16]) {
+    pub(crate) fn forget(&mut self, vm: VmId, vcpus: &[u16]) {
         self.expected
             .retain(|vcpu, _| vcpu.vm != vm || !vcpus.contains(&vcpu.index));
     }
 
     /// Forgets all pins of a VM that loses its home: its vCPUs then run where they did before the agent pinned them.
-    pub fn forget_pins(&mut self, vm: VmId) {
+    pub(crate) fn forget_pins(&mut self, vm: VmId) {
         self.expected.retain(|vcpu, _| vcpu.vm != vm);
     }
 
     /// Returns true if another program pinned vCPUs of the VM while the agent managed it.
-    pub fn changed_by_other(&self, vm: VmId) -> bool {
+    pub(crate) fn changed_by_other(&self, vm: VmId) -> bool {
         self.vms.contains(&vm)
     }
 
     /// Notes that the agent holds a VM to this quota until the lease ends.
-    pub fn expect_quota(&mut self, vm: VmId, quota: CpuQuota, until: Ns) {
+    pub(crate) fn expect_quota(&mut self, vm: VmId, quota: CpuQuota, until: Ns) {
         self.quotas.insert(vm, (quota, until));
     }
 
     /// Notes that the agent holds a VM to no quota, or to an unknown one.
-    pub fn forget_quota(&mut self, vm: VmId) {
+    pub(crate) fn forget_quota(&mut self, vm: VmId) {
         self.quotas.remove(&vm);
     }
 
     /// Returns true if another program changed the quota that the agent had set.
-    pub fn quota_changed_by_other(&self, vm: VmId) -> bool {
+    pub(crate) fn quota_changed_by_other(&self, vm: VmId) -> bool {
         self.foreign_quotas.contains_key(&vm)
     }
 
     /// Lets the agent decide on a VM's quota again, because the operator wants that.
-    pub fn give_back_quota(&mut self, vm: VmId) {
+    pub(crate) fn give_back_quota(&mut self, vm: VmId) {
         self.foreign_quotas.remove(&vm);
     }
 
@@ -97,7 +97,7 @@ impl ForeignChanges {
 
     /// Finds VMs that appeared and vanished, and affinities and quotas that differ from what the agent set. If all vCPUs of a VM
     /// may run anywhere again, the agent manages it again; that is how an operator returns it. Offline CPUs do not count.
-    pub fn compare(&mut self, before: Option<&Sample>, now: &Sample) -> Vec<Event> {
+    pub(crate) fn compare(&mut self, before: Option<&Sample>, now: &Sample) -> Vec<Event> {
         let mut events = Vec::new();
         for vm in &now.vms {
             if before.is_none_or(|before| before.vm(vm.id).is_none()) {

@@ -55,7 +55,7 @@ pub(crate) struct Gate<'a> {
 
 impl Gate<'_> {
     /// Returns how far decisions of a policy on a VM go. Decisions that need no approval may go further.
-    pub fn mode(&self, policy: &str, vm: Option<&VmSample>) -> Mode {
+    pub(crate) fn mode(&self, policy: &str, vm: Option<&VmSample>) -> Mode {
         most_careful(
             self.run,
             self.modes.of(policy),
@@ -64,7 +64,7 @@ impl Gate<'_> {
     }
 
     /// Returns how far a decision goes.
-    pub fn of(&self, view: &View<'_>, states: &States, decision: &Decision) -> Mode {
+    pub(crate) fn of(&self, view: &View<'_>, states: &States, decision: &Decision) -> Mode {
         match self.mode(decision.policy, view.sample.vm(decision.action.vm)) {
             Mode::Observe => Mode::Observe,
             Mode::Act if !self.is_paused => Mode::Act,
@@ -75,7 +75,7 @@ impl Gate<'_> {
     }
 
     /// Returns how far each decision of a plan goes, in order.
-    pub fn of_plan(&self, view: &View<'_>, states: &States, plan: &Plan) -> Vec<Mode> {
+    pub(crate) fn of_plan(&self, view: &View<'_>, states: &States, plan: &Plan) -> Vec<Mode> {
         let mut modes: Vec<Mode> = plan
             .decisions
             .iter()
@@ -142,13 +142,13 @@ struct Set {
 
 impl InForce {
     /// Notes that an earlier agent gave this VM a home.
-    pub fn adopted(&mut self, vm: VmId) {
+    pub(crate) fn adopted(&mut self, vm: VmId) {
         let (policy, until) = (placement::POLICY, None);
         self.0.insert((vm, Lever::Home), Set { policy, until });
     }
 
     /// Takes in the outcome of a decision.
-    pub fn outcome(&mut self, decision: &Decision, outcome: &Outcome, at: Ns) {
+    pub(crate) fn outcome(&mut self, decision: &Decision, outcome: &Outcome, at: Ns) {
         let Decision { policy, action, .. } = decision;
         let (policy, Action { vm, act }) = (*policy, action);
         let key = (*vm, act.lever());
@@ -166,12 +166,12 @@ impl InForce {
     }
 
     /// Returns the VMs and levers that can be lifted.
-    pub fn levers(&self) -> impl Iterator<Item = (VmId, Lever)> + '_ {
+    pub(crate) fn levers(&self) -> impl Iterator<Item = (VmId, Lever)> + '_ {
         self.0.keys().copied()
     }
 
     /// Lifts what may no longer stay in force.
-    pub fn give_back(&mut self, gate: &Gate<'_>, sample: &Sample, plan: &mut Plan) {
+    pub(crate) fn give_back(&mut self, gate: &Gate<'_>, sample: &Sample, plan: &mut Plan) {
         let now = sample.at;
         self.0.retain(|(vm, _), set| {
             sample

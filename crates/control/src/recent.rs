@@ -16,13 +16,13 @@ pub(crate) struct Recent(VecDeque<EventRecord>);
 
 impl Recent {
     /// Remembers events that happened at this time of the host's clock.
-    pub fn extend(&mut self, at: Ns, events: &[Event]) {
+    pub(crate) fn extend(&mut self, at: Ns, events: &[Event]) {
         self.0.extend(events.iter().map(|event| event.record(at)));
         self.0.drain(..self.0.len().saturating_sub(EVENTS_MAX));
     }
 
     /// Returns all remembered events.
-    pub fn iter(&self) -> impl Iterator<Item = &EventRecord> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &EventRecord> {
         self.0.iter()
     }
 }

@@ -244,24 +244,24 @@ pub(crate) struct Recommendations {
 
 impl Recommendations {
     /// Returns all remembered recommendations, by number.
-    pub fn all(&self) -> Vec<&Recommendation> {
+    pub(crate) fn all(&self) -> Vec<&Recommendation> {
         let mut all: Vec<_> = self.past.iter().chain(self.live.values()).collect();
         all.sort_by_key(|one| one.id);
         all
     }
 
     /// Takes the events since the last call.
-    pub fn take_events(&mut self) -> Vec<Event> {
+    pub(crate) fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
 
     /// Returns true if the operator approved a decision.
-    pub fn lets_through(&self, decision: &Decision) -> bool {
+    pub(crate) fn lets_through(&self, decision: &Decision) -> bool {
         self.of(decision.action.vm).any(|one| one.lets_through(decision))
     }
 
     /// Returns true if the operator approved what a policy has in force on a lever of a VM.
-    pub fn lets_stand(&self, vm: VmId, policy: &'static str, lever: Lever) -> bool {
+    pub(crate) fn lets_stand(&self, vm: VmId, policy: &'static str, lever: Lever) -> bool {
         let found = self.live.get(&(vm, policy, lever));
         found.is_some_and(|one| matches!(one.state, State::Approved | State::Applied))
     }
@@ -274,7 +274,7 @@ impl Recommendations {
     }
 
     /// Ends recommendations whose time is over or whose VM is gone.
-    pub fn expire(&mut self, config: &Config, sample: &Sample) {
+    pub(crate) fn expire(&mut self, config: &Config, sample: &Sample) {
         let now = sample.at;
         self.rejected.retain(|_, (until, _)| *until > now);
         let is_over = |one: &Recommendation| {
@@ -324,7 +324,7 @@ impl Recommendations {
     }
 
     /// Takes in the decisions that wait in this cycle. `gains` predicts the gains of VMs from these homes, all assigned together.
-    pub fn take(
+    pub(crate) fn take(
         &mut self,
         config: &Config,
         sample: &Sample,
@@ -482,7 +482,7 @@ impl Recommendations {
     }
 
     /// Approves a recommendation.
-    pub fn approve(&mut self, id: u64, config: &Config, now: Ns) -> Result<Recommendation, NotThat> {
+    pub(crate) fn approve(&mut self, id: u64, config: &Config, now: Ns) -> Result<Recommendation, NotThat> {
         let subject = self.open(id)?;
         let one = self.live.get_mut(&subject).expect("open ones are live");
         (one.state, one.wanted_at) = (State::Approved, now);
@@ -500,7 +500,7 @@ impl Recommendations {
     }
 
     /// Rejects a recommendation.
-    pub fn reject(&mut self, id: u64, config: &Config, now: Ns) -> Result<Recommendation, NotThat> {
+    pub(crate) fn reject(&mut self, id: u64, config: &Config, now: Ns) -> Result<Recommendation, NotThat> {
         let subject = self.open(id)?;
         let gain = self.live[&subject].gain;
         self.rejected.insert(subject, (now + config.rejected_for, gain));
@@ -515,7 +515,7 @@ impl Recommendations {
 
     /// Returns approved homes that are not assigned yet, each with the decisions that follow it, as recommended. Ends a
     /// recommendation whose home is no longer possible.
-    pub fn due(&mut self, view: &View<'_>) -> Vec<(Recommendation, Vec<Decision>)> {
+    pub(crate) fn due(&mut self, view: &View<'_>) -> Vec<(Recommendation, Vec<Decision>)> {
         let is_due = |one: &&Recommendation| one.state == State::Approved && one.is_home_on().is_some();
         let due: Vec<Recommendation> = self.live.values().filter(is_due).cloned().collect();
         let mut given = Vec::new();
@@ -551,7 +551,7 @@ impl Recommendations {
     }
 
     /// Takes in the outcome of a decision that was let through.
-    pub fn outcome(&mut self, decision: &Decision, outcome: &Outcome, config: &Config, now: Ns) {
+    pub(crate) fn outcome(&mut self, decision: &Decision, outcome: &Outcome, config: &Config, now: Ns) {
         let vm = decision.action.vm;
         let is_its = |one: &Recommendation| one.lets_through(decision);
         let Some(subject) = self.of(vm).find(|one| is_its(one)).map(Recommendation::subject) else {

@@ -150,7 +150,7 @@ pub(crate) fn plans(view: &View<'_>, config: &Config, gate: &Gate<'_>, states: &
 
 impl Plans {
     /// Adds a plan, with the mode of each decision.
-    pub fn add(&mut self, mut plan: Plan, modes: Vec<Mode>) {
+    pub(crate) fn add(&mut self, mut plan: Plan, modes: Vec<Mode>) {
         for kept in [Mode::Recommend, Mode::Observe] {
             let pairs = plan
                 .decisions
@@ -174,7 +174,7 @@ impl Plans {
 
 impl States {
     /// Notes that a decision was not carried out, so policies do not learn from it as from a change that failed.
-    pub fn was_kept(&mut self, decision: &Decision) {
+    pub(crate) fn was_kept(&mut self, decision: &Decision) {
         let vm = decision.action.vm;
         match (&decision.action.act, decision.policy) {
             (Act::SetHome { .. }, arrange::POLICY) => self.arrange.trials.forget(vm),

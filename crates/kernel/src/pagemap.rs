@@ -71,7 +71,7 @@ pub(crate) mod tests {
     use std::fs::OpenOptions;
 
     /// Returns the entry that the kernel would write for a page.
-    pub fn entry(place: Place) -> u64 {
+    pub(crate) fn entry(place: Place) -> u64 {
         match place {
             Place::Nowhere => 0,
             Place::Own(frame) => PRESENT | EXCLUSIVE | frame,
@@ -80,7 +80,7 @@ pub(crate) mod tests {
     }
 
     /// Writes the `pagemap` of a process. From address `start` on, its pages are at these places.
-    pub fn write(tree: &Tree, pid: i32, start: u64, places: &[Place]) {
+    pub(crate) fn write(tree: &Tree, pid: i32, start: u64, places: &[Place]) {
         let entries: Vec<u64> = places.iter().map(|place| entry(*place)).collect();
         write_entries(tree, pid, start, &entries);
     }

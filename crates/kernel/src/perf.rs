@@ -47,7 +47,7 @@ const _: () = assert!(size_of::<Attr>() == 72);
 
 impl Attr {
     /// Describes an event of a PMU that is counted.
-    pub fn counting(kind: u32, config: u64) -> Attr {
+    pub(crate) fn counting(kind: u32, config: u64) -> Attr {
         let read_format = FORMAT_TOTAL_TIME_ENABLED | FORMAT_TOTAL_TIME_RUNNING | FORMAT_GROUP;
         Attr {
             kind,
@@ -107,7 +107,7 @@ pub(crate) struct Reading<const N: usize> {
 
 impl<const N: usize> Reading<N> {
     /// Reads a group of N events; `None` if the kernel returns something unexpected.
-    pub fn read(mut from: &File) -> std::io::Result<Option<Reading<N>>> {
+    pub(crate) fn read(mut from: &File) -> std::io::Result<Option<Reading<N>>> {
         let mut bytes = [0u8; 8 * 16];
         let length = from.read(&mut bytes)?;
         Ok(Reading::parse(&bytes[..length]))
@@ -142,7 +142,7 @@ pub(crate) struct Accumulator<const N: usize> {
 
 impl<const N: usize> Accumulator<N> {
     /// Starts with nothing counted.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Accumulator {
             last: Reading {
                 enabled_ns: 0,
@@ -154,7 +154,7 @@ impl<const N: usize> Accumulator<N> {
     }
 
     /// Adds a reading and returns the sums; `None` if the events never ran although they were enabled long enough.
-    pub fn update(&mut self, now: Reading<N>) -> Option<[u64; N]> {
+    pub(crate) fn update(&mut self, now: Reading<N>) -> Option<[u64; N]> {
         let enabled = now.enabled_ns.saturating_sub(self.last.enabled_ns);
         let running = now.running_ns.saturating_sub(self.last.running_ns);
         if running > 0 {

@@ -42,7 +42,7 @@ pub(crate) struct HostContext {
 }
 
 impl HostContext {
-    pub fn new(
+    pub(crate) fn new(
         manager: Box<dyn Manager>,
         journal: Option<Journal>,
         root: PathBuf,
@@ -68,17 +68,17 @@ impl HostContext {
     }
 
     /// Adds a notice for the operator. Reports each notice once, or again if it was old and has been forgotten.
-    pub fn notice(&mut self, text: String) {
+    pub(crate) fn notice(&mut self, text: String) {
         self.notices.add(text);
     }
 
     /// Takes the notices that were not reported yet.
-    pub fn take_notices(&mut self) -> Vec<String> {
+    pub(crate) fn take_notices(&mut self) -> Vec<String> {
         self.notices.take()
     }
 
     /// Whether work on a VM should continue. Sends a heartbeat.
-    pub fn goes_on(&self, process: Process) -> bool {
+    pub(crate) fn goes_on(&self, process: Process) -> bool {
         self.heartbeat.beat();
         !self.wake_signal.is_stopping() && task::is_alive(&self.root, process)
     }

@@ -23,10 +23,10 @@ use crate::manager::{CallError, Manager};
 use crate::mark;
 use crate::vm::{After, Kvm, Levers, Step, UndoError, failed};
 
-pub use home::{Home, MemoryNodes, NO_HOME};
-pub use memory::{Shrink, StatsPeriod};
-pub use memory_policy::is_possible as memory_policy_is_possible;
-pub use pages::Moving;
+pub(crate) use home::{Home, MemoryNodes, NO_HOME};
+pub(crate) use memory::{Shrink, StatsPeriod};
+pub(crate) use memory_policy::is_possible as memory_policy_is_possible;
+pub(crate) use pages::Moving;
 pub use quota::Quotas;
 pub use vcpus::Pins;
 

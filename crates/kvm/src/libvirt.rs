@@ -92,7 +92,7 @@ struct Known {
 
 impl Libvirt {
     /// Connects to libvirt.
-    pub fn open(uri: &str, root: &Path, heartbeat: Heartbeat) -> Result<Libvirt, ConnectError> {
+    pub(crate) fn open(uri: &str, root: &Path, heartbeat: Heartbeat) -> Result<Libvirt, ConnectError> {
         if let Some(host) = host_of(uri) {
             return Err(ConnectError::Remote {
                 uri: uri.to_owned(),
@@ -108,7 +108,7 @@ impl Libvirt {
     }
 
     /// Connects only with the first call, for work that can be done without libvirt.
-    pub fn unconnected(uri: &str, root: &Path, heartbeat: Heartbeat) -> Libvirt {
+    pub(crate) fn unconnected(uri: &str, root: &Path, heartbeat: Heartbeat) -> Libvirt {
         // libvirt's test driver, which our tests use, accepts no flag there.
         let live = if uri.starts_with("test:") {
             sys::VIR_DOMAIN_AFFECT_CURRENT
@@ -223,7 +223,7 @@ impl Libvirt {
     }
 
     /// Returns the domain with this UUID; lists the domains if it is not known yet.
-    pub fn domain(&mut self, vm: VmId) -> Result<Domain, CallError> {
+    pub(crate) fn domain(&mut self, vm: VmId) -> Result<Domain, CallError> {
         if !self.domains.contains_key(&vm) {
             self.list()?;
         }
@@ -232,7 +232,7 @@ impl Libvirt {
     }
 
     /// A domain's live XML.
-    pub fn xml(&mut self, vm: VmId) -> Result<String, CallError> {
+    pub(crate) fn xml(&mut self, vm: VmId) -> Result<String, CallError> {
         let xml = self.ask(vm, |domain| domain.xml_desc(0));
         #[cfg(test)]
         let xml = xml.map(|xml| self.fake.lag(vm, xml));
@@ -254,7 +254,7 @@ impl Libvirt {
     }
 
     /// Returns the operator's settings: of the running domain, or with the inactive flag, of its next start.
-    pub fn said(&mut self, vm: VmId, flags: u32) -> Result<OperatorSettings, CallError> {
+    pub(crate) fn said(&mut self, vm: VmId, flags: u32) -> Result<OperatorSettings, CallError> {
         let of = match flags & sys::VIR_DOMAIN_XML_INACTIVE {
             0 => "metadata",
             _ => "metadata for the next start (virsh dumpxml --inactive)",
@@ -270,7 +270,7 @@ impl Libvirt {
     }
 
     /// Stores the operator's settings in the configuration that `flags` name.
-    pub fn say(&mut self, vm: VmId, said: &OperatorSettings, flags: u32) -> Result<(), CallError> {
+    pub(crate) fn say(&mut self, vm: VmId, said: &OperatorSettings, flags: u32) -> Result<(), CallError> {
         let element = domain::element(said);
         self.set_element(vm, element.as_deref(), ("homenode", NAMESPACE), flags)
     }

@@ -36,7 +36,7 @@ impl From<GroupError> for CallError {
 }
 
 impl CallError {
-    pub fn cause(&self) -> &str {
+    pub(crate) fn cause(&self) -> &str {
         match self {
             CallError::Lost(cause) | CallError::Refused(cause) | CallError::Unclear(cause) => cause,
         }

@@ -293,19 +293,19 @@ struct Standing {
 }
 
 impl Marks {
-    pub fn new(root: &Path) -> Marks {
+    pub(crate) fn new(root: &Path) -> Marks {
         Marks {
             here: Here::read(root),
             of_vms: BTreeMap::new(),
         }
     }
 
-    pub fn here(&self) -> &Here {
+    pub(crate) fn here(&self) -> &Here {
         &self.here
     }
 
     /// Notes the mark found in a VM's XML.
-    pub fn saw(&mut self, vm: VmId, mark: Option<Mark>) {
+    pub(crate) fn saw(&mut self, vm: VmId, mark: Option<Mark>) {
         let standing = Standing {
             mark,
             is_to_be_compared: true,
@@ -314,19 +314,19 @@ impl Marks {
     }
 
     /// Whether a VM's mark may differ from the journal.
-    pub fn is_to_be_compared(&self, vm: VmId) -> bool {
+    pub(crate) fn is_to_be_compared(&self, vm: VmId) -> bool {
         self.of_vms
             .get(&vm)
             .is_some_and(|standing| standing.is_to_be_compared)
     }
 
     /// Forgets all VMs for which `is_there` returns false.
-    pub fn keep_only(&mut self, is_there: impl Fn(VmId) -> bool) {
+    pub(crate) fn keep_only(&mut self, is_there: impl Fn(VmId) -> bool) {
         self.of_vms.retain(|vm, _| is_there(*vm));
     }
 
     /// Writes a VM's mark from its current journal entry.
-    pub fn write(
+    pub(crate) fn write(
         &mut self,
         manager: &mut dyn Manager,
         vm: VmId,

@@ -141,7 +141,7 @@ pub fn vms(root: &Path) -> Vec<QemuVm> {
 
 impl Qemu {
     /// Creates the manager of the VMs below a root (`/`).
-    pub fn new(root: &Path) -> Qemu {
+    pub(crate) fn new(root: &Path) -> Qemu {
         Qemu {
             root: root.to_owned(),
             groups: None,
@@ -158,7 +158,7 @@ impl Qemu {
     }
 
     /// Creates a manager for restoring an agent's changes: it asks a monitor only if nothing else works.
-    pub fn for_restoring(root: &Path) -> Qemu {
+    pub(crate) fn for_restoring(root: &Path) -> Qemu {
         Qemu {
             is_asking: false,
             ..Qemu::new(root)

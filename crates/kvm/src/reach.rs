@@ -44,7 +44,7 @@ pub(crate) struct Left {
 
 impl Reach {
     /// Reads the bounds of a VM with this QEMU process.
-    pub fn read(groups: &Hierarchy, pid: i32, domain: &Domain) -> Result<Reach, ReadError> {
+    pub(crate) fn read(groups: &Hierarchy, pid: i32, domain: &Domain) -> Result<Reach, ReadError> {
         Ok(Reach {
             cpuset: groups.cpuset_of(pid)?,
             allowed: domain.cpuset.clone(),
@@ -53,7 +53,7 @@ impl Reach {
     }
 
     /// Reads the bounds of a VM that is known only by its process, for undoing. Unreadable cgroups count as no bound.
-    pub fn of_process(root: &Path, pid: i32) -> Reach {
+    pub(crate) fn of_process(root: &Path, pid: i32) -> Reach {
         let cpuset = Hierarchy::read(root).and_then(|groups| groups.cpuset_of(pid));
         Reach {
             cpuset: cpuset.unwrap_or_default(),
@@ -63,12 +63,12 @@ impl Reach {
     }
 
     /// Reads the cpuset again, after the kernel did not do what was requested.
-    pub fn look_again(&mut self, root: &Path, pid: i32) {
+    pub(crate) fn look_again(&mut self, root: &Path, pid: i32) {
         self.cpuset = Reach::of_process(root, pid).cpuset;
     }
 
     /// Returns what is left to a VM whose threads had these affinities before the agent touched it.
-    pub fn left(&self, machine: &Machine, affinities: &[CpuSet]) -> Left {
+    pub(crate) fn left(&self, machine: &Machine, affinities: &[CpuSet]) -> Left {
         let all_cpus = machine.cpu_set();
         let by_nodes = self.cpus_near_memory(machine);
         let mut bounds: Vec<(&'static str, CpuSet)> = Vec::new();
@@ -123,7 +123,7 @@ impl Reach {
     }
 
     /// Returns the affinity that the kernel applies for these CPUs: those within the cpuset, or the whole cpuset if none are.
-    pub fn in_force(&self, cpus: &CpuSet) -> CpuSet {
+    pub(crate) fn in_force(&self, cpus: &CpuSet) -> CpuSet {
         let Some(cpuset) = &self.cpuset.cpus else {
             return cpus.clone();
         };
@@ -134,7 +134,7 @@ impl Reach {
     }
 
     /// Returns the CPUs to request in order to restore these: the kernel refuses a set that is wholly outside the cpuset.
-    pub fn to_give_back(&self, cpus: &CpuSet) -> CpuSet {
+    pub(crate) fn to_give_back(&self, cpus: &CpuSet) -> CpuSet {
         match &self.cpuset.cpus {
             Some(cpuset) if cpus.intersection(cpuset).is_empty() => cpuset.clone(),
             _ => cpus.clone(),
@@ -142,7 +142,7 @@ impl Reach {
     }
 
     /// Whether the CPUs in force are what the kernel applies for one of these sets.
-    pub fn is_one_of(&self, in_force: &CpuSet, usable: &CpuSet, sets: &[CpuSet]) -> bool {
+    pub(crate) fn is_one_of(&self, in_force: &CpuSet, usable: &CpuSet, sets: &[CpuSet]) -> bool {
         let is_so = |set: &CpuSet| {
             set.intersection(usable) == *in_force || self.in_force(set).intersection(usable) == *in_force
         };
@@ -150,7 +150,7 @@ impl Reach {
     }
 
     /// Whether a pin to these CPUs takes nothing from a VM that its other bounds leave it.
-    pub fn is_no_limit(&self, machine: &Machine, cpus: &CpuSet) -> bool {
+    pub(crate) fn is_no_limit(&self, machine: &Machine, cpus: &CpuSet) -> bool {
         let left = self.left(machine, &[]).cpus;
         !left.is_empty() && left.is_subset(cpus)
     }
@@ -158,7 +158,7 @@ impl Reach {
 
 impl Left {
     /// Excludes the operator's reserved CPUs if only reserved CPUs are left: then nothing is left.
-    pub fn but_for(mut self, reserved: &CpuSet) -> Left {
+    pub(crate) fn but_for(mut self, reserved: &CpuSet) -> Left {
         if !self.cpus.is_empty() && self.cpus.is_subset(reserved) {
             self.bounds.push(("what bounds it", self.cpus.clone()));
             self.bounds
@@ -169,13 +169,13 @@ impl Left {
     }
 
     /// Returns the CPUs that plans must stay within; `None` if these are all CPUs that VMs may use.
-    pub fn limit(&self, machine: &Machine) -> Option<CpuSet> {
+    pub(crate) fn limit(&self, machine: &Machine) -> Option<CpuSet> {
         let of_all = machine.cpu_set().difference(&machine.isolated);
         (self.cpus != of_all).then(|| self.cpus.clone())
     }
 
     /// Why nothing is left, as the end of a sentence.
-    pub fn why_nothing(&self) -> String {
+    pub(crate) fn why_nothing(&self) -> String {
         let bound = |(what, cpus): &(&str, CpuSet)| match cpus.is_empty() {
             true => format!("{what} no CPU of this host"),
             false => format!("{what} CPUs {cpus}"),

@@ -25,7 +25,7 @@ pub(crate) enum NotServed {
 }
 
 impl TopologyPages {
-    pub fn open(socket: PathBuf, acting: Acting) -> TopologyPages {
+    pub(crate) fn open(socket: PathBuf, acting: Acting) -> TopologyPages {
         let server = match acting {
             Acting::DryRun => Err(NotServed::DryRun),
             Acting::Live => serve(&socket),
@@ -34,23 +34,23 @@ impl TopologyPages {
     }
 
     /// Returns a notice for the operator if the agent acts and cannot serve pages.
-    pub fn trouble(&self, acting: Acting) -> Option<String> {
+    pub(crate) fn trouble(&self, acting: Acting) -> Option<String> {
         let why = self.server.as_ref().err().filter(|_| acting == Acting::Live)?;
         Some(format!("no guest is told where it is: {why}"))
     }
 
     /// The server, or why there is none.
-    pub fn server(&self) -> Result<&TopologyServer, &NotServed> {
+    pub(crate) fn server(&self) -> Result<&TopologyServer, &NotServed> {
         self.server.as_ref()
     }
 
     /// Takes the reason why a QEMU was last refused its page; returns it once.
-    pub fn take_refusal(&self) -> Option<String> {
+    pub(crate) fn take_refusal(&self) -> Option<String> {
         self.server.as_ref().ok()?.take_refusal()
     }
 
     /// Why the guest of a VM cannot be given a topology page; `None` if it can.
-    pub fn why_not(&self, domain: &Domain, pid: i32) -> Option<String> {
+    pub(crate) fn why_not(&self, domain: &Domain, pid: i32) -> Option<String> {
         if domain.cells.len() < 2 {
             return Some(
                 "its guest sees one node; give it virtual nodes (<cpu><numa>, docs/TOPOLOGY.md)".to_owned(),

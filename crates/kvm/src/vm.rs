@@ -126,31 +126,31 @@ impl Memory {
     }
 
     /// Returns the page mover for all of the memory, once found.
-    pub fn mover(&self) -> Option<&Mover> {
+    pub(crate) fn mover(&self) -> Option<&Mover> {
         self.whole.as_ref().map(|whole| &whole.mover)
     }
 
     /// Returns the size of the VM's huge pages, the largest of several; `None` if it has none, or its memory is not found yet.
-    pub fn huge_page_bytes(&self) -> Option<Bytes> {
+    pub(crate) fn huge_page_bytes(&self) -> Option<Bytes> {
         let ranges = self.mover().into_iter().flat_map(Mover::ranges);
         let largest = ranges.map(|range| range.page_bytes).max();
         largest.filter(|bytes| bytes.0 > PAGE_BYTES)
     }
 
     /// Returns the pages of all the memory on each node, if known.
-    pub fn pages(&self) -> Option<&NodeMap<Pages>> {
+    pub(crate) fn pages(&self) -> Option<&NodeMap<Pages>> {
         self.whole.as_ref()?.pages.as_ref()
     }
 
     /// Returns a part of the memory, if found.
-    pub fn part(&mut self, which: Which) -> Option<&mut Part> {
+    pub(crate) fn part(&mut self, which: Which) -> Option<&mut Part> {
         match which {
             Which::Whole => self.whole.as_mut(),
             Which::VirtualNode(at) => self.virtual_nodes.get_mut(usize::from(at))?.as_mut(),
         }
     }
 
-    pub fn parts(&mut self) -> impl Iterator<Item = &mut Part> {
+    pub(crate) fn parts(&mut self) -> impl Iterator<Item = &mut Part> {
         self.whole
             .iter_mut()
             .chain(self.virtual_nodes.iter_mut().flatten())
@@ -159,7 +159,7 @@ impl Memory {
 
 impl Vm {
     /// Returns the VM's current state, which an agent or the guard restores later.
-    pub fn before(&self) -> Before {
+    pub(crate) fn before(&self) -> Before {
         let affinity = |role: &Role| {
             let thread = self.threads.iter().find(|t| t.role == *role);
             thread.map(|t| t.affinity.clone())
@@ -183,7 +183,7 @@ impl Vm {
     /// Returns what is left to the VM when all bounds are applied: those that were read, and the affinities of its vCPUs before
     /// the agent pinned them. Affinities that libvirt set on a tool's advice (`placement='auto'`) are not bounds, but that tool's
     /// placement.
-    pub fn left(&self, context: &HostContext) -> Left {
+    pub(crate) fn left(&self, context: &HostContext) -> Left {
         let before = context.entry(self).map(|entry| &entry.before);
         let affinity = |thread: &Thread| {
             let index = vcpu_index(&thread.role)?;
@@ -207,7 +207,7 @@ impl Vm {
     }
 
     /// Whether a pin of the agent's, or a home that the operator did not choose, is outside what is left to the VM.
-    pub fn is_out_of_reach(&self, context: &HostContext, left: &Left) -> bool {
+    pub(crate) fn is_out_of_reach(&self, context: &HostContext, left: &Left) -> bool {
         let mut pins = self.pins.ours.values().filter_map(|sets| sets.first());
         let chosen = self
             .domain
@@ -226,17 +226,17 @@ impl Vm {
     }
 
     /// Whether the VM is between two hosts: libvirt then refuses every change, and only after a long wait.
-    pub fn is_migrating(&self) -> bool {
+    pub(crate) fn is_migrating(&self) -> bool {
         self.standstill == Some(Immovable::Migrating)
     }
 
     /// Makes the next look read all threads, since they may have been changed.
-    pub fn look_soon(&mut self) {
+    pub(crate) fn look_soon(&mut self) {
         self.next_looks = (Ns::ZERO, Ns::ZERO);
     }
 
     /// Threads that run vCPUs.
-    pub fn vcpu_tids(&self) -> impl Iterator<Item = i32> + '_ {
+    pub(crate) fn vcpu_tids(&self) -> impl Iterator<Item = i32> + '_ {
         self.threads
             .iter()
             .filter(|t| matches!(t.role, Role::Vcpu(_)))
@@ -244,36 +244,36 @@ impl Vm {
     }
 
     /// Returns the online vCPUs.
-    pub fn vcpu_indices(&self) -> Vec<u16> {
+    pub(crate) fn vcpu_indices(&self) -> Vec<u16> {
         self.threads.iter().filter_map(|t| vcpu_index(&t.role)).collect()
     }
 
     /// The thread that runs this vCPU.
-    pub fn vcpu_thread(&self, index: u16) -> Option<&Thread> {
+    pub(crate) fn vcpu_thread(&self, index: u16) -> Option<&Thread> {
         self.threads.iter().find(|t| t.role == Role::Vcpu(index))
     }
 
     /// The cgroup that limits a thread's CPU time, if known.
-    pub fn group(&self, tid: i32) -> Option<&CpuGroup> {
+    pub(crate) fn group(&self, tid: i32) -> Option<&CpuGroup> {
         self.groups.get(&tid)?.as_ref()
     }
 
     /// Returns how many vCPUs of the VM share this one's cgroup: one if each has its own, as libvirt sets them up.
-    pub fn sharing(&self, tid: i32) -> usize {
+    pub(crate) fn sharing(&self, tid: i32) -> usize {
         let group = self.group(tid);
         let same = self.vcpu_tids().filter(|other| self.group(*other) == group);
         same.count().max(1)
     }
 
     /// CPU time that a vCPU may use: its share of its cgroup's.
-    pub fn max_of(&self, tid: i32) -> Result<Option<CpuMax>, ReadError> {
+    pub(crate) fn max_of(&self, tid: i32) -> Result<Option<CpuMax>, ReadError> {
         let max = self.group(tid).map_or(Ok(None), CpuGroup::max)?;
         let sharing = self.sharing(tid) as u64;
         Ok(max.map(|max| max.divided(sharing)))
     }
 
     /// Reads on which nodes the VM's pages are, if that is due: `every` after the last read, or once the agent moved pages.
-    pub fn refresh_pages(&mut self, root: &Path, at: Ns, every: Ns) -> Result<Found, ReadError> {
+    pub(crate) fn refresh_pages(&mut self, root: &Path, at: Ns, every: Ns) -> Result<Found, ReadError> {
         if self.memory.sizes != self.domain.ram_sizes {
             self.memory = Memory {
                 sizes: self.domain.ram_sizes.clone(),
@@ -323,7 +323,7 @@ impl Vm {
     }
 
     /// Returns the nodes that the guest sees, if there are several.
-    pub fn virtual_nodes(&self) -> Vec<VirtualNode> {
+    pub(crate) fn virtual_nodes(&self) -> Vec<VirtualNode> {
         let cells = &self.domain.cells;
         let node = |(at, cell): (usize, &Cell)| VirtualNode {
             vcpus: cell.vcpus.clone(),
@@ -339,7 +339,7 @@ impl Vm {
     }
 
     /// Makes the next look at the pages read them from the kernel.
-    pub fn forget_pages(&mut self) {
+    pub(crate) fn forget_pages(&mut self) {
         self.memory.next_read = Ns::ZERO;
     }
 }
@@ -360,17 +360,17 @@ pub(crate) fn vcpu_index(role: &Role) -> Option<u16> {
 /// Access to a VM's lines in the journal.
 impl HostContext {
     /// A VM's journal entry, written by this agent or an earlier one.
-    pub fn entry(&self, vm: &Vm) -> Option<&Entry> {
+    pub(crate) fn entry(&self, vm: &Vm) -> Option<&Entry> {
         self.journal.as_ref()?.entry(vm.run.vm)
     }
 
     /// A VM's journal entry for a lever.
-    pub fn journalled<T: Written>(&self, vm: &Vm) -> Option<T> {
+    pub(crate) fn journalled<T: Written>(&self, vm: &Vm) -> Option<T> {
         self.entry(vm)?.get()
     }
 
     /// Journals what a lever is about to put in force.
-    pub fn set<T: Written>(&mut self, vm: &Vm, what: &str, entry: &T) -> Result<(), ActionError> {
+    pub(crate) fn set<T: Written>(&mut self, vm: &Vm, what: &str, entry: &T) -> Result<(), ActionError> {
         let written = self.journal.as_mut().map(|journal| journal.set(vm.run.vm, entry));
         written
             .unwrap_or(Ok(()))
@@ -380,12 +380,12 @@ impl HostContext {
     }
 
     /// Journals that a lever no longer has anything in force.
-    pub fn clear<T: Written>(&mut self, vm: &Vm) {
+    pub(crate) fn clear<T: Written>(&mut self, vm: &Vm) {
         self.clear_keys(vm, &[T::KEY]);
     }
 
     /// As [`HostContext::clear`], for several levers.
-    pub fn clear_keys(&mut self, vm: &Vm, keys: &[&str]) {
+    pub(crate) fn clear_keys(&mut self, vm: &Vm, keys: &[&str]) {
         if let Some(journal) = &mut self.journal {
             journal.clear(vm.run.vm, keys);
         }
@@ -393,14 +393,14 @@ impl HostContext {
     }
 
     /// Updates the mark if it may differ from the journal.
-    pub fn keep_marked(&mut self, vm: &Vm) {
+    pub(crate) fn keep_marked(&mut self, vm: &Vm) {
         if self.marks.is_to_be_compared(vm.run.vm) {
             self.mark(vm);
         }
     }
 
     /// Updates the VM's own mark from the journal. If that fails, the journal is the only record.
-    pub fn mark(&mut self, vm: &Vm) {
+    pub(crate) fn mark(&mut self, vm: &Vm) {
         let Some(journal) = &self.journal else { return };
         let (id, entry) = (vm.run.vm, journal.entry(vm.run.vm));
         if let Err(error) = self.marks.write(self.manager.as_mut(), id, entry) {

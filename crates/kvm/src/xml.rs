@@ -33,7 +33,7 @@ pub enum XmlError {
 
 /// One element.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Element {
+pub(crate) struct Element {
     /// Name without prefix.
     pub name: String,
     /// Namespace, if the element has one.
@@ -48,7 +48,7 @@ pub struct Element {
 
 impl Element {
     /// Value of an attribute.
-    pub fn attribute(&self, name: &str) -> Option<&str> {
+    pub(crate) fn attribute(&self, name: &str) -> Option<&str> {
         self.attributes
             .iter()
             .find(|(n, _)| n == name)
@@ -56,19 +56,19 @@ impl Element {
     }
 
     /// The first child with this name and no namespace.
-    pub fn child(&self, name: &str) -> Option<&Element> {
+    pub(crate) fn child(&self, name: &str) -> Option<&Element> {
         self.children
             .iter()
             .find(|child| child.name == name && child.namespace.is_none())
     }
 
     /// The element at the end of this path of child names.
-    pub fn path(&self, names: &[&str]) -> Option<&Element> {
+    pub(crate) fn path(&self, names: &[&str]) -> Option<&Element> {
         names.iter().try_fold(self, |element, name| element.child(name))
     }
 
     /// All children with this name and no namespace.
-    pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Element> {
+    pub(crate) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Element> {
         self.children
             .iter()
             .filter(move |child| child.name == name && child.namespace.is_none())
@@ -76,7 +76,7 @@ impl Element {
 }
 
 /// Parses a document and returns its root element.
-pub fn parse(text: &str) -> Result<Element, XmlError> {
+pub(crate) fn parse(text: &str) -> Result<Element, XmlError> {
     if text.len() > BYTES_MAX {
         return Err(XmlError::TooLarge {
             limit: BYTES_MAX,

@@ -8,14 +8,14 @@ use homenode_units::{Bytes, Ns, Pages};
 const DAY: Ns = Ns::from_secs(86_400);
 
 /// A fraction of a whole.
-pub const SHARE: RangeInclusive<f64> = 0.0..=1.0;
+pub(crate) const SHARE: RangeInclusive<f64> = 0.0..=1.0;
 /// A fraction that must not be zero.
-pub const SOME_SHARE: RangeInclusive<f64> = 0.001..=1.0;
+pub(crate) const SOME_SHARE: RangeInclusive<f64> = 0.001..=1.0;
 /// An amount of memory, up to a pebibyte.
-pub const MEMORY: RangeInclusive<Bytes> = Bytes::ZERO..=Bytes::from_gib(1 << 20);
+pub(crate) const MEMORY: RangeInclusive<Bytes> = Bytes::ZERO..=Bytes::from_gib(1 << 20);
 /// An amount of memory in pages. A budget of 0 moves nothing.
-pub const PAGES: RangeInclusive<Pages> = Pages::ZERO..=Pages(1 << 38);
+pub(crate) const PAGES: RangeInclusive<Pages> = Pages::ZERO..=Pages(1 << 38);
 /// A time to wait; 0 means no wait.
-pub const PAUSE: RangeInclusive<Ns> = Ns::ZERO..=DAY;
+pub(crate) const PAUSE: RangeInclusive<Ns> = Ns::ZERO..=DAY;
 /// A period or interval: at least the shortest time between two samples.
-pub const SPAN: RangeInclusive<Ns> = Ns::from_millis(10)..=DAY;
+pub(crate) const SPAN: RangeInclusive<Ns> = Ns::from_millis(10)..=DAY;

@@ -33,14 +33,14 @@ pub(crate) struct Near {
 
 impl Near {
     /// Returns the distances between these nodes of a machine.
-    pub fn of(machine: &Machine, nodes: &[NodeId]) -> Near {
+    pub(crate) fn of(machine: &Machine, nodes: &[NodeId]) -> Near {
         let one_way = |a: NodeId, b: NodeId| machine.distance(a, b).unwrap_or(UNKNOWN);
         let longer = |a: usize, b: usize| one_way(nodes[a], nodes[b]).max(one_way(nodes[b], nodes[a]));
         Near::by(nodes.len(), longer)
     }
 
     /// Builds the distances between `count` nodes.
-    pub fn by(count: usize, distance: impl Fn(usize, usize) -> u32) -> Near {
+    pub(crate) fn by(count: usize, distance: impl Fn(usize, usize) -> u32) -> Near {
         let distance = |a: usize, b: usize| if a == b { 0 } else { distance(a, b) };
         let row = |a: usize| (0..count).map(move |b| (a, b));
         let between: Vec<u32> = (0..count).flat_map(row).map(|(a, b)| distance(a, b)).collect();
@@ -54,7 +54,7 @@ impl Near {
     }
 
     /// Whether all nodes are equally far from each other, so that sets of several nodes differ only in their number.
-    pub fn is_even(&self) -> bool {
+    pub(crate) fn is_even(&self) -> bool {
         self.is_even
     }
 
@@ -63,7 +63,7 @@ impl Near {
     }
 
     /// Returns all spans that sets of these nodes can have, ascending; the first is 0, for one node.
-    pub fn spans(&self) -> Vec<u32> {
+    pub(crate) fn spans(&self) -> Vec<u32> {
         let mut spans = self.between.clone();
         spans.push(0);
         spans.sort_unstable();
@@ -72,13 +72,13 @@ impl Near {
     }
 
     /// Returns the longest distance between two nodes of a set; 0 for one node.
-    pub fn span(&self, mask: u64) -> u32 {
+    pub(crate) fn span(&self, mask: u64) -> u32 {
         self.pairs(mask).max().unwrap_or(0)
     }
 
     /// Returns the sum of distances between the nodes of a set. The sum and the number of nodes yield the mean distance of an
     /// access.
-    pub fn sum(&self, mask: u64) -> u32 {
+    pub(crate) fn sum(&self, mask: u64) -> u32 {
         self.pairs(mask).sum()
     }
 
@@ -87,7 +87,7 @@ impl Near {
     }
 
     /// Returns the nodes that are at most `most` from every node of a set.
-    pub fn within(&self, mask: u64, most: u32) -> u64 {
+    pub(crate) fn within(&self, mask: u64, most: u32) -> u64 {
         (0..self.count)
             .filter(|to| positions(mask).all(|from| self.between(from, *to) <= most))
             .fold(0, |all, at| all | 1 << at)

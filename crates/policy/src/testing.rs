@@ -16,10 +16,10 @@ use homenode_units::{
 };
 
 /// A node as a guest sees it: its vCPUs at boot, and its pages by node.
-pub type SeenNode<'a> = (&'a [u16], &'a [(u16, u64)]);
+pub(crate) type SeenNode<'a> = (&'a [u16], &'a [(u16, u64)]);
 
 /// Returns the id of the n-th VM of a scene.
-pub fn vm_id(n: u128) -> VmId {
+pub(crate) fn vm_id(n: u128) -> VmId {
     VmId(n)
 }
 
@@ -27,7 +27,7 @@ pub fn vm_id(n: u128) -> VmId {
 const PERIOD: Ns = Ns::from_secs(1);
 
 /// A host with VMs over one period. Its fields determine the rates.
-pub struct Scene {
+pub(crate) struct Scene {
     pub machine: Machine,
     pub at: Ns,
     pub vms: Vec<SceneVm>,
@@ -44,7 +44,7 @@ pub struct Scene {
     pub drained: NodeSet,
 }
 
-pub struct SceneVm {
+pub(crate) struct SceneVm {
     n: u128,
     memory: Bytes,
     vcpus: Vec<SceneVcpu>,
@@ -74,7 +74,7 @@ pub struct SceneVm {
     layout: Option<Vec<NodeId>>,
 }
 
-pub struct SceneVcpu {
+pub(crate) struct SceneVcpu {
     pub cpu: u32,
     pub running: f64,
     pub waiting: f64,
@@ -85,11 +85,11 @@ pub struct SceneVcpu {
 
 impl Scene {
     /// Four fully linked nodes. Each has this many CPUs, 16 GiB and 16 GB/s; links have 8 GB/s.
-    pub fn four_nodes(cpus: u32) -> Scene {
+    pub(crate) fn four_nodes(cpus: u32) -> Scene {
         Scene::nodes(4, cpus)
     }
 
-    pub fn nodes(nodes: u16, cpus: u32) -> Scene {
+    pub(crate) fn nodes(nodes: u16, cpus: u32) -> Scene {
         let ids = || (0..nodes).map(NodeId);
         let of = |node: NodeId| {
             (0..cpus)
@@ -168,7 +168,7 @@ impl Scene {
     }
 
     /// Sockets of `nodes` nodes of `cpus` CPUs, with these distances within a socket and across.
-    pub fn sockets(sockets: u16, nodes: u16, cpus: u32, (within, across): (u32, u32)) -> Scene {
+    pub(crate) fn sockets(sockets: u16, nodes: u16, cpus: u32, (within, across): (u32, u32)) -> Scene {
         let mut scene = Scene::nodes(sockets * nodes, cpus);
         let socket = |node: usize| node / usize::from(nodes);
         for (from, row) in scene.machine.distances.rows.iter_mut().enumerate() {
@@ -190,14 +190,14 @@ impl Scene {
     }
 
     /// Lets each group of `per_core` CPUs of a node share a core.
-    pub fn hyperthreads(&mut self, per_core: u32) {
+    pub(crate) fn hyperthreads(&mut self, per_core: u32) {
         for cpu in &mut self.machine.cpus {
             cpu.core = cpu.id.0 / per_core;
         }
     }
 
     /// Adds a pool of huge pages of this size to a node, with total and free counts.
-    pub fn pool(&mut self, node: u16, page_bytes: Bytes, (total_count, free_count): (u64, u64)) {
+    pub(crate) fn pool(&mut self, node: u16, page_bytes: Bytes, (total_count, free_count): (u64, u64)) {
         if self.huge_pages.get(NodeId(node)).is_none() {
             self.huge_pages.insert(NodeId(node), Vec::new());
         }
@@ -209,7 +209,7 @@ impl Scene {
     }
 
     /// Adds an idle VM that may run anywhere. Its vCPUs are on the CPUs of `node` in turn.
-    pub fn add_vm(&mut self, n: u128, vcpus: u32, memory: Bytes, node: u16) -> &mut SceneVm {
+    pub(crate) fn add_vm(&mut self, n: u128, vcpus: u32, memory: Bytes, node: u16) -> &mut SceneVm {
         let cpus = &self.machine.nodes[NodeId(node)].cpus;
         let vcpus = (0..vcpus)
             .map(|i| SceneVcpu {
@@ -258,7 +258,7 @@ impl Scene {
         self.vms.iter_mut().find(|vm| vm.n == n).expect("just added")
     }
 
-    pub fn vm(&mut self, n: u128) -> &mut SceneVm {
+    pub(crate) fn vm(&mut self, n: u128) -> &mut SceneVm {
         self.vms
             .iter_mut()
             .find(|vm| vm.n == n)
@@ -266,12 +266,12 @@ impl Scene {
     }
 
     /// Builds the two samples, their rates and the view, and calls `f` with the view.
-    pub fn with_view<T>(&mut self, f: impl FnOnce(&View<'_>) -> T) -> T {
+    pub(crate) fn with_view<T>(&mut self, f: impl FnOnce(&View<'_>) -> T) -> T {
         self.with_view_after(1, f)
     }
 
     /// Like `with_view`, but after this number of equal periods, at least 1.
-    pub fn with_view_after<T>(&mut self, periods: u64, f: impl FnOnce(&View<'_>) -> T) -> T {
+    pub(crate) fn with_view_after<T>(&mut self, periods: u64, f: impl FnOnce(&View<'_>) -> T) -> T {
         let (before, after) = (self.sample((periods - 1) as f64), self.sample(periods as f64));
         let rates = Rates::between(&self.machine, &before, &after);
         let rates = rates.as_ref();
@@ -353,145 +353,145 @@ impl Scene {
 }
 
 impl SceneVm {
-    pub fn vcpus_busy(&mut self, running: f64) -> &mut Self {
+    pub(crate) fn vcpus_busy(&mut self, running: f64) -> &mut Self {
         self.vcpus.iter_mut().for_each(|vcpu| vcpu.running = running);
         self
     }
 
-    pub fn vcpus_waiting(&mut self, waiting: f64) -> &mut Self {
+    pub(crate) fn vcpus_waiting(&mut self, waiting: f64) -> &mut Self {
         self.vcpus.iter_mut().for_each(|vcpu| vcpu.waiting = waiting);
         self
     }
 
-    pub fn vcpu(&mut self, index: usize) -> &mut SceneVcpu {
+    pub(crate) fn vcpu(&mut self, index: usize) -> &mut SceneVcpu {
         &mut self.vcpus[index]
     }
 
-    pub fn home(&mut self, node: u16) -> &mut Self {
+    pub(crate) fn home(&mut self, node: u16) -> &mut Self {
         self.home = Some(NodeSet::one(NodeId(node)));
         self
     }
 
-    pub fn homes(&mut self, nodes: &str) -> &mut Self {
+    pub(crate) fn homes(&mut self, nodes: &str) -> &mut Self {
         self.home = Some(nodes.parse().expect("a node list"));
         self
     }
 
-    pub fn in_force(&mut self, policy: MemoryPolicy) -> &mut Self {
+    pub(crate) fn in_force(&mut self, policy: MemoryPolicy) -> &mut Self {
         self.memory_policy = policy;
         self
     }
 
-    pub fn chosen(&mut self, policy: MemoryPolicy) -> &mut Self {
+    pub(crate) fn chosen(&mut self, policy: MemoryPolicy) -> &mut Self {
         self.settings.memory_policy = Some(policy);
         self
     }
 
-    pub fn affinity(&mut self, cpus: &CpuSet) -> &mut Self {
+    pub(crate) fn affinity(&mut self, cpus: &CpuSet) -> &mut Self {
         self.vcpus
             .iter_mut()
             .for_each(|vcpu| vcpu.affinity = cpus.clone());
         self
     }
 
-    pub fn pages(&mut self, node: u16, pages: u64) -> &mut Self {
+    pub(crate) fn pages(&mut self, node: u16, pages: u64) -> &mut Self {
         self.pages.insert(NodeId(node), Pages(pages));
         self
     }
 
-    pub fn misses_per_s(&mut self, misses: u64) -> &mut Self {
+    pub(crate) fn misses_per_s(&mut self, misses: u64) -> &mut Self {
         self.misses_per_s = Some(misses);
         self
     }
 
     /// Sets the result of memory sampling.
-    pub fn page_uses(&mut self, uses: Vec<PageUse>) -> &mut Self {
+    pub(crate) fn page_uses(&mut self, uses: Vec<PageUse>) -> &mut Self {
         self.page_uses = Some(uses);
         self
     }
 
-    pub fn observed(&mut self, observed: Option<Observation>) -> &mut Self {
+    pub(crate) fn observed(&mut self, observed: Option<Observation>) -> &mut Self {
         self.observed = observed;
         self
     }
 
     /// Sets the accesses per second to the memory of each node; a quarter of them are local by default.
-    pub fn accesses_on(&mut self, on: &[u64]) -> &mut Self {
+    pub(crate) fn accesses_on(&mut self, on: &[u64]) -> &mut Self {
         self.accesses_on = on.to_vec();
         self.local.get_or_insert(0.25);
         self
     }
 
-    pub fn instructions_per_s(&mut self, count: u64) -> &mut Self {
+    pub(crate) fn instructions_per_s(&mut self, count: u64) -> &mut Self {
         self.instructions_per_s = count;
         self
     }
 
     /// Sets the share of the VM's accesses that are local.
-    pub fn local(&mut self, share: f64) -> &mut Self {
+    pub(crate) fn local(&mut self, share: f64) -> &mut Self {
         self.local = Some(share);
         self
     }
 
-    pub fn miss_rate(&mut self, rate: f64) -> &mut Self {
+    pub(crate) fn miss_rate(&mut self, rate: f64) -> &mut Self {
         self.vcpus.iter_mut().for_each(|vcpu| vcpu.miss_rate = Some(rate));
         self
     }
 
     /// Puts the VM's memory in huge pages of this size.
-    pub fn in_huge_pages(&mut self, page_bytes: Bytes) -> &mut Self {
+    pub(crate) fn in_huge_pages(&mut self, page_bytes: Bytes) -> &mut Self {
         self.huge_page_bytes = Some(page_bytes);
         self
     }
 
-    pub fn moves_whole(&mut self) -> &mut Self {
+    pub(crate) fn moves_whole(&mut self) -> &mut Self {
         self.moves_whole = true;
         self
     }
 
-    pub fn immovable(&mut self, why: Immovable) -> &mut Self {
+    pub(crate) fn immovable(&mut self, why: Immovable) -> &mut Self {
         self.immovable = Some(why);
         self
     }
 
     /// Binds parts of the VM's memory to these nodes.
-    pub fn bound_to(&mut self, nodes: &str) -> &mut Self {
+    pub(crate) fn bound_to(&mut self, nodes: &str) -> &mut Self {
         let nodes: NodeSet = nodes.parse().expect("a list of nodes");
         self.bound_to = Some(nodes.clone());
         self.immovable(Immovable::BoundInParts { nodes })
     }
 
-    pub fn no_releases(&mut self, why: &str) -> &mut Self {
+    pub(crate) fn no_releases(&mut self, why: &str) -> &mut Self {
         self.no_releases = Some(why.to_owned());
         self
     }
 
-    pub fn hands_off(&mut self, why: HandsOff) -> &mut Self {
+    pub(crate) fn hands_off(&mut self, why: HandsOff) -> &mut Self {
         self.hands_off = Some(why);
         self
     }
 
-    pub fn quota_hands_off(&mut self, why: HandsOff) -> &mut Self {
+    pub(crate) fn quota_hands_off(&mut self, why: HandsOff) -> &mut Self {
         self.quota_hands_off = Some(why);
         self
     }
 
-    pub fn allowed(&mut self, cpus: &str) -> &mut Self {
+    pub(crate) fn allowed(&mut self, cpus: &str) -> &mut Self {
         self.settings.cpus_allowed = Some(cpus.parse().expect("a CPU list"));
         self
     }
 
-    pub fn settings(&mut self) -> &mut VmSettings {
+    pub(crate) fn settings(&mut self) -> &mut VmSettings {
         &mut self.settings
     }
 
-    pub fn balloon(&mut self, balloon: Balloon) -> &mut Self {
+    pub(crate) fn balloon(&mut self, balloon: Balloon) -> &mut Self {
         self.balloon = Some(balloon);
         self
     }
 
     /// Lets the guest be told its location. Each virtual node has these vCPUs, and pages by node.
-    pub fn follows(&mut self, virtual_nodes: &[SeenNode<'_>]) -> &mut Self {
+    pub(crate) fn follows(&mut self, virtual_nodes: &[SeenNode<'_>]) -> &mut Self {
         let virtual_node = |(vcpus, pages): &SeenNode<'_>| VirtualNode {
             vcpus: vcpus.to_vec(),
             memory_bytes: Bytes::from_gib(1),
@@ -508,18 +508,18 @@ impl SceneVm {
     }
 
     /// Sets the topology that was last published to the guest.
-    pub fn published(&mut self, published: Option<Published>) -> &mut Self {
+    pub(crate) fn published(&mut self, published: Option<Published>) -> &mut Self {
         self.published = published;
         self
     }
 
     /// Sets the intended node of each virtual node.
-    pub fn layout(&mut self, nodes: Option<&[NodeId]>) -> &mut Self {
+    pub(crate) fn layout(&mut self, nodes: Option<&[NodeId]>) -> &mut Self {
         self.layout = nodes.map(<[NodeId]>::to_vec);
         self
     }
 
-    pub fn device_on(&mut self, node: u16) -> &mut Self {
+    pub(crate) fn device_on(&mut self, node: u16) -> &mut Self {
         self.device_nodes.insert(NodeId(node));
         self
     }
@@ -582,7 +582,7 @@ impl SceneVm {
 }
 
 /// A character with this many threads, and this many misses per thousand instructions.
-pub fn character(threads: f64, misses_per_kilo: f64) -> Character {
+pub(crate) fn character(threads: f64, misses_per_kilo: f64) -> Character {
     Character {
         threads,
         share: 1.0,
@@ -603,12 +603,12 @@ pub fn character(threads: f64, misses_per_kilo: f64) -> Character {
 }
 
 /// Nodes with this many cores and CPUs, each with one cache of 16 MB and 16 GB/s, all equally far from each other.
-pub fn shape(nodes: u16, cores: f64, cpus: f64) -> Shape {
+pub(crate) fn shape(nodes: u16, cores: f64, cpus: f64) -> Shape {
     shape_of_caches(nodes, 1, cores, cpus)
 }
 
 /// Nodes with `per_node` caches each; each cache has this many cores and CPUs.
-pub fn shape_of_caches(nodes: u16, per_node: u32, cores: f64, cpus: f64) -> Shape {
+pub(crate) fn shape_of_caches(nodes: u16, per_node: u32, cores: f64, cpus: f64) -> Shape {
     let each = f64::from(per_node);
     let node = |id| NodeShape {
         id: NodeId(id),
@@ -640,7 +640,7 @@ pub fn shape_of_caches(nodes: u16, per_node: u32, cores: f64, cpus: f64) -> Shap
 
 /// All settings that concern homes.
 #[derive(Clone, Debug, Default)]
-pub struct OfHomes {
+pub(crate) struct OfHomes {
     pub placement: placement::Config,
     pub predict: predict::Config,
     pub arrange: arrange::Config,
@@ -648,7 +648,7 @@ pub struct OfHomes {
 }
 
 impl OfHomes {
-    pub fn of_trials(&self) -> trial::Settings<'_> {
+    pub(crate) fn of_trials(&self) -> trial::Settings<'_> {
         trial::Settings {
             placement: &self.placement,
             predict: &self.predict,
@@ -656,7 +656,7 @@ impl OfHomes {
         }
     }
 
-    pub fn settings(&self) -> Settings<'_> {
+    pub(crate) fn settings(&self) -> Settings<'_> {
         Settings {
             placement: &self.placement,
             predict: &self.predict,

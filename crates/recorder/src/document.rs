@@ -63,7 +63,7 @@ impl Document {
     ///
     /// # Errors
     /// If the value has no JSON form, for example if its keys are not text. The document is then empty.
-    pub fn write(&mut self, value: &impl Serialize, figures: Figures) -> serde_json::Result<()> {
+    pub(crate) fn write(&mut self, value: &impl Serialize, figures: Figures) -> serde_json::Result<()> {
         self.become_of(figures, |writer| {
             value.serialize(&mut Serializer::with_formatter(io::sink(), writer))
         })
@@ -73,7 +73,7 @@ impl Document {
     ///
     /// # Errors
     /// As [`Document::write`].
-    pub fn read(&mut self, text: &[u8]) -> serde_json::Result<()> {
+    pub(crate) fn read(&mut self, text: &[u8]) -> serde_json::Result<()> {
         self.become_of(Figures::Whole, |writer| {
             let mut reader = serde_json::Deserializer::from_slice(text);
             Rest(writer).deserialize(&mut reader)?;
@@ -106,26 +106,26 @@ impl Document {
         made
     }
 
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.text.clear();
         self.tokens.clear();
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 
     /// Returns the whole text.
-    pub fn text(&self) -> &[u8] {
+    pub(crate) fn text(&self) -> &[u8] {
         &self.text
     }
 
-    pub fn shape(&self, at: Place) -> Shape {
+    pub(crate) fn shape(&self, at: Place) -> Shape {
         self.tokens[at].shape
     }
 
     /// Returns the text of a value.
-    pub fn value(&self, at: Place) -> &[u8] {
+    pub(crate) fn value(&self, at: Place) -> &[u8] {
         let Token { begin, end, .. } = self.tokens[at];
         &self.text[begin as usize..end as usize]
     }
@@ -139,25 +139,25 @@ impl Document {
     }
 
     /// Returns a value if it is a whole number that fits into 64 bits.
-    pub fn whole(&self, at: Place) -> Option<i64> {
+    pub(crate) fn whole(&self, at: Place) -> Option<i64> {
         let is_whole = self.shape(at) == Shape::Whole;
         is_whole.then(|| std::str::from_utf8(self.value(at)).ok()?.parse().ok())?
     }
 
     /// Returns the places of the values in a list or an object.
-    pub fn items(&self, at: Place) -> impl Iterator<Item = Place> {
+    pub(crate) fn items(&self, at: Place) -> impl Iterator<Item = Place> {
         let end = self.tokens[at].next as usize;
         let next = move |at: Place| (at < end).then_some(at);
         std::iter::successors(next(at + 1), move |at| next(self.tokens[*at].next as usize))
     }
 
     /// Returns the keys of an object as JSON texts, each with the place of its value.
-    pub fn fields(&self, at: Place) -> impl Iterator<Item = (&[u8], Place)> {
+    pub(crate) fn fields(&self, at: Place) -> impl Iterator<Item = (&[u8], Place)> {
         self.items(at).map(|at| (self.key(at), at))
     }
 
     /// Returns the `id` of an object as a JSON text; `None` if it has none.
-    pub fn id(&self, at: Place) -> Option<&[u8]> {
+    pub(crate) fn id(&self, at: Place) -> Option<&[u8]> {
         if self.shape(at) != Shape::Object {
             return None;
         }

@@ -486,25 +486,25 @@ pub(crate) struct Columns {
 
 impl Columns {
     /// Adds a period.
-    pub fn push(&mut self, at_ns: i64, wall_ns: i64, frame: &Document) {
+    pub(crate) fn push(&mut self, at_ns: i64, wall_ns: i64, frame: &Document) {
         self.frames.push(frame, 0, 1, &mut self.keys);
         self.at_ns.push(at_ns);
         self.wall_ns.push(wall_ns);
     }
 
     /// Returns the number of periods.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.at_ns.len()
     }
 
     /// Returns the two times of the first and of the last period; `None` if there are no periods.
-    pub fn span(&self) -> Option<[(i64, i64); 2]> {
+    pub(crate) fn span(&self) -> Option<[(i64, i64); 2]> {
         let time = |index: usize| Some((*self.at_ns.get(index)?, *self.wall_ns.get(index)?));
         Some([time(0)?, time(self.len().checked_sub(1)?)?])
     }
 
     /// Writes the text of a block.
-    pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
+    pub(crate) fn write(&self, to: &mut impl Write) -> io::Result<()> {
         to.write_all(br#"["{",{"at_ns":"#)?;
         write_whole(&self.at_ns, to)?;
         to.write_all(br#","wall_ns":"#)?;

@@ -132,7 +132,11 @@ struct Minute {
 impl Store {
     /// Opens the history for a new run, and creates it if it is missing. If an agent was killed, turns its last minute into a
     /// block. Moves a damaged history aside, with a notice.
-    pub fn open(path: &Path, begin: &Begin, limits: Limits) -> Result<(Store, Vec<String>), RecordError> {
+    pub(crate) fn open(
+        path: &Path,
+        begin: &Begin,
+        limits: Limits,
+    ) -> Result<(Store, Vec<String>), RecordError> {
         let failed = |e: std::io::Error| RecordError::new(path, e);
         if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
             fs::DirBuilder::new()
@@ -222,7 +226,11 @@ impl Store {
     }
 
     /// Writes a period. Returns its decisions, with the ids of their rows.
-    pub fn append(&mut self, period: &Period, documents: &Documents) -> Result<Vec<Written>, RecordError> {
+    pub(crate) fn append(
+        &mut self,
+        period: &Period,
+        documents: &Documents,
+    ) -> Result<Vec<Written>, RecordError> {
         for (kind, document) in documents.iter() {
             let packed = compress(
                 &mut self.compressor,
@@ -288,14 +296,14 @@ impl Store {
     }
 
     /// Ends the run, by turning the tail into blocks.
-    pub fn close(&mut self) -> Result<(), RecordError> {
+    pub(crate) fn close(&mut self) -> Result<(), RecordError> {
         let (run, minute) = (self.run, self.minute.take());
         let Some(minute) = minute else { return Ok(()) };
         self.within(|change| close_minute(change, run, &minute.frames))
     }
 
     /// Drops what exceeds the limits, if a minute has ended since the last call.
-    pub fn prune(&mut self) -> Result<(), RecordError> {
+    pub(crate) fn prune(&mut self) -> Result<(), RecordError> {
         let (Some(minute), Some((since, _))) = (&self.minute, self.steady) else {
             return Ok(());
         };

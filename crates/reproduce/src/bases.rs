@@ -11,7 +11,7 @@ const BASES: &[(&str, &str)] = files! {
 };
 
 /// Returns the path and text of a base. Experiments name it without its folder.
-pub fn base(name: &str) -> Option<(PathBuf, String)> {
+pub(crate) fn base(name: &str) -> Option<(PathBuf, String)> {
     let is = |path: &str| path.rsplit('/').next() == Some(name);
     let (path, text) = BASES.iter().find(|(path, _)| is(path))?;
     Some((format!("data/experiments/{path}.toml").into(), (*text).to_owned()))

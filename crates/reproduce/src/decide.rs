@@ -8,12 +8,12 @@ use crate::verdict::{Verdict, judge, unknown_name, unmeasured};
 use crate::work::Outcomes;
 
 /// Returns the experiment that decides a claim, if there is one.
-pub fn of(claim: &Claim) -> Option<&'static Design> {
+pub(crate) fn of(claim: &Claim) -> Option<&'static Design> {
     experiments::all().find(|experiment| experiment.claim() == claim.id)
 }
 
 /// Decides a claim from the outcomes of its experiment's runs.
-pub fn decide(claim: Claim, outcomes: &Outcomes) -> Reproduced {
+pub(crate) fn decide(claim: Claim, outcomes: &Outcomes) -> Reproduced {
     let Some(experiment) = of(&claim) else {
         let outside = experiments::NOT_MODELLED.iter().find(|(id, _)| *id == claim.id);
         let verdict = outside.map_or(Verdict::Pending, |_| Verdict::NotModelled);
@@ -27,7 +27,7 @@ pub fn decide(claim: Claim, outcomes: &Outcomes) -> Reproduced {
 }
 
 /// Judges a claim, given its experiment's decision.
-pub fn judged(claim: Claim, experiment: &Design, mut decision: Decision) -> Reproduced {
+pub(crate) fn judged(claim: Claim, experiment: &Design, mut decision: Decision) -> Reproduced {
     if let Some(name) = unmeasured(&claim, &decision.measured) {
         let said = format!("its experiment does not measure `{name}`");
         return undecided(claim, Verdict::Pending, said);

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use crate::design::Design;
 
 /// Names and texts of the experiments.
-pub const FILES: &[(&str, &str)] = files! {
+pub(crate) const FILES: &[(&str, &str)] = files! {
     "kyoto/": "private-caches", "parallel-and-alternate", "misses-per-tick", "lever", "indicator", "protect",
         "scales", "partitioning", "migration", "isolation", "overhead";
     "xpv/": "moves", "stale", "blackbox", "load", "ballooning", "abuse", "fights";
@@ -19,7 +19,7 @@ pub const FILES: &[(&str, &str)] = files! {
 };
 
 /// Returns all experiments.
-pub fn all() -> impl Iterator<Item = &'static Design> {
+pub(crate) fn all() -> impl Iterator<Item = &'static Design> {
     static READ: LazyLock<Vec<Design>> = LazyLock::new(|| {
         let read = |(name, text): &(&str, &str)| {
             // A test parses every experiment.
@@ -31,7 +31,7 @@ pub fn all() -> impl Iterator<Item = &'static Design> {
 }
 
 /// Claims that no model here can decide, each with the reason.
-pub const NOT_MODELLED: &[(&str, &str)] = &[
+pub(crate) const NOT_MODELLED: &[(&str, &str)] = &[
     (
         "xpv.internals",
         "cycles of one interrupt handler on one processor; no part of the twin counts single instructions",

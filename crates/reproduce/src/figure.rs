@@ -83,7 +83,7 @@ impl Ranged {
 }
 
 /// A line's name and points.
-pub type Line = (String, Vec<(f64, Ranged)>);
+pub(crate) type Line = (String, Vec<(f64, Ranged)>);
 
 /// Kinds of figures.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,7 +95,7 @@ pub enum Shape {
 }
 
 /// Prefix in the names of series with published values.
-pub const PUBLISHED_SERIES: &str = "published";
+pub(crate) const PUBLISHED_SERIES: &str = "published";
 
 impl Figure {
     /// Returns the figure as SVG. The same figure yields the same bytes.

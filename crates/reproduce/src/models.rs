@@ -18,20 +18,20 @@ use crate::design::array::{Array, Axis, Named};
 use crate::run::Outcome;
 
 /// An additional measure of a run.
-pub type OfRun = fn(&Outcome) -> Result<Named>;
+pub(crate) type OfRun = fn(&Outcome) -> Result<Named>;
 
 /// Evaluates an expression of the experiment.
-pub type Values<'a> = &'a dyn Fn(&str) -> Result<Array>;
+pub(crate) type Values<'a> = &'a dyn Fn(&str) -> Result<Array>;
 
 /// A model: its name in files, the names of its arrays, and its code, which may evaluate expressions of the experiment.
-pub type Model = (
+pub(crate) type Model = (
     &'static str,
     &'static [&'static str],
     fn(Values<'_>) -> Result<Named>,
 );
 
 /// All models.
-pub const MODELS: &[Model] = &[
+pub(crate) const MODELS: &[Model] = &[
     ("agent-time", &["deciding_s", "reading_s"], agent_time::agent),
     ("list-walk", &["by_access"], list_walk::by_access),
     (
@@ -87,7 +87,7 @@ pub const MODELS: &[Model] = &[
 ];
 
 /// All additional measures of runs: their names, the names of their arrays, and their code.
-pub const OF_RUNS: &[(&str, &[&str], OfRun)] = &[
+pub(crate) const OF_RUNS: &[(&str, &[&str], OfRun)] = &[
     (
         "drift",
         &["minute", "remote_pages", "half_pages", "start_pages"],

@@ -51,7 +51,7 @@ impl Outcomes {
 
 /// Returns these runs, and each of them again at each of these ends. An end that changes a value of an experiment's file
 /// changes no run.
-pub fn with_ends(runs: Vec<Run>, ends: impl Iterator<Item = End>) -> Vec<Run> {
+pub(crate) fn with_ends(runs: Vec<Run>, ends: impl Iterator<Item = End>) -> Vec<Run> {
     let at = |end| match end {
         End::Run(change) => runs.iter().map(|run| changed(run, &[change])).collect(),
         End::Value(..) => Vec::new(),
@@ -68,7 +68,7 @@ fn changed(run: &Run, changes: &[Change]) -> Run {
 }
 
 /// Makes every run once, on `jobs` threads. Outcomes depend neither on the number of threads nor on which runs were cached.
-pub fn execute(runs: Vec<Run>, jobs: usize, cache: Option<&Cache>, progress: &Progress) -> Outcomes {
+pub(crate) fn execute(runs: Vec<Run>, jobs: usize, cache: Option<&Cache>, progress: &Progress) -> Outcomes {
     let runs: BTreeMap<String, Run> = runs.into_iter().map(|run| (run.description(), run)).collect();
     let list: Vec<&Run> = runs.values().collect();
     // A run that fails does not end the others.

@@ -16,24 +16,24 @@ pub enum Level {
 
 /// Two limits of a share.
 #[derive(Clone, Copy, Debug)]
-pub struct Limit {
+pub(crate) struct Limit {
     what: &'static str,
     warn: f64,
     bad: f64,
 }
 
 /// Share of a VM's memory accesses that are local.
-pub const LOCAL: Limit = Limit::new("local: accesses of a VM that are local", 0.8, 0.5);
+pub(crate) const LOCAL: Limit = Limit::new("local: accesses of a VM that are local", 0.8, 0.5);
 /// Waiting vCPUs of a VM, divided by all its vCPUs.
-pub const VM_WAITING: Limit = Limit::new("wait: vCPUs of a VM that wait, of all its vCPUs", 0.05, 0.1);
+pub(crate) const VM_WAITING: Limit = Limit::new("wait: vCPUs of a VM that wait, of all its vCPUs", 0.05, 0.1);
 /// Waiting vCPUs on a node, divided by the node's CPUs.
-pub const NODE_WAITING: Limit = Limit::new("wait: vCPUs that wait on a node, of its CPUs", 0.05, 0.1);
+pub(crate) const NODE_WAITING: Limit = Limit::new("wait: vCPUs that wait on a node, of its CPUs", 0.05, 0.1);
 /// Share of a node's memory that is free.
-pub const FREE: Limit = Limit::new("free: memory of a node", 0.1, 0.03);
+pub(crate) const FREE: Limit = Limit::new("free: memory of a node", 0.1, 0.03);
 /// Load of a memory controller.
-pub const CONTROLLER: Limit = Limit::new("controller: load, of what it sustains", 0.7, 0.9);
+pub(crate) const CONTROLLER: Limit = Limit::new("controller: load, of what it sustains", 0.7, 0.9);
 /// Load of a link.
-pub const LINK: Limit = Limit::new("link: load, of what it sustains", 0.5, 0.8);
+pub(crate) const LINK: Limit = Limit::new("link: load, of what it sustains", 0.5, 0.8);
 
 /// All limits.
 const ALL: [Limit; 6] = [LOCAL, VM_WAITING, NODE_WAITING, FREE, CONTROLLER, LINK];
@@ -44,7 +44,7 @@ impl Limit {
     }
 
     /// Returns the level of a share.
-    pub fn level(self, share: f64) -> Level {
+    pub(crate) fn level(self, share: f64) -> Level {
         // If low values are bad, the second limit is the lower one.
         let is_past = |limit: f64| match self.bad < self.warn {
             true => share < limit,
@@ -59,7 +59,7 @@ impl Limit {
 }
 
 /// Returns the limits, one per line.
-pub fn sentences() -> Vec<String> {
+pub(crate) fn sentences() -> Vec<String> {
     let of_limit = |limit: &Limit| {
         let side = if limit.bad < limit.warn { "below" } else { "above" };
         let percent = |share: f64| format!("{:.0}%", share * 100.0);
@@ -77,13 +77,13 @@ pub fn sentences() -> Vec<String> {
 }
 
 /// Returns the share of a VM's vCPUs that waited, if known.
-pub fn waiting_share(vm: &VmStatus) -> Option<f64> {
+pub(crate) fn waiting_share(vm: &VmStatus) -> Option<f64> {
     let vcpus: usize = vm.vcpus_by_node.iter().map(|on| on.vcpus).sum();
     Some(vm.vcpus_waiting? / vcpus.max(1) as f64)
 }
 
 /// Returns whether a VM exceeds its permit, as a level.
-pub fn permit(vm: &VmStatus) -> Level {
+pub(crate) fn permit(vm: &VmStatus) -> Level {
     use homenode_policy::permits::Standing;
     match (vm.permit.standing, vm.permit.quota) {
         (Some(Standing::Over), Some(_)) => Level::Bad,
@@ -93,7 +93,7 @@ pub fn permit(vm: &VmStatus) -> Level {
 }
 
 /// Returns whether a VM lacks memory that it needs, as a level.
-pub fn memory(vm: &VmStatus) -> Level {
+pub(crate) fn memory(vm: &VmStatus) -> Level {
     match vm.memory.need_bytes {
         Some(need) if vm.memory.limit_bytes.is_some() && vm.memory_bytes < need => Level::Bad,
         _ => Level::Fine,
@@ -101,7 +101,7 @@ pub fn memory(vm: &VmStatus) -> Level {
 }
 
 /// Returns the sum of the levels of a VM's figures.
-pub fn trouble(vm: &VmStatus) -> usize {
+pub(crate) fn trouble(vm: &VmStatus) -> usize {
     let waiting = waiting_share(vm).map(|share| VM_WAITING.level(share));
     let local = vm.local_access_ratio.map(|share| LOCAL.level(share));
     let all = [
@@ -114,7 +114,7 @@ pub fn trouble(vm: &VmStatus) -> usize {
 }
 
 /// Returns the level of a node's free memory.
-pub fn free(node: &NodeStatus) -> Level {
+pub(crate) fn free(node: &NodeStatus) -> Level {
     let share = node.memory_free_bytes.as_f64() / node.memory_bytes.as_f64().max(1.0);
     // A node that has no memory does not run short of it.
     if node.memory_bytes.0 == 0 {

@@ -143,7 +143,7 @@ pub fn metrics() -> &'static [Metric] {
 /// The figures of a VM, node or host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Figures {
+pub(crate) struct Figures {
     /// The object to which the figures belong.
     pub of: Of,
     /// The figures, in the order of the metrics of this kind of object.
@@ -189,7 +189,7 @@ impl Metric {
 }
 
 /// Returns all figures of a run that are recorded.
-pub fn kept(run: &Run) -> Vec<Figures> {
+pub(crate) fn kept(run: &Run) -> Vec<Figures> {
     let finite = |figure: Option<f64>| figure.filter(|figure| figure.is_finite());
     let all = |of: Of, figure: &dyn Fn(From) -> Option<Option<f64>>| Figures {
         of,

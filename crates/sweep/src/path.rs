@@ -10,7 +10,7 @@ const ALL: &str = "*";
 
 /// Why a key cannot be set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PathError {
+pub(crate) enum PathError {
     /// The text is not a path.
     #[error(
         "`{0}` is no key: write a path into the scenario such as `vm.NAME.permit`, names with dots in quotes"
@@ -55,7 +55,7 @@ pub enum PathError {
 
 /// A parsed key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Path {
+pub(crate) enum Path {
     /// The machine, by its name.
     Machine,
     /// One of the agent's settings.
@@ -69,7 +69,7 @@ impl Path {
     ///
     /// # Errors
     /// A text that is not a path, or a key that another option sets.
-    pub fn parse(text: &str) -> Result<Path, PathError> {
+    pub(crate) fn parse(text: &str) -> Result<Path, PathError> {
         let every = text.replace(".*.", ".\"*\".");
         let keys = toml_edit::Key::parse(&every).map_err(|_| PathError::NoKey(text.to_owned()))?;
         let parts: Vec<String> = keys.iter().map(|key| key.get().to_owned()).collect();
@@ -91,7 +91,7 @@ impl Path {
 ///
 /// # Errors
 /// An unknown VM, workload or event, with the closest match.
-pub fn set(table: &mut Table, path: &[String], value: &Value) -> Result<(), PathError> {
+pub(crate) fn set(table: &mut Table, path: &[String], value: &Value) -> Result<(), PathError> {
     match path {
         [list, name, rest @ ..] if !rest.is_empty() && matches!(&**list, "vm" | "workload" | "event") => {
             if list == "workload" {

@@ -8,7 +8,7 @@ const VALUES_MAX: usize = 100_000;
 
 /// One value: in TOML and, if it is numeric, also as a number in bytes, bytes per second, seconds, or without a unit.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Setting {
+pub(crate) struct Setting {
     /// The value for the scenario.
     pub value: Value,
     /// The number for tables.
@@ -17,7 +17,7 @@ pub struct Setting {
 
 impl Setting {
     /// Converts a TOML value.
-    pub fn of(value: Value) -> Setting {
+    pub(crate) fn of(value: Value) -> Setting {
         let number = match &value {
             Value::Integer(whole) => Some(*whole as f64),
             Value::Float(number) => Some(*number),
@@ -40,7 +40,7 @@ impl Setting {
     }
 
     /// Formats the value for people.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         match &self.value {
             Value::String(text) => text.clone(),
             other => other.to_string(),
@@ -139,7 +139,7 @@ pub enum ValuesError {
 ///
 /// # Errors
 /// Text in none of these forms.
-pub fn parse(text: &str) -> Result<Vec<Setting>, ValuesError> {
+pub(crate) fn parse(text: &str) -> Result<Vec<Setting>, ValuesError> {
     let text = text.trim();
     if text.starts_with('[') {
         let malformed = |error: toml::de::Error| ValuesError::Malformed {
@@ -166,7 +166,7 @@ pub fn parse(text: &str) -> Result<Vec<Setting>, ValuesError> {
 ///
 /// # Errors
 /// An empty list, or duplicate values.
-pub fn listed(list: &[Value]) -> Result<Vec<Setting>, ValuesError> {
+pub(crate) fn listed(list: &[Value]) -> Result<Vec<Setting>, ValuesError> {
     if list.is_empty() {
         return Err(ValuesError::Empty);
     }

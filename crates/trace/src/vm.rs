@@ -92,7 +92,12 @@ pub(crate) struct VmLanes {
 }
 
 impl VmLanes {
-    pub fn new<W: Write>(to: &mut Packets<W>, name: &str, parent: Track, rank: i32) -> io::Result<VmLanes> {
+    pub(crate) fn new<W: Write>(
+        to: &mut Packets<W>,
+        name: &str,
+        parent: Track,
+        rank: i32,
+    ) -> io::Result<VmLanes> {
         let root = to.track(&format!("VM {name}"), Some(parent), rank)?;
         let decisions = to.track("decisions", Some(root), 0)?;
         let mut rank = 0;
@@ -124,7 +129,12 @@ impl VmLanes {
     }
 
     /// Writes an event of the VM. Must be called before [`VmLanes::show`], so that arrows begin before their targets appear.
-    pub fn happened<W: Write>(&mut self, to: &mut Packets<W>, at: Ns, event: &Happened) -> io::Result<()> {
+    pub(crate) fn happened<W: Write>(
+        &mut self,
+        to: &mut Packets<W>,
+        at: Ns,
+        event: &Happened,
+    ) -> io::Result<()> {
         match event {
             Happened::Other { kind, text, .. } => {
                 let notes = vec![("text", text.clone())];
@@ -189,7 +199,7 @@ impl VmLanes {
     }
 
     /// Shows the VM's current state.
-    pub fn show<W: Write>(
+    pub(crate) fn show<W: Write>(
         &mut self,
         to: &mut Packets<W>,
         at: Ns,
@@ -298,7 +308,7 @@ impl VmLanes {
     }
 
     /// Closes all slices, because the VM is gone or the trace ends.
-    pub fn close<W: Write>(mut self, to: &mut Packets<W>, at: Ns) -> io::Result<()> {
+    pub(crate) fn close<W: Write>(mut self, to: &mut Packets<W>, at: Ns) -> io::Result<()> {
         self.end_moves(to, at)?;
         let states = self.states.iter_mut().chain(self.vcpus.values_mut());
         states

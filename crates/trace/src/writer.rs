@@ -42,7 +42,7 @@ pub(crate) struct Packets<W> {
 }
 
 impl<W: Write> Packets<W> {
-    pub fn new(to: W) -> Packets<W> {
+    pub(crate) fn new(to: W) -> Packets<W> {
         Packets {
             to,
             last_number: 0,
@@ -56,7 +56,7 @@ impl<W: Write> Packets<W> {
         self.last_number
     }
 
-    pub fn flow(&mut self) -> Flow {
+    pub(crate) fn flow(&mut self) -> Flow {
         Flow(self.number())
     }
 
@@ -74,12 +74,12 @@ impl<W: Write> Packets<W> {
     }
 
     /// Creates a track with this rank among its siblings.
-    pub fn track(&mut self, name: &str, parent: Option<Track>, rank: i32) -> io::Result<Track> {
+    pub(crate) fn track(&mut self, name: &str, parent: Option<Track>, rank: i32) -> io::Result<Track> {
         self.described(name, parent, rank, None)
     }
 
     /// Creates a track of values.
-    pub fn counter(&mut self, name: &str, parent: Track, rank: i32, unit: &str) -> io::Result<Track> {
+    pub(crate) fn counter(&mut self, name: &str, parent: Track, rank: i32, unit: &str) -> io::Result<Track> {
         let counter = CounterDescriptor {
             unit_name: Some(unit.to_owned()),
         };
@@ -139,22 +139,22 @@ impl<W: Write> Packets<W> {
     }
 
     /// Begins a slice.
-    pub fn begin(&mut self, at: Ns, track: Track, name: &str, more: More<'_>) -> io::Result<()> {
+    pub(crate) fn begin(&mut self, at: Ns, track: Track, name: &str, more: More<'_>) -> io::Result<()> {
         self.named(at, track, Type::SliceBegin, name, more)
     }
 
     /// Ends the innermost open slice of a track.
-    pub fn end(&mut self, at: Ns, track: Track) -> io::Result<()> {
+    pub(crate) fn end(&mut self, at: Ns, track: Track) -> io::Result<()> {
         self.event(at, track, Type::SliceEnd, TrackEvent::default())
     }
 
     /// Writes an instantaneous event.
-    pub fn instant(&mut self, at: Ns, track: Track, name: &str, more: More<'_>) -> io::Result<()> {
+    pub(crate) fn instant(&mut self, at: Ns, track: Track, name: &str, more: More<'_>) -> io::Result<()> {
         self.named(at, track, Type::Instant, name, more)
     }
 
     /// Sets the value that is in force from now on.
-    pub fn value(&mut self, at: Ns, track: Track, value: f64) -> io::Result<()> {
+    pub(crate) fn value(&mut self, at: Ns, track: Track, value: f64) -> io::Result<()> {
         let event = TrackEvent {
             double_counter_value: Some(value),
             ..TrackEvent::default()
@@ -162,7 +162,7 @@ impl<W: Write> Packets<W> {
         self.event(at, track, Type::Counter, event)
     }
 
-    pub fn flush(&mut self) -> io::Result<()> {
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.to.flush()
     }
 }

@@ -17,7 +17,7 @@ const VACANT: u64 = u64::MAX;
 
 impl Recency {
     /// Creates a list with room for this many lines before it has to grow.
-    pub fn new(lines: usize) -> Recency {
+    pub(crate) fn new(lines: usize) -> Recency {
         let slots = (2 * lines).next_power_of_two().max(16);
         Recency {
             lines: vec![VACANT; slots],
@@ -28,17 +28,17 @@ impl Recency {
     }
 
     /// Returns the number of lines.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.live
     }
 
     /// Returns true if [`Recency::compact`] must be called before the next [`Recency::push`].
-    pub fn full(&self) -> bool {
+    pub(crate) fn full(&self) -> bool {
         self.next == self.lines.len()
     }
 
     /// Puts a line on top; returns its slot.
-    pub fn push(&mut self, line: u64) -> usize {
+    pub(crate) fn push(&mut self, line: u64) -> usize {
         let slot = self.next;
         self.lines[slot] = line;
         self.next += 1;
@@ -48,14 +48,14 @@ impl Recency {
     }
 
     /// Removes the line in a slot.
-    pub fn remove(&mut self, slot: usize) -> u64 {
+    pub(crate) fn remove(&mut self, slot: usize) -> u64 {
         self.live -= 1;
         self.add(slot, u32::MAX); // minus 1
         std::mem::replace(&mut self.lines[slot], VACANT)
     }
 
     /// Returns the number of lines whose last use is later than that of the line in this slot.
-    pub fn newer(&self, slot: usize) -> usize {
+    pub(crate) fn newer(&self, slot: usize) -> usize {
         let mut at = slot + 1;
         let mut older = 0;
         while at > 0 {
@@ -66,7 +66,7 @@ impl Recency {
     }
 
     /// Returns the slot of the line with this many newer lines. Such a line must exist.
-    pub fn slot_at(&self, depth: usize) -> usize {
+    pub(crate) fn slot_at(&self, depth: usize) -> usize {
         // Counted from the oldest line, this is the line at place live - depth.
         let mut rank = (self.live - depth) as u32;
         let mut at = 0;
@@ -82,7 +82,7 @@ impl Recency {
     }
 
     /// Compacts lines, oldest first, and reports each line's new slot. Doubles the slots if half of them are in use.
-    pub fn compact(&mut self, mut moved: impl FnMut(u64, usize)) {
+    pub(crate) fn compact(&mut self, mut moved: impl FnMut(u64, usize)) {
         let slots = self.lines.len();
         let mut to = 0;
         for from in 0..self.next {

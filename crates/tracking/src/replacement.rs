@@ -21,7 +21,7 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    pub fn new(replacement: Replacement, sets: usize, ways: usize) -> Policy {
+    pub(crate) fn new(replacement: Replacement, sets: usize, ways: usize) -> Policy {
         let mut policy = Policy {
             replacement,
             ways,
@@ -62,7 +62,7 @@ impl Policy {
 
     /// Records the use of a line.
     #[inline]
-    pub fn used(&mut self, set: usize, way: usize, entries: &mut [u64]) {
+    pub(crate) fn used(&mut self, set: usize, way: usize, entries: &mut [u64]) {
         match self.replacement {
             Replacement::Lru => entries[..=way].rotate_right(1),
             Replacement::PseudoLru => self.point_away(set, way),
@@ -80,7 +80,7 @@ impl Policy {
 
     /// Records that a line came into a set. This counts as a use, unless lines have ages.
     #[inline]
-    pub fn filled(&mut self, set: usize, way: usize, entries: &mut [u64]) {
+    pub(crate) fn filled(&mut self, set: usize, way: usize, entries: &mut [u64]) {
         if self.replacement == Replacement::QuadAge {
             let [low, high] = &mut self.state[set];
             *low |= 1 << way;
@@ -92,7 +92,7 @@ impl Policy {
 
     /// Returns the way to evict from a full set.
     #[inline]
-    pub fn victim(&mut self, set: usize, chance: &mut Chance) -> usize {
+    pub(crate) fn victim(&mut self, set: usize, chance: &mut Chance) -> usize {
         match self.replacement {
             Replacement::Lru => self.ways - 1,
             Replacement::PseudoLru => {

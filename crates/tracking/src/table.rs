@@ -13,7 +13,7 @@ pub(crate) struct Table {
 const FREE: u64 = u64::MAX;
 
 impl Table {
-    pub fn new() -> Table {
+    pub(crate) fn new() -> Table {
         Table {
             cells: vec![(FREE, 0); 1024],
             used: 0,
@@ -30,12 +30,12 @@ impl Table {
         at
     }
 
-    pub fn get(&self, line: u64) -> Option<usize> {
+    pub(crate) fn get(&self, line: u64) -> Option<usize> {
         let (known, slot) = self.cells[self.cell(line)];
         (known == line).then_some(slot)
     }
 
-    pub fn set(&mut self, line: u64, slot: usize) {
+    pub(crate) fn set(&mut self, line: u64, slot: usize) {
         let at = self.cell(line);
         if self.cells[at].0 == FREE {
             self.used += 1;
@@ -52,7 +52,7 @@ impl Table {
         }
     }
 
-    pub fn remove(&mut self, line: u64) {
+    pub(crate) fn remove(&mut self, line: u64) {
         let mask = self.cells.len() - 1;
         let mut hole = self.cell(line);
         if self.cells[hole].0 == FREE {

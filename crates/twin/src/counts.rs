@@ -47,7 +47,7 @@ struct VmCounts {
 
 impl Counts {
     /// Returns what a host has counted since its start. The host must be settled.
-    pub fn of(engine: &Engine) -> Counts {
+    pub(crate) fn of(engine: &Engine) -> Counts {
         let now = engine.now;
         Counts {
             at: now,

@@ -37,7 +37,7 @@ use serde::{Deserialize, Serialize};
 /// Whether a pool's size follows its use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Sizing {
+pub(crate) enum Sizing {
     /// The size stays as calibrated.
     Static,
     /// The size grows and shrinks.
@@ -48,7 +48,7 @@ pub enum Sizing {
 /// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub(crate) struct Config {
     /// Whether the size follows the use.
     pub sizing: Sizing,
     /// Size at the start, below the memory of the VM.
@@ -78,7 +78,7 @@ impl Default for Config {
 /// An invalid pool configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the messages say it
-pub enum ConfigError {
+pub(crate) enum ConfigError {
     #[error("initial is {initial}, less than a page; a ring needs some, such as `initial = \"500MB\"`")]
     Empty { initial: Bytes },
     #[error("initial is {initial}, and the VM has {memory} in all; leave most of it to its programs")]
@@ -104,7 +104,7 @@ impl Config {
     ///
     /// # Errors
     /// The problem, and a valid setting.
-    pub fn check(&self, memory: Bytes) -> Result<(), ConfigError> {
+    pub(crate) fn check(&self, memory: Bytes) -> Result<(), ConfigError> {
         let (initial, step) = (self.initial, self.step_percent);
         let (shrink, grow) = (self.shrink_below_percent, self.grow_above_percent);
         if initial < Pages(1).to_bytes() {
@@ -133,7 +133,7 @@ impl Config {
     }
 
     /// Returns the size of a pool after a flip at which `used` of its `size` pages were in use; never above `most`.
-    pub fn after_flip(&self, size: Pages, used: Pages, most: Pages) -> Pages {
+    pub(crate) fn after_flip(&self, size: Pages, used: Pages, most: Pages) -> Pages {
         let step = Pages((size.0 * u64::from(self.step_percent) / 100).max(1));
         let used_of = |percent: u32| (100 * used.0).cmp(&(size.0 * u64::from(percent)));
         if self.sizing == Sizing::Static {
@@ -148,7 +148,7 @@ impl Config {
     }
 
     /// Returns the size after `flips` flips, each of which found `used` pages in use.
-    pub fn after_flips(&self, size: Pages, used: Pages, most: Pages, flips: u64) -> Pages {
+    pub(crate) fn after_flips(&self, size: Pages, used: Pages, most: Pages, flips: u64) -> Pages {
         let mut size = size;
         for _ in 0..flips {
             let next = self.after_flip(size, used, most);

@@ -89,12 +89,12 @@ pub(crate) struct IxVec<I, T> {
 
 impl<I: Ix, T> IxVec<I, T> {
     /// Creates an empty list.
-    pub fn new() -> IxVec<I, T> {
+    pub(crate) fn new() -> IxVec<I, T> {
         IxVec::from(Vec::new())
     }
 
     /// Creates a list of `count` copies of a value.
-    pub fn filled(value: T, count: usize) -> IxVec<I, T>
+    pub(crate) fn filled(value: T, count: usize) -> IxVec<I, T>
     where
         T: Clone,
     {
@@ -102,23 +102,23 @@ impl<I: Ix, T> IxVec<I, T> {
     }
 
     /// Adds a value, and returns its position.
-    pub fn push(&mut self, value: T) -> I {
+    pub(crate) fn push(&mut self, value: T) -> I {
         self.list.push(value);
         I::new(self.list.len() - 1)
     }
 
     /// Adds values.
-    pub fn extend(&mut self, values: impl IntoIterator<Item = T>) {
+    pub(crate) fn extend(&mut self, values: impl IntoIterator<Item = T>) {
         self.list.extend(values);
     }
 
     /// Returns its positions.
-    pub fn places(&self) -> impl ExactSizeIterator<Item = I> + Clone + use<I, T> {
+    pub(crate) fn places(&self) -> impl ExactSizeIterator<Item = I> + Clone + use<I, T> {
         first(self.list.len())
     }
 
     /// Returns its positions and values.
-    pub fn placed(&self) -> impl ExactSizeIterator<Item = (I, &T)> + Clone {
+    pub(crate) fn placed(&self) -> impl ExactSizeIterator<Item = (I, &T)> + Clone {
         let places = self.list.iter().enumerate();
         places.map(|(at, value)| (I::new(at), value))
     }

@@ -46,7 +46,7 @@ impl Counter {
 }
 
 impl Told {
-    pub fn new(disturbance: Disturbance, machine: &Machine, seed: u64) -> Told {
+    pub(crate) fn new(disturbance: Disturbance, machine: &Machine, seed: u64) -> Told {
         Told {
             machine: disturbance.told(machine),
             disturbance,
@@ -62,7 +62,7 @@ impl Told {
     }
 
     /// Turns a sample into the sample that an agent sees.
-    pub fn distort(&mut self, sample: &mut Sample) {
+    pub(crate) fn distort(&mut self, sample: &mut Sample) {
         for vm in &mut sample.vms {
             if self.disturbance.no_llc_counters {
                 vm.accesses = None;

@@ -50,12 +50,12 @@ pub(crate) struct FileId {
 
 impl FileId {
     /// Returns the identity of the file at a path; follows links.
-    pub fn at(path: &Path) -> Option<FileId> {
+    pub(crate) fn at(path: &Path) -> Option<FileId> {
         fs::metadata(path).ok().map(|file| FileId::from(&file))
     }
 
     /// Returns the identity of an open file.
-    pub fn of(file: &File) -> Option<FileId> {
+    pub(crate) fn of(file: &File) -> Option<FileId> {
         file.metadata().ok().map(|file| FileId::from(&file))
     }
 }
@@ -116,7 +116,7 @@ pub(crate) struct Holder {
 
 impl Holder {
     /// This process, as an agent.
-    pub fn own(state: &Path) -> Holder {
+    pub(crate) fn own(state: &Path) -> Holder {
         let pid = std::process::id().cast_signed();
         let own = task::process(Path::new("/"), pid).ok().flatten();
         Holder {
@@ -130,7 +130,7 @@ impl Holder {
     }
 
     /// This process, as the guard of an agent.
-    pub fn own_guard(state: &Path, agent: Option<Process>) -> Holder {
+    pub(crate) fn own_guard(state: &Path, agent: Option<Process>) -> Holder {
         let program = FileId::at(Path::new("/proc/self/exe"));
         Holder {
             role: Role::Guard { agent, program },
@@ -139,7 +139,7 @@ impl Holder {
     }
 
     /// Reads the holder from a lock's file.
-    pub fn read(file: &mut File) -> Option<Holder> {
+    pub(crate) fn read(file: &mut File) -> Option<Holder> {
         let mut text = String::new();
         file.rewind().ok()?;
         file.take(HOLDER_BYTES_MAX).read_to_string(&mut text).ok()?;
@@ -148,7 +148,7 @@ impl Holder {
 
     /// Writes the holder to the lock's file. Overwrites before truncating, so that no reader finds an empty file even if the disk
     /// is full.
-    pub fn write(&self, file: &mut File) {
+    pub(crate) fn write(&self, file: &mut File) {
         let text = self.text();
         let before = file.metadata().map_or(0, |file| file.len()).min(HOLDER_BYTES_MAX);
         // Blanks are allowed after a JSON document.
@@ -163,7 +163,7 @@ impl Holder {
         serde_json::to_string(self).expect("a holder is JSON")
     }
 
-    pub fn process(&self) -> Process {
+    pub(crate) fn process(&self) -> Process {
         Process {
             pid: self.pid,
             start_ticks: self.start_ticks,
@@ -171,7 +171,7 @@ impl Holder {
     }
 
     /// Describes the holder to the operator, with advice on what to do.
-    pub fn described(&self) -> String {
+    pub(crate) fn described(&self) -> String {
         let (pid, state) = (self.pid, self.state.display());
         let is_stopped = Signs::of(pid).is_some_and(|signs| signs.is_stopped);
         match &self.role {
@@ -203,7 +203,7 @@ pub(crate) struct Record {
 
 impl Record {
     /// Writes the record of a guard. If the disk is full, the guard works without a record.
-    pub fn begin(dir: StateDir, guard: &Holder) -> Record {
+    pub(crate) fn begin(dir: StateDir, guard: &Holder) -> Record {
         let name = format!("{RECORD}{}", guard.pid);
         let _ = dir.replace(&name, guard.text().as_bytes());
         Record { dir, name }
@@ -275,7 +275,7 @@ pub(crate) struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    pub fn new(lock: &'a File, state: &'a Path, silence: Duration) -> Watch<'a> {
+    pub(crate) fn new(lock: &'a File, state: &'a Path, silence: Duration) -> Watch<'a> {
         Watch {
             lock,
             state,
@@ -287,7 +287,7 @@ impl<'a> Watch<'a> {
     }
 
     /// Checks these holders. Returns whether it is worth waiting beyond the usual patience.
-    pub fn look(&mut self, holders: impl IntoIterator<Item = Holder>) -> bool {
+    pub(crate) fn look(&mut self, holders: impl IntoIterator<Item = Holder>) -> bool {
         let mut is_quiet = false;
         for holder in holders {
             // The pidfd is opened first: a signal sent through it cannot reach another process that gets the same number.

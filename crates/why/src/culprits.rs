@@ -22,7 +22,7 @@ pub(crate) struct Look<'a> {
 
 impl Look<'_> {
     /// Returns the exact cause and its culprit. Throttling by a quota may turn out to be by a permit.
-    pub fn blame(&self, code: Code) -> (Code, Culprit) {
+    pub(crate) fn blame(&self, code: Code) -> (Code, Culprit) {
         let culprit = match code {
             Code::Waiting => self.changed(Change::Pins).filter(|_| self.is_narrower()),
             Code::Quota => return self.quota(),

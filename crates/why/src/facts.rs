@@ -120,13 +120,13 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    pub fn get(&self, of: Of) -> f64 {
+    pub(crate) fn get(&self, of: Of) -> f64 {
         self.row[of as usize]
     }
 
     /// Returns the CPU time wanted per instruction, in any unit. If instructions are not counted, returns the time wanted per
     /// time run.
-    pub fn cost(&self) -> f64 {
+    pub(crate) fn cost(&self) -> f64 {
         let instructions = self.get(Of::Instructions);
         let done = if instructions > 0.0 {
             instructions
@@ -137,50 +137,50 @@ impl Step {
     }
 
     /// Returns each node's utilization of its controllers' bandwidth.
-    pub fn node_use(&self) -> &[f64] {
+    pub(crate) fn node_use(&self) -> &[f64] {
         &self.row[self.layout.node_use()..][..self.layout.nodes]
     }
 
     /// Returns the share of the VM's accesses that go to each node.
-    pub fn accesses(&self) -> &[f64] {
+    pub(crate) fn accesses(&self) -> &[f64] {
         &self.row[self.layout.accesses()..][..self.layout.nodes]
     }
 
     /// Returns each node's traffic that no VM accounts for, in bytes per second.
-    pub fn outside(&self) -> &[f64] {
+    pub(crate) fn outside(&self) -> &[f64] {
         &self.row[self.layout.outside()..][..self.layout.nodes]
     }
 
     /// Returns each link's utilization.
-    pub fn link_use(&self) -> &[f64] {
+    pub(crate) fn link_use(&self) -> &[f64] {
         &self.row[self.layout.link_use()..][..self.layout.links]
     }
 
     /// Returns the VM's traffic to each node, then over each link, in bytes per second.
-    pub fn own_traffic(&self) -> &[f64] {
+    pub(crate) fn own_traffic(&self) -> &[f64] {
         &self.row[self.layout.own_traffic()..][..self.layout.nodes + self.layout.links]
     }
 
-    pub fn of_other(&self, other: usize, of: OfOther) -> f64 {
+    pub(crate) fn of_other(&self, other: usize, of: OfOther) -> f64 {
         self.row[self.layout.other(other) + of as usize]
     }
 
     /// Returns the share of another VM's LLC references that miss.
-    pub fn miss_ratio_of(&self, other: usize) -> f64 {
+    pub(crate) fn miss_ratio_of(&self, other: usize) -> f64 {
         self.of_other(other, OfOther::Misses) / self.of_other(other, OfOther::References).max(1.0)
     }
 
     /// Returns another VM's traffic to each node, then over each link, in bytes per second.
-    pub fn traffic_of(&self, other: usize) -> &[f64] {
+    pub(crate) fn traffic_of(&self, other: usize) -> &[f64] {
         &self.row[self.layout.other(other) + OTHER_SCALARS..][..self.layout.nodes + self.layout.links]
     }
 
     /// Returns the mean of several steps, weighted by their lengths.
-    pub fn mean(steps: &[Step]) -> Step {
+    pub(crate) fn mean(steps: &[Step]) -> Step {
         Step::mean_of(&steps.iter().collect::<Vec<_>>())
     }
 
-    pub fn mean_of(steps: &[&Step]) -> Step {
+    pub(crate) fn mean_of(steps: &[&Step]) -> Step {
         let last = steps[steps.len() - 1];
         let all: f64 = steps.iter().map(|step| step.lasted.as_f64()).sum();
         let mut row = vec![0.0; last.row.len()];
@@ -334,7 +334,7 @@ fn queue(busy: f64) -> f64 {
 
 impl Facts {
     /// Builds the VM's steps from `begin` on, each at least `apart` long.
-    pub fn of(machine: &Machine, samples: &[Sample], vm: VmId, (begin, apart): (Ns, Ns)) -> Facts {
+    pub(crate) fn of(machine: &Machine, samples: &[Sample], vm: VmId, (begin, apart): (Ns, Ns)) -> Facts {
         let host = Host::of(machine);
         let mut others: BTreeMap<VmId, String> = BTreeMap::new();
         let mut facts = Facts {
@@ -383,7 +383,7 @@ impl Facts {
     }
 
     /// Returns what limits the answer.
-    pub fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if !self.has_counters {
             notes.push("no hardware counters: only waiting and throttling can be told".to_owned());

@@ -7,17 +7,17 @@ use crate::store::Asking;
 const KEYS: [&str; 3] = ["memory/target", "memory/static-max", "memory/videoram"];
 
 /// Returns the paths of these keys for the domain with this number.
-pub fn paths(domid: u32) -> impl Iterator<Item = String> {
+pub(crate) fn paths(domid: u32) -> impl Iterator<Item = String> {
     KEYS.into_iter()
         .map(move |key| format!("/local/domain/{domid}/{key}"))
 }
 
 /// Number of paths for each domain.
-pub const PATHS: usize = KEYS.len();
+pub(crate) const PATHS: usize = KEYS.len();
 
 /// Returns the balloon's target in KiB, from the values at these paths. `None` for a domain that has no balloon, is being built,
 /// or has video memory: `xl` includes video memory in the target, and such a domain was never tried.
-pub fn target(values: &[Option<String>]) -> Option<u64> {
+pub(crate) fn target(values: &[Option<String>]) -> Option<u64> {
     let number = |at: usize| values.get(at)?.as_ref()?.trim().parse::<u64>().ok();
     let (target, most) = (number(0)?, number(1)?);
     let has_video = number(2).is_some_and(|video| video > 0);
@@ -28,7 +28,7 @@ pub fn target(values: &[Option<String>]) -> Option<u64> {
 ///
 /// # Errors
 /// If xenstore does not answer.
-pub fn target_of(store: &mut Asking, domid: u32) -> Result<Option<u64>, NoTarget> {
+pub(crate) fn target_of(store: &mut Asking, domid: u32) -> Result<Option<u64>, NoTarget> {
     let said = store.read(paths(domid).collect());
     let said = said.map_err(NoTarget)?;
     Ok(target(&said))

@@ -7,7 +7,7 @@ use homenode_units::{CpuId, Ns};
 
 /// Sums of busy time; see the module.
 #[derive(Debug, Default)]
-pub struct Busy {
+pub(crate) struct Busy {
     /// Time of the last look, and each CPU's idle time then, by number.
     last: Option<(Ns, Vec<Ns>)>,
     busy: BTreeMap<CpuId, Ns>,
@@ -15,7 +15,7 @@ pub struct Busy {
 
 impl Busy {
     /// Adds the idle times that the CPUs had at this time.
-    pub fn take_in(&mut self, at: Ns, idle: Vec<Ns>) {
+    pub(crate) fn take_in(&mut self, at: Ns, idle: Vec<Ns>) {
         if let Some((before, was_idle)) = &self.last {
             let passed = at.saturating_sub(*before);
             for (number, (is, was)) in idle.iter().zip(was_idle).enumerate() {
@@ -31,12 +31,12 @@ impl Busy {
     }
 
     /// Returns the busy time of all CPUs together since the first look.
-    pub fn of_all(&self) -> Ns {
+    pub(crate) fn of_all(&self) -> Ns {
         self.busy.values().copied().sum()
     }
 
     /// Returns a CPU's busy time since the first look.
-    pub fn of(&self, cpu: CpuId) -> Ns {
+    pub(crate) fn of(&self, cpu: CpuId) -> Ns {
         self.busy.get(&cpu).copied().unwrap_or_default()
     }
 }

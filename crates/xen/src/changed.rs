@@ -19,7 +19,7 @@ use crate::hypervisor::{Hypervisor, Listed};
 /// CPUs that the agent may have left each vCPU pinned to, the newest first. There are several if an agent ended while it changed
 /// them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pins(pub BTreeMap<u16, Vec<CpuSet>>);
+pub(crate) struct Pins(pub BTreeMap<u16, Vec<CpuSet>>);
 
 impl Written for Pins {
     const KEY: &'static str = "xen-vcpus";
@@ -28,7 +28,7 @@ impl Written for Pins {
 /// Nodes from which the agent may have made a domain's memory come, the newest first. If [`journal::Before`] names no nodes, the
 /// memory came from the nodes of the domain's CPUs, and undoing makes it so again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Home(pub Vec<NodeSet>);
+pub(crate) struct Home(pub Vec<NodeSet>);
 
 impl Written for Home {
     const KEY: &'static str = "xen-home";
@@ -36,7 +36,7 @@ impl Written for Home {
 
 /// The operator's cap, and the caps that the agent may have left, the newest first. In percent of a CPU; 0 means no cap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cap {
+pub(crate) struct Cap {
     /// The operator's cap.
     pub before: u16,
     /// The agent's caps.
@@ -49,7 +49,7 @@ impl Written for Cap {
 
 /// The operator's balloon target, and the targets that the agent may have left, the newest first. In KiB.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Target {
+pub(crate) struct Target {
     /// The operator's target.
     pub before: u64,
     /// The agent's targets.
@@ -62,7 +62,7 @@ impl Written for Target {
 
 /// Limits of ended runs, for a domain that was saved or is about to boot again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Past {
+pub(crate) struct Past {
     /// The domain's CPU cap; `None` if no cap is remembered.
     pub cap: Option<Cap>,
     /// Its balloon's target; `None` if no target is remembered.
@@ -74,7 +74,7 @@ impl Written for Past {
 }
 
 /// A limit that `xl` also gives to a domain's next run.
-pub trait Outlasting: Written {
+pub(crate) trait Outlasting: Written {
     /// Restores the operator's limit on a domain. Returns true if the domain had one of the agent's limits.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ const PAST_MAX: usize = 1024;
 const KEPT: usize = 8;
 
 /// Puts the value that is about to be set before the values that may have been left.
-pub fn newest<T: PartialEq>(ours: &mut Vec<T>, new: T) {
+pub(crate) fn newest<T: PartialEq>(ours: &mut Vec<T>, new: T) {
     ours.retain(|old| *old != new);
     ours.insert(0, new);
     ours.truncate(KEPT);
@@ -132,7 +132,7 @@ pub fn newest<T: PartialEq>(ours: &mut Vec<T>, new: T) {
 ///
 /// # Errors
 /// If the hypervisor cannot be called.
-pub fn alive(hypervisor: &Hypervisor, run: &Run) -> Result<Option<Listed>, CallError> {
+pub(crate) fn alive(hypervisor: &Hypervisor, run: &Run) -> Result<Option<Listed>, CallError> {
     let found = hypervisor.domain(run.runtime_id)?;
     let is_it =
         |found: &Listed| found.vm == run.vm && !found.is_dying && run.start_ticks == hypervisor.boot();
@@ -143,7 +143,7 @@ pub fn alive(hypervisor: &Hypervisor, run: &Run) -> Result<Option<Listed>, CallE
 ///
 /// # Errors
 /// [`LeverError::Unreadable`].
-pub fn read<T: Written>(entry: &Entry) -> Result<Option<T>, LeverError> {
+pub(crate) fn read<T: Written>(entry: &Entry) -> Result<Option<T>, LeverError> {
     match entry.get() {
         None if entry.has(&[T::KEY]) => Err(Unreadable(T::KEY.to_owned()).into()),
         read => Ok(read),
@@ -155,7 +155,7 @@ pub fn read<T: Written>(entry: &Entry) -> Result<Option<T>, LeverError> {
 ///
 /// # Errors
 /// Returns what could not be lifted.
-pub fn lift<T: Outlasting>(
+pub(crate) fn lift<T: Outlasting>(
     hypervisor: &Hypervisor,
     journal: &mut Journal,
     entry: &Entry,
@@ -233,7 +233,7 @@ fn remember<T: Outlasting>(journal: &mut Journal, boot: u64, vm: VmId, limit: T)
 ///
 /// # Errors
 /// Returns what could not be undone; this stays in the journal.
-pub fn settle(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId) -> Result<(), LeverError> {
+pub(crate) fn settle(hypervisor: &Hypervisor, journal: &mut Journal, vm: VmId) -> Result<(), LeverError> {
     let Some(entry) = journal.entry(vm).cloned() else {
         return Ok(());
     };

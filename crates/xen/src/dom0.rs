@@ -38,7 +38,7 @@ pub fn is_dom0(root: &Path) -> Result<bool, XenError> {
 ///
 /// # Errors
 /// Returns why it is not dom0, or why that is unknown.
-pub fn check(root: &Path) -> Result<(), XenError> {
+pub(crate) fn check(root: &Path) -> Result<(), XenError> {
     let not = |cause: &str| Err(XenError::NotDom0 { cause: cause.into() });
     let unknown = |cause: String| Err(XenError::Unknown { cause });
     let error = match std::fs::read_to_string(root.join(CAPABILITIES)) {

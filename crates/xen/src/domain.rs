@@ -15,7 +15,7 @@ use crate::hypervisor::{Hypervisor, Listed, Pool, Vcpu};
 
 /// How long a vCPU waited since tracing began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waited {
+pub(crate) struct Waited {
     /// Time for which it wanted to run and did not, including the time for which its cap throttled it.
     pub waiting: Ns,
     /// Time for which its cap throttled it.
@@ -23,14 +23,14 @@ pub struct Waited {
 }
 
 /// A value per vCPU, by index.
-pub type OfVcpus<T> = BTreeMap<u16, T>;
+pub(crate) type OfVcpus<T> = BTreeMap<u16, T>;
 
 /// Length of the credit schedulers' accounting period, over which caps apply.
 const PERIOD: Ns = Ns::from_millis(30);
 
 /// A domain; see the module.
 #[derive(Debug)]
-pub struct Domain {
+pub(crate) struct Domain {
     /// The run of the domain that this describes.
     pub run: Run,
     /// Other domains with the same name.
@@ -51,7 +51,7 @@ pub struct Domain {
 
 impl Domain {
     /// Reads a domain.
-    pub fn look(
+    pub(crate) fn look(
         hypervisor: &Hypervisor,
         (root, run, listed): (&Path, Run, Listed),
         pool: Pool,
@@ -82,7 +82,7 @@ impl Domain {
     }
 
     /// Returns what identifies the VM when its operator's settings are read.
-    pub fn whose(&self) -> Whose<'_> {
+    pub(crate) fn whose(&self) -> Whose<'_> {
         Whose {
             vm: self.run.vm,
             name: &self.run.name,
@@ -92,12 +92,12 @@ impl Domain {
     }
 
     /// Returns its cap as a quota per vCPU, the form that the host contract uses.
-    pub fn quota(&self) -> Option<CpuQuota> {
+    pub(crate) fn quota(&self) -> Option<CpuQuota> {
         quota_of(self.cap, self.vcpus.len())
     }
 
     /// Returns its vCPUs for a sample, with counters and waiting times if they are known.
-    pub fn samples(
+    pub(crate) fn samples(
         &self,
         usable: &CpuSet,
         (counted, waited): (Option<&OfVcpus<Counters>>, Option<&OfVcpus<Waited>>),
@@ -120,7 +120,7 @@ impl Domain {
     /// Returns its operator's settings: those from the file, and those shown by where its vCPUs may run apart from the agent's
     /// pins. If all vCPUs have the same CPUs, these are a limit (`cpus=` in xl's file); if they differ, the operator pinned vCPUs
     /// by hand.
-    pub fn settings(&self, entry: Option<&Entry>, usable: &CpuSet) -> VmSettings {
+    pub(crate) fn settings(&self, entry: Option<&Entry>, usable: &CpuSet) -> VmSettings {
         let ours = entry.and_then(Entry::get::<Pins>).unwrap_or_default().0;
         let all = self.pool.cpus.intersection(usable);
         let wanted = |(index, vcpu): &(u16, Vcpu)| {
@@ -162,7 +162,7 @@ fn quota_of(cap: u16, vcpus: usize) -> Option<CpuQuota> {
 }
 
 /// Returns the cap that gives each of this many vCPUs this quota. It is in percent of one CPU, and at least 1.
-pub fn cap_of(quota: CpuQuota, vcpus: usize) -> u16 {
+pub(crate) fn cap_of(quota: CpuQuota, vcpus: usize) -> u16 {
     let most = 100 * vcpus.max(1);
     // A cap is a whole percentage. It is rounded up, so that no vCPU gets less than its due.
     let percent = (quota.share() * most as f64 - 1e-9).ceil().max(1.0);

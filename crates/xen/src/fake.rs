@@ -20,7 +20,7 @@ const CPUS: usize = 4;
 
 /// A vCPU.
 #[derive(Clone, Copy, Debug)]
-pub struct Vcpu {
+pub(crate) struct Vcpu {
     pub is_online: bool,
     /// CPUs that it may run on, one bit each.
     pub hard: u8,
@@ -29,7 +29,7 @@ pub struct Vcpu {
 
 /// A domain.
 #[derive(Clone, Debug)]
-pub struct Dom {
+pub(crate) struct Dom {
     pub name: String,
     pub uuid: u128,
     pub vcpus: Vec<Vcpu>,
@@ -43,7 +43,7 @@ pub struct Dom {
 
 impl Dom {
     /// Returns a domain with two vCPUs that may run anywhere.
-    pub fn new(name: &str, uuid: u128) -> Dom {
+    pub(crate) fn new(name: &str, uuid: u128) -> Dom {
         let vcpu = Vcpu {
             is_online: true,
             hard: 0xf,
@@ -62,7 +62,7 @@ impl Dom {
     }
 
     /// Makes it a domain that is being built.
-    pub fn paused(mut self) -> Dom {
+    pub(crate) fn paused(mut self) -> Dom {
         self.flags = PAUSED;
         self
     }
@@ -70,7 +70,7 @@ impl Dom {
 
 /// The host.
 #[derive(Debug, Default)]
-pub struct World {
+pub(crate) struct World {
     pub doms: BTreeMap<u32, Dom>,
     pub console: String,
     /// Name of a call that must fail.
@@ -82,15 +82,15 @@ pub struct World {
 
 /// The fake hypervisor; see the module.
 #[derive(Clone, Debug, Default)]
-pub struct FakeXen(Arc<Mutex<World>>);
+pub(crate) struct FakeXen(Arc<Mutex<World>>);
 
 impl FakeXen {
-    pub fn world(&self) -> MutexGuard<'_, World> {
+    pub(crate) fn world(&self) -> MutexGuard<'_, World> {
         self.0.lock().unwrap()
     }
 
     /// Opens the fake hypervisor, as dom0 below `root` would.
-    pub fn open(&self, root: &Path) -> Hypervisor {
+    pub(crate) fn open(&self, root: &Path) -> Hypervisor {
         let boot = root.join("proc/sys/kernel/random/boot_id");
         std::fs::create_dir_all(boot.parent().unwrap()).unwrap();
         if !boot.exists() {

@@ -9,31 +9,33 @@ use crate::hypervisor::Hypervisor;
 use crate::place;
 
 /// Why waiting times are unknown.
-pub const NO_WAITING: &str = "how long vCPUs wait for a CPU is not known, and they are taken not to wait";
+pub(crate) const NO_WAITING: &str =
+    "how long vCPUs wait for a CPU is not known, and they are taken not to wait";
 /// Why nothing is counted.
-pub const NO_COUNTERS: &str =
+pub(crate) const NO_COUNTERS: &str =
     "no hardware counters: dom0 cannot count for domains on stock Xen; LLC miss rates of VMs are unknown";
 /// Worth knowing for an operator who has large domains, or who reads that console.
-pub const DEBUG_KEY: &str = "where memory of domains lies is counted by Xen's debug key `u` and read from its console: once a minute, and \
+pub(crate) const DEBUG_KEY: &str = "where memory of domains lies is counted by Xen's debug key `u` and read from its console: once a minute, and \
                              when a domain is new";
 
 /// Where counts come from on an emulated host.
-pub const COUNTED_BY_MODEL: &str = "no hardware counters; LLC misses of domains are counted by the emulator's model of caches, not by hardware";
+pub(crate) const COUNTED_BY_MODEL: &str = "no hardware counters; LLC misses of domains are counted by the emulator's model of caches, not by hardware";
 
 /// Why no page moves if the operator did not allow local migration.
-pub const NO_MOVES: &str = "stock Xen moves no page of a domain that runs; migrating it to where it is moves all of it, and is off \
+pub(crate) const NO_MOVES: &str = "stock Xen moves no page of a domain that runs; migrating it to where it is moves all of it, and is off \
                             (`local_migration.allow`). Or give it its home when it is created (`homenode place --xl`)";
 /// Why no guest gets a topology page.
-pub const NO_TOPOLOGY: &str =
+pub(crate) const NO_TOPOLOGY: &str =
     "a domain has no device that tells it where it is; stock Xen gives PV domains no virtual nodes";
 /// Why a VM's balloon is not touched.
-pub const NO_RELEASES: &str = "Xen learns what a guest releases from the guest's balloon alone";
+pub(crate) const NO_RELEASES: &str = "Xen learns what a guest releases from the guest's balloon alone";
 /// Why it is unknown which node uses a page.
-pub const NO_PAGE_USES: &str = "stock Xen does not tell dom0 which pages a domain uses, or from which node";
+pub(crate) const NO_PAGE_USES: &str =
+    "stock Xen does not tell dom0 which pages a domain uses, or from which node";
 /// Why a domain's working set is unknown.
-pub const NO_TRACKER: &str = "stock Xen does not tell dom0 which memory a domain uses";
+pub(crate) const NO_TRACKER: &str = "stock Xen does not tell dom0 which memory a domain uses";
 /// Why the agent sets no part of caches or memory bandwidth.
-pub const NO_PARTS: &str =
+pub(crate) const NO_PARTS: &str =
     "Xen's own commands set parts of caches for sockets (`xl psr-cat-set`); the agent sets caps alone";
 
 /// What was found; or, if it is missing, what is missing, what that costs, and the remedy.

@@ -39,7 +39,7 @@ fn boot(root: &Path) -> Result<u64, XenError> {
 
 /// A domain in the hypervisor's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub(crate) struct Listed {
     /// Its number, which is valid for this run on this host.
     pub domid: u32,
     /// Its UUID.
@@ -66,14 +66,14 @@ pub struct Listed {
 
 impl Listed {
     /// Returns true if it is a VM that runs or is paused.
-    pub fn is_vm(&self) -> bool {
+    pub(crate) fn is_vm(&self) -> bool {
         !self.is_dying && !self.is_shut_down && !self.is_xenstore && self.vm != VmId(0)
     }
 }
 
 /// A vCPU's state in the hypervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Vcpu {
+pub(crate) struct Vcpu {
     /// Time for which it ran.
     pub running: Ns,
     /// Its state; `None` if it neither runs nor is blocked, since Xen does not tell whether it then waits for a CPU or may not
@@ -87,7 +87,7 @@ pub struct Vcpu {
 
 /// A pool of CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pool {
+pub(crate) struct Pool {
     /// Its CPUs.
     pub cpus: CpuSet,
     /// Its scheduler.
@@ -96,14 +96,14 @@ pub struct Pool {
 
 impl Pool {
     /// Returns true if its scheduler supports caps.
-    pub fn has_caps(&self) -> bool {
+    pub(crate) fn has_caps(&self) -> bool {
         [CREDIT, CREDIT2].contains(&self.scheduler)
     }
 }
 
 /// Nodes, by number.
 #[derive(Clone, Debug)]
-pub struct Nodes {
+pub(crate) struct Nodes {
     /// Memory of each node; `None` for a number without a node.
     pub memory: Vec<Option<NodeMemory>>,
     /// Distances between nodes, with a row for each node.
@@ -121,7 +121,7 @@ impl std::fmt::Debug for SetMemory {
 
 /// The hypervisor of this host. Only one thread may use it, since its C library allows one caller at a time.
 #[derive(Debug)]
-pub struct Hypervisor {
+pub(crate) struct Hypervisor {
     control: Control,
     store: Source,
     memory: SetMemory,
@@ -152,7 +152,7 @@ impl Hypervisor {
     ///
     /// # Errors
     /// Each error is a sentence with its remedy.
-    pub fn open(root: &Path) -> Result<Hypervisor, XenError> {
+    pub(crate) fn open(root: &Path) -> Result<Hypervisor, XenError> {
         dom0::check(root)?;
         let control = Control::load().map_err(XenError::NoLibrary)?;
         let store = Store::load().map_err(XenError::NoLibrary)?;
@@ -207,7 +207,7 @@ impl Hypervisor {
 
     /// Returns the number that identifies this boot of the host. With a domain's number and UUID, it identifies one run of the
     /// domain.
-    pub fn boot(&self) -> u64 {
+    pub(crate) fn boot(&self) -> u64 {
         self.boot
     }
 
@@ -216,7 +216,7 @@ impl Hypervisor {
     }
 
     /// Returns the place of each CPU, by number; `None` for an offline CPU.
-    pub fn cpus(&self) -> Result<Vec<Option<CpuPlace>>, CallError> {
+    pub(crate) fn cpus(&self) -> Result<Vec<Option<CpuPlace>>, CallError> {
         let mut places = vec![CpuPlace::default(); self.cpu_max];
         let mut count = places.len() as c_uint;
         // SAFETY: there is room for `count` places.
@@ -233,7 +233,7 @@ impl Hypervisor {
     }
 
     /// Returns the nodes' memory, and the distances between nodes.
-    pub fn nodes(&self) -> Result<Nodes, CallError> {
+    pub(crate) fn nodes(&self) -> Result<Nodes, CallError> {
         let mut memory = vec![NodeMemory::default(); self.node_max];
         let mut distances = vec![0u32; self.node_max * self.node_max];
         let mut count = memory.len() as c_uint;
@@ -257,7 +257,7 @@ impl Hypervisor {
     }
 
     /// Returns the idle time of each CPU, by number.
-    pub fn idle(&self) -> Result<Vec<Ns>, CallError> {
+    pub(crate) fn idle(&self) -> Result<Vec<Ns>, CallError> {
         let mut idle = vec![0u64; self.cpu_max];
         let mut count: c_int = 0;
         // SAFETY: there is room for as many as the call is told.
@@ -273,7 +273,7 @@ impl Hypervisor {
     }
 
     /// Returns all domains except dom0, ascending by number.
-    pub fn domains(&self) -> Result<Vec<Listed>, CallError> {
+    pub(crate) fn domains(&self) -> Result<Vec<Listed>, CallError> {
         let mut listed = Vec::new();
         let mut from = 1;
         while listed.len() < DOMAINS_MAX {
@@ -287,7 +287,7 @@ impl Hypervisor {
     }
 
     /// Returns the domain with this number.
-    pub fn domain(&self, domid: u32) -> Result<Option<Listed>, CallError> {
+    pub(crate) fn domain(&self, domid: u32) -> Result<Option<Listed>, CallError> {
         Ok(self.domain_from(domid)?.filter(|found| found.domid == domid))
     }
 
@@ -322,7 +322,7 @@ impl Hypervisor {
     }
 
     /// Returns a vCPU of a domain; `None` if it is offline, or the domain has ended.
-    pub fn vcpu(&self, domid: u32, index: u16) -> Option<Vcpu> {
+    pub(crate) fn vcpu(&self, domid: u32, index: u16) -> Option<Vcpu> {
         let mut info = VcpuInfo::default();
         // SAFETY: there is room for one vCPU.
         let done = unsafe { (self.control.xc_vcpu_getinfo)(self.at(), domid, index.into(), &raw mut info) };
@@ -342,17 +342,17 @@ impl Hypervisor {
     }
 
     /// Returns the CPUs that a vCPU may run on.
-    pub fn affinity(&self, domid: u32, index: u16) -> Result<CpuSet, CallError> {
+    pub(crate) fn affinity(&self, domid: u32, index: u16) -> Result<CpuSet, CallError> {
         self.affinities(domid, index).map(|(hard, _)| hard)
     }
 
     /// Returns the CPUs that a vCPU prefers.
-    pub fn preference(&self, domid: u32, index: u16) -> Result<CpuSet, CallError> {
+    pub(crate) fn preference(&self, domid: u32, index: u16) -> Result<CpuSet, CallError> {
         self.affinities(domid, index).map(|(_, soft)| soft)
     }
 
     /// Returns the CPUs that a vCPU may run on, and the CPUs that it prefers. Works for an offline vCPU too.
-    pub fn affinities(&self, domid: u32, index: u16) -> Result<(CpuSet, CpuSet), CallError> {
+    pub(crate) fn affinities(&self, domid: u32, index: u16) -> Result<(CpuSet, CpuSet), CallError> {
         let (mut hard, mut soft) = (self.cpu_map(), self.cpu_map());
         // SAFETY: both maps are as long as Xen's.
         let done = unsafe {
@@ -367,12 +367,12 @@ impl Hypervisor {
     }
 
     /// Lets a vCPU run on these CPUs only. Its preference does not change.
-    pub fn pin(&self, domid: u32, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
+    pub(crate) fn pin(&self, domid: u32, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
         self.set_affinity(domid, index, cpus, HARD)
     }
 
     /// Makes a vCPU prefer these CPUs. Where it may run does not change.
-    pub fn prefer(&self, domid: u32, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
+    pub(crate) fn prefer(&self, domid: u32, index: u16, cpus: &CpuSet) -> Result<(), CallError> {
         self.set_affinity(domid, index, cpus, SOFT)
     }
 
@@ -393,7 +393,7 @@ impl Hypervisor {
     }
 
     /// Returns true if Xen can track a PV domain's writes. Only then can a PV domain be copied while it runs.
-    pub fn can_shadow(&self) -> Result<bool, CallError> {
+    pub(crate) fn can_shadow(&self) -> Result<bool, CallError> {
         let mut info = HostInfo::default();
         // SAFETY: there is room for one, and more.
         match unsafe { (self.control.xc_physinfo)(self.at(), &raw mut info) } {
@@ -403,7 +403,7 @@ impl Hypervisor {
     }
 
     /// Returns the nodes that a domain's memory is taken from, if they have room.
-    pub fn node_affinity(&self, domid: u32) -> Result<NodeSet, CallError> {
+    pub(crate) fn node_affinity(&self, domid: u32) -> Result<NodeSet, CallError> {
         let mut map = vec![0u8; self.node_map_bytes];
         // SAFETY: the map is as long as Xen's.
         let done = unsafe { (self.control.xc_domain_node_getaffinity)(self.at(), domid, map.as_mut_ptr()) };
@@ -414,7 +414,7 @@ impl Hypervisor {
     }
 
     /// Makes a domain's memory come from these nodes from now on.
-    pub fn set_node_affinity(&self, domid: u32, nodes: &NodeSet) -> Result<(), CallError> {
+    pub(crate) fn set_node_affinity(&self, domid: u32, nodes: &NodeSet) -> Result<(), CallError> {
         let mut map = vec![0; self.node_map_bytes];
         for node in nodes.iter() {
             set(&mut map, usize::from(node.0));
@@ -428,7 +428,7 @@ impl Hypervisor {
     }
 
     /// Returns true if [`Hypervisor::follow_cpus`] is possible: the hypercall that reads the nodes must agree with the library.
-    pub fn can_follow_cpus(&self, domid: u32) -> bool {
+    pub(crate) fn can_follow_cpus(&self, domid: u32) -> bool {
         let known = self.node_affinity(domid).map(|nodes| {
             let bit = |node: NodeId| 1u64.checked_shl(node.0.into()).unwrap_or(0);
             nodes.iter().map(bit).fold(0, |all, bit| all | bit)
@@ -438,7 +438,7 @@ impl Hypervisor {
     }
 
     /// Makes a domain's memory come from the nodes of its CPUs from now on, wherever these are.
-    pub fn follow_cpus(&self, domid: u32) -> Result<(), CallError> {
+    pub(crate) fn follow_cpus(&self, domid: u32) -> Result<(), CallError> {
         privcmd::follow(&self.root, domid).map_err(|error| CallError {
             call: "XEN_DOMCTL_setnodeaffinity",
             cause: error.to_string(),
@@ -446,7 +446,7 @@ impl Hypervisor {
     }
 
     /// Returns a pool of CPUs.
-    pub fn pool(&self, number: u32) -> Result<Pool, CallError> {
+    pub(crate) fn pool(&self, number: u32) -> Result<Pool, CallError> {
         // SAFETY: the result is read here, and freed by its own function.
         unsafe {
             let Some(info) = NonNull::new((self.control.xc_cpupool_getinfo)(self.at(), number)) else {
@@ -485,12 +485,12 @@ impl Hypervisor {
     }
 
     /// Returns a domain's cap in percent of one CPU; 0 if it has none.
-    pub fn cap(&self, domid: u32, pool: &Pool) -> Result<u16, CallError> {
+    pub(crate) fn cap(&self, domid: u32, pool: &Pool) -> Result<u16, CallError> {
         self.share(domid, pool).map(|share| share.cap)
     }
 
     /// Sets a domain's cap. Its weight does not change.
-    pub fn set_cap(&self, domid: u32, pool: &Pool, cap: u16) -> Result<(), CallError> {
+    pub(crate) fn set_cap(&self, domid: u32, pool: &Pool, cap: u16) -> Result<(), CallError> {
         // Both schedulers ignore a weight of 0, so this does not overwrite a weight that another program set meanwhile.
         let mut share = Share { weight: 0, cap };
         let set = match pool.scheduler {
@@ -506,7 +506,7 @@ impl Hypervisor {
     }
 
     /// Sends a debug key to Xen, and returns the console output that results.
-    pub fn say(&mut self, key: &str) -> Result<String, CallError> {
+    pub(crate) fn say(&mut self, key: &str) -> Result<String, CallError> {
         let keys = CString::new(key).map_err(|_| CallError {
             call: "xc_send_debug_keys",
             cause: "no such key".into(),
@@ -549,7 +549,7 @@ impl Hypervisor {
     ///
     /// # Errors
     /// Returns the toolstack's message.
-    pub fn set_memory(&self, domid: u32, kib: u64) -> Result<(), XlError> {
+    pub(crate) fn set_memory(&self, domid: u32, kib: u64) -> Result<(), XlError> {
         (self.memory.0)(domid, kib)
     }
 
@@ -558,7 +558,7 @@ impl Hypervisor {
     ///
     /// # Errors
     /// Returns what failed.
-    pub fn resume(&self, domid: u32) -> Result<(), ResumeError> {
+    pub(crate) fn resume(&self, domid: u32) -> Result<(), ResumeError> {
         let library = library::Guest::load()?;
         // SAFETY: the handle is open, and of the same version of the library.
         if unsafe { (library.xc_domain_resume)(self.at(), domid, 1) } != 0 {
@@ -568,7 +568,7 @@ impl Hypervisor {
     }
 
     /// Starts access to xenstore, which a separate thread reads.
-    pub fn store(&self) -> Asking {
+    pub(crate) fn store(&self) -> Asking {
         Asking::start(self.store.clone())
     }
 

@@ -13,7 +13,7 @@ use crate::hypervisor::Hypervisor;
 use crate::{levers, trace};
 
 /// Undoes everything in the journal.
-pub fn undo_all(hypervisor: &Hypervisor, journal: &mut Journal) -> Undone {
+pub(crate) fn undo_all(hypervisor: &Hypervisor, journal: &mut Journal) -> Undone {
     let mut undone = Undone::default();
     let all: Vec<(VmId, Entry)> = journal
         .entries()

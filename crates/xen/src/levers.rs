@@ -20,15 +20,15 @@ use crate::error::LeverError;
 use crate::features::{NO_PARTS, NO_TOPOLOGY, NO_TRACKER};
 use crate::hypervisor::{Hypervisor, Listed};
 
-pub use home::set as set_home;
-pub use memory::sample as balloon;
-pub use memory_policy::is_possible as memory_policy_is_possible;
-pub use pages::ALL_OR_NONE;
-pub use vcpus::pin;
+pub(crate) use home::set as set_home;
+pub(crate) use memory::sample as balloon;
+pub(crate) use memory_policy::is_possible as memory_policy_is_possible;
+pub(crate) use pages::ALL_OR_NONE;
+pub(crate) use vcpus::pin;
 
 /// Marks Xen hosts, and names the types that their levers work on.
 #[derive(Debug)]
-pub enum Xen {}
+pub(crate) enum Xen {}
 
 impl HostKind for Xen {
     type Context = XenHost;
@@ -43,10 +43,10 @@ impl HostKind for Xen {
 }
 
 /// The levers of a domain.
-pub type Levers = homenode_undo::levers::Levers<Xen>;
+pub(crate) type Levers = homenode_undo::levers::Levers<Xen>;
 
 /// A domain whose changes are undone, by its agent or after its agent has ended.
-pub struct After<'a> {
+pub(crate) struct After<'a> {
     pub hypervisor: &'a Hypervisor,
     pub journal: &'a mut Journal,
     pub entry: &'a Entry,
@@ -55,7 +55,7 @@ pub struct After<'a> {
 }
 
 /// Returns every lever, in the order in which they are undone.
-pub fn all(entry: Option<&Entry>) -> Vec<Box<dyn LeverState<Xen>>> {
+pub(crate) fn all(entry: Option<&Entry>) -> Vec<Box<dyn LeverState<Xen>>> {
     vec![
         vcpus::state(entry),
         home::state(entry),
@@ -67,12 +67,12 @@ pub fn all(entry: Option<&Entry>) -> Vec<Box<dyn LeverState<Xen>>> {
 }
 
 /// Returns a domain's levers, restored from an earlier agent's journal entry.
-pub fn of_domain(entry: Option<&Entry>) -> Levers {
+pub(crate) fn of_domain(entry: Option<&Entry>) -> Levers {
     Levers::new(all(entry), true)
 }
 
 /// Keys of the levers that place a domain. While one of them has an entry, the domain's former state is known.
-pub const PLACING: [&str; 2] = [Pins::KEY, Home::KEY];
+pub(crate) const PLACING: [&str; 2] = [Pins::KEY, Home::KEY];
 
 /// Returns this key if the entry has it.
 fn has<T: Written>(entry: Option<&Entry>) -> Vec<&'static str> {
@@ -96,7 +96,7 @@ fn refusal(act: &Act) -> Result<Outcome, Failure> {
 }
 
 /// Returns the error of an act that failed.
-pub fn failed(act: &Act, cause: &str) -> Failure {
+pub(crate) fn failed(act: &Act, cause: &str) -> Failure {
     let levers = all(None);
     let lever = levers.iter().find(|state| state.lever() == act.lever());
     Failure::Host {
@@ -108,7 +108,7 @@ pub fn failed(act: &Act, cause: &str) -> Failure {
 }
 
 /// Returns true if some of the agent's limits are in force.
-pub fn has_limits(entry: &Entry) -> bool {
+pub(crate) fn has_limits(entry: &Entry) -> bool {
     let levers = all(Some(entry));
     let mut limits = levers.iter().filter(|state| state.lever().is_leased());
     limits.any(|state| !state.journalled().is_empty())
@@ -119,7 +119,7 @@ pub fn has_limits(entry: &Entry) -> bool {
 ///
 /// # Errors
 /// Returns what could not be undone; this stays in the journal.
-pub fn undo(
+pub(crate) fn undo(
     hypervisor: &Hypervisor,
     journal: &mut Journal,
     vm: VmId,

@@ -21,7 +21,7 @@ macro_rules! functions {
     ($library:ident from $files:ident { $( fn $name:ident($($argument:ty),*) $(-> $result:ty)?; )* }) => {
         /// The library's functions. The library stays loaded as long as the program runs.
         #[derive(Clone, Debug)]
-        pub struct $library {
+        pub(crate) struct $library {
             $( pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?, )*
         }
 
@@ -30,7 +30,7 @@ macro_rules! functions {
             ///
             /// # Errors
             /// Returns the loader's message about the last version.
-            pub fn load() -> Result<$library, LoadError> {
+            pub(crate) fn load() -> Result<$library, LoadError> {
                 let library = first_of(&$files)?;
                 let found = $library {
                     $( $name: {
@@ -47,7 +47,7 @@ macro_rules! functions {
             /// Has no functions. A fake fills in the ones that a test calls.
             #[cfg(test)]
             #[allow(dead_code)]
-            pub fn absent() -> $library {
+            pub(crate) fn absent() -> $library {
                 $library {
                     $( $name: {
                         unsafe extern "C" fn none($(_: $argument),*) $(-> $result)? {
@@ -134,7 +134,7 @@ functions! { Store from STORE {
 /// `xen_sysctl_cputopo`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct CpuPlace {
+pub(crate) struct CpuPlace {
     pub core: u32,
     pub socket: u32,
     pub node: u32,
@@ -143,7 +143,7 @@ pub struct CpuPlace {
 /// `xen_sysctl_meminfo`, bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct NodeMemory {
+pub(crate) struct NodeMemory {
     pub size: u64,
     pub free: u64,
 }
@@ -151,7 +151,7 @@ pub struct NodeMemory {
 /// `xen_sysctl_physinfo`, with room at its end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct HostInfo {
+pub(crate) struct HostInfo {
     before: [u32; 6],
     pub cpu_khz: u32,
     pub capabilities: u32,
@@ -161,7 +161,7 @@ pub struct HostInfo {
 /// `xen_domctl_getdomaininfo`, with room at its end for what other versions of the same library add.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct DomainInfo {
+pub(crate) struct DomainInfo {
     pub domain: u16,
     pad: u16,
     pub flags: u32,
@@ -183,7 +183,7 @@ pub struct DomainInfo {
 /// `xen_domctl_getvcpuinfo`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct VcpuInfo {
+pub(crate) struct VcpuInfo {
     pub vcpu: u32,
     pub online: u8,
     pub blocked: u8,
@@ -195,7 +195,7 @@ pub struct VcpuInfo {
 /// `xen_domctl_sched_credit`, and `…_credit2`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Share {
+pub(crate) struct Share {
     pub weight: u16,
     pub cap: u16,
 }
@@ -203,7 +203,7 @@ pub struct Share {
 /// `xc_cpupoolinfo_t`.
 #[repr(C)]
 #[derive(Debug)]
-pub struct PoolInfo {
+pub(crate) struct PoolInfo {
     pub cpupool_id: u32,
     pub sched_id: u32,
     pub n_dom: u32,
@@ -211,33 +211,33 @@ pub struct PoolInfo {
 }
 
 /// `XEN_VCPUAFFINITY_HARD`.
-pub const HARD: u32 = 1;
+pub(crate) const HARD: u32 = 1;
 /// `XEN_VCPUAFFINITY_SOFT`.
-pub const SOFT: u32 = 2;
+pub(crate) const SOFT: u32 = 2;
 /// `XEN_SYSCTL_PHYSCAP_shadow`.
-pub const CAN_SHADOW: u32 = 1 << 4;
+pub(crate) const CAN_SHADOW: u32 = 1 << 4;
 /// `XEN_SCHEDULER_CREDIT`.
-pub const CREDIT: u32 = 5;
+pub(crate) const CREDIT: u32 = 5;
 /// `XEN_SCHEDULER_CREDIT2`.
-pub const CREDIT2: u32 = 6;
+pub(crate) const CREDIT2: u32 = 6;
 /// `XEN_DOMINF_dying`.
-pub const DYING: u32 = 1 << 0;
+pub(crate) const DYING: u32 = 1 << 0;
 /// `XEN_DOMINF_hvm_guest`: PVH, or HVM.
-pub const HVM: u32 = 1 << 1;
+pub(crate) const HVM: u32 = 1 << 1;
 /// `XEN_DOMINF_shutdown`.
-pub const SHUTDOWN: u32 = 1 << 2;
+pub(crate) const SHUTDOWN: u32 = 1 << 2;
 /// `XEN_DOMINF_shutdownshift`, `XEN_DOMINF_shutdownmask`: why it was shut down.
-pub const REASON_SHIFT: u32 = 16;
-pub const REASON: u32 = 0xff;
+pub(crate) const REASON_SHIFT: u32 = 16;
+pub(crate) const REASON: u32 = 0xff;
 /// `SHUTDOWN_suspend`.
-pub const SUSPENDED: u32 = 2;
+pub(crate) const SUSPENDED: u32 = 2;
 /// `XEN_DOMINF_xs_domain`.
-pub const XENSTORE: u32 = 1 << 7;
+pub(crate) const XENSTORE: u32 = 1 << 7;
 /// `XEN_DOMINF_paused`.
-pub const PAUSED: u32 = 1 << 3;
+pub(crate) const PAUSED: u32 = 1 << 3;
 
 /// Returns the versions of Xen whose libxenctrl is loaded.
-pub fn versions() -> String {
+pub(crate) fn versions() -> String {
     VERSIONS.map(|(version, _)| version).join(", ")
 }
 

@@ -44,7 +44,7 @@ const LOCAL: f64 = 1.0;
 
 /// Why a domain has no counters from the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Why {
+pub(crate) enum Why {
     /// The model does not count, or its counts cannot be assigned.
     #[error(transparent)]
     NotCounted(#[from] NotCounted),
@@ -54,11 +54,11 @@ pub enum Why {
 }
 
 /// Counters of a domain's vCPUs; empty while too little is known.
-pub type Counted = BTreeMap<u16, Counters>;
+pub(crate) type Counted = BTreeMap<u16, Counters>;
 
 /// Assigns a modelled PMU's counts to domains. A host may have only one instance, since it owns the tags.
 #[derive(Debug)]
-pub struct Model {
+pub(crate) struct Model {
     page: Page<'static>,
     pulse: Pulse,
     /// Free tags. The last one is used next.
@@ -101,7 +101,7 @@ struct Frames {
 
 impl Model {
     /// Starts with all frames untagged, whatever an earlier agent had tagged. `clock_hz` is the machine's clock, if known.
-    pub fn new(page: Page<'static>, clock_hz: Option<u64>) -> Model {
+    pub(crate) fn new(page: Page<'static>, clock_hz: Option<u64>) -> Model {
         page.clear_tags();
         let tags = page.layout().tags.min(256) as u16;
         Model {
@@ -115,7 +115,7 @@ impl Model {
     }
 
     /// Returns the counters of each domain's vCPUs, or why it has none. `busy` is the busy time of all CPUs.
-    pub fn look(
+    pub(crate) fn look(
         &mut self,
         hypervisor: &Hypervisor,
         domains: &BTreeMap<VmId, Domain>,

@@ -17,7 +17,7 @@ const LINE_BYTES: u32 = 64;
 ///
 /// # Errors
 /// If the call fails, or its result does not make a machine.
-pub fn machine(hypervisor: &Hypervisor, root: &Path) -> Result<Machine, XenError> {
+pub(crate) fn machine(hypervisor: &Hypervisor, root: &Path) -> Result<Machine, XenError> {
     let nodes = hypervisor.nodes()?;
     let name = std::fs::read_to_string(root.join("proc/sys/kernel/hostname"));
     let name = name.map_or_else(|_| "xen".to_owned(), |name| name.trim().to_owned());

@@ -45,12 +45,12 @@ struct Order {
 
 /// Returns a domain's nodes according to the hypervisor, one bit each. The result shows whether Xen's hypercalls are the ones
 /// known here.
-pub fn nodes(root: &Path, domid: u32) -> std::io::Result<u64> {
+pub(crate) fn nodes(root: &Path, domid: u32) -> std::io::Result<u64> {
     call(root, domid, GET, 0)
 }
 
 /// Makes a domain's node affinity follow its CPUs.
-pub fn follow(root: &Path, domid: u32) -> std::io::Result<()> {
+pub(crate) fn follow(root: &Path, domid: u32) -> std::io::Result<()> {
     call(root, domid, SET, u64::MAX).map(drop)
 }
 

@@ -16,13 +16,13 @@ const ANSWER_MAX: Duration = Duration::from_secs(3);
 
 /// The values of paths, or why they are unknown. A path that does not exist has `None`. A path that ends in `/` has the names
 /// below it, one per line.
-pub type Read = Result<Vec<Option<String>>, StoreError>;
+pub(crate) type Read = Result<Vec<Option<String>>, StoreError>;
 
 type Reader = dyn Fn(&[String]) -> Read + Send + Sync;
 
 /// A function that reads xenstore, however long it takes.
 #[derive(Clone)]
-pub struct Source(Arc<Reader>);
+pub(crate) struct Source(Arc<Reader>);
 
 impl std::fmt::Debug for Source {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -32,19 +32,19 @@ impl std::fmt::Debug for Source {
 
 impl Source {
     /// Makes a source from this function.
-    pub fn new(read: impl Fn(&[String]) -> Read + Send + Sync + 'static) -> Source {
+    pub(crate) fn new(read: impl Fn(&[String]) -> Read + Send + Sync + 'static) -> Source {
         Source(Arc::new(read))
     }
 
     /// Makes a source that reads this host's xenstore, through its library.
-    pub fn of(library: Store) -> Source {
+    pub(crate) fn of(library: Store) -> Source {
         Source::new(move |paths| Connection::open(&library)?.read(paths))
     }
 }
 
 /// Reads xenstore with a time limit; see the module.
 #[derive(Debug)]
-pub struct Asking {
+pub(crate) struct Asking {
     questions: Sender<Vec<String>>,
     answers: Receiver<Read>,
     /// Whether an answer that was given up is still to come.
@@ -54,7 +54,7 @@ pub struct Asking {
 
 impl Asking {
     /// Starts the thread. The thread ends when this value is dropped or, if it hangs, when the program ends.
-    pub fn start(source: Source) -> Asking {
+    pub(crate) fn start(source: Source) -> Asking {
         Asking::with(source, ANSWER_MAX)
     }
 
@@ -80,7 +80,7 @@ impl Asking {
     ///
     /// # Errors
     /// Returns why they are unknown. While an earlier answer is late, this fails at once.
-    pub fn read(&mut self, paths: Vec<String>) -> Read {
+    pub(crate) fn read(&mut self, paths: Vec<String>) -> Read {
         if self.is_late && self.answers.try_recv().is_err() {
             return Err(StoreError::Silent);
         }
@@ -164,7 +164,7 @@ impl Connection<'_> {
 ///
 /// # Errors
 /// Returns what failed.
-pub fn resumed(library: &Store, domid: u32) -> Result<(), CallError> {
+pub(crate) fn resumed(library: &Store, domid: u32) -> Result<(), CallError> {
     let connection = Connection::open(library)?;
     // SAFETY: the connection is open.
     match unsafe { (library.xs_resume_domain)(connection.handle.as_ptr(), domid) } {

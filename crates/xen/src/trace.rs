@@ -35,7 +35,7 @@ use crate::runstates::{CLASS, Records, Runstates};
 
 /// File that marks the trace buffers of a boot as an agent's. It is in the place that the host has for it, next to the acting
 /// lock.
-pub const MARK: &str = "xentrace";
+pub(crate) const MARK: &str = "xentrace";
 /// Most bytes of the mark to read.
 const MARK_BYTES_MAX: u64 = 64;
 /// Device on which events are bound.
@@ -51,7 +51,7 @@ const SAID_MAX: u64 = 4096;
 
 /// Results of the trace so far.
 #[derive(Debug)]
-pub struct Told {
+pub(crate) struct Told {
     /// Sums of each vCPU's times.
     pub runstates: Runstates,
     /// Why no more results come, if the trace has ended.
@@ -60,7 +60,7 @@ pub struct Told {
 
 /// Why Xen cannot be traced, or why a trace cannot be stopped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TraceError {
+pub(crate) enum TraceError {
     #[error("another program traces Xen; end it, and start the agent again")]
     Taken,
     #[error(
@@ -89,7 +89,7 @@ impl TraceError {
 
 /// A running trace, which ends when this is dropped.
 #[derive(Debug)]
-pub struct Trace {
+pub(crate) struct Trace {
     told: Arc<Mutex<Told>>,
     child: Child,
     reader: Option<JoinHandle<()>>,
@@ -101,7 +101,7 @@ impl Trace {
     ///
     /// # Errors
     /// Returns why it cannot, as a sentence.
-    pub fn begin(hypervisor: &Hypervisor, root: &Path) -> Result<Trace, TraceError> {
+    pub(crate) fn begin(hypervisor: &Hypervisor, root: &Path) -> Result<Trace, TraceError> {
         let dir = StateDir::open(&place(root))?;
         if is_read(root)? {
             return Err(TraceError::Taken);
@@ -131,7 +131,7 @@ impl Trace {
     }
 
     /// Returns the results so far.
-    pub fn told(&self) -> MutexGuard<'_, Told> {
+    pub(crate) fn told(&self) -> MutexGuard<'_, Told> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -274,7 +274,7 @@ fn is_marked(dir: &StateDir, hypervisor: &Hypervisor) -> bool {
 ///
 /// # Errors
 /// Returns why stopping failed.
-pub fn stop_leftover(hypervisor: &Hypervisor, root: &Path) -> Result<(), TraceError> {
+pub(crate) fn stop_leftover(hypervisor: &Hypervisor, root: &Path) -> Result<(), TraceError> {
     let dir = StateDir::open_existing(&place(root))?;
     if dir.is_some_and(|dir| is_marked(&dir, hypervisor)) && !is_read(root)? {
         hypervisor.stop_tracing()?;

@@ -12,11 +12,11 @@ use crate::runstates::{Runstates, Spent};
 use crate::trace::Trace;
 
 /// Waiting times of vCPUs, by index. vCPUs with unknown times are left out.
-pub type Waits = OfVcpus<Waited>;
+pub(crate) type Waits = OfVcpus<Waited>;
 
 /// A running trace, and sums made from it.
 #[derive(Debug)]
-pub struct Waiting {
+pub(crate) struct Waiting {
     trace: Trace,
     sums: Sums,
     is_said: bool,
@@ -24,7 +24,7 @@ pub struct Waiting {
 
 impl Waiting {
     /// Starts from a trace that is already running.
-    pub fn new(trace: Trace) -> Waiting {
+    pub(crate) fn new(trace: Trace) -> Waiting {
         Waiting {
             trace,
             sums: Sums::default(),
@@ -33,7 +33,7 @@ impl Waiting {
     }
 
     /// Returns the waiting times of these domains' vCPUs so far.
-    pub fn look(&mut self, domains: &BTreeMap<VmId, Domain>) -> BTreeMap<VmId, Waits> {
+    pub(crate) fn look(&mut self, domains: &BTreeMap<VmId, Domain>) -> BTreeMap<VmId, Waits> {
         let mut told = self.trace.told();
         match told.ended {
             None => self.sums.look(&mut told.runstates, domains),
@@ -42,7 +42,7 @@ impl Waiting {
     }
 
     /// Returns why waiting times are no longer known, but only once.
-    pub fn ended(&mut self) -> Option<String> {
+    pub(crate) fn ended(&mut self) -> Option<String> {
         let ended = self.trace.told().ended.clone().filter(|_| !self.is_said);
         self.is_said |= ended.is_some();
         ended

@@ -58,7 +58,7 @@ impl From<std::io::Error> for XlFailure {
 ///
 /// # Errors
 /// As for [`run`].
-pub fn set_memory(domid: u32, kib: u64) -> Result<(), XlError> {
+pub(crate) fn set_memory(domid: u32, kib: u64) -> Result<(), XlError> {
     let (domid, kib) = (domid.to_string(), format!("{kib}k"));
     run(&["mem-set", &domid, &kib], SET_MAX)
 }
@@ -67,7 +67,7 @@ pub fn set_memory(domid: u32, kib: u64) -> Result<(), XlError> {
 ///
 /// # Errors
 /// If it failed, with its output, or if it did not end within `limit` and was killed.
-pub fn run(arguments: &[&str], limit: Duration) -> Result<(), XlError> {
+pub(crate) fn run(arguments: &[&str], limit: Duration) -> Result<(), XlError> {
     let failed = |why: XlFailure| XlError {
         arguments: arguments.join(" "),
         why,
@@ -112,7 +112,7 @@ fn ended(child: &mut Child, limit: Duration) -> Result<ExitStatus, XlFailure> {
 
 /// Returns the parts of the output that tell why something failed: the last line from a program of ours, if one took part, and
 /// the first line from `xl` that reports an error.
-pub fn reason(text: &str) -> String {
+pub(crate) fn reason(text: &str) -> String {
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
     // Our line says that the domain was not sent or received as a whole. The first error from `xl` may say why.
     let ours = lines().rfind(|line| line.starts_with("homenode"));

@@ -7,12 +7,12 @@ use homenode_topology_page::{Facts, Mapping, Publisher, Topology};
 use homenode_units::NodeId;
 
 /// Number of virtual nodes, and of host nodes.
-pub const NODES: u16 = 4;
+pub(crate) const NODES: u16 = 4;
 /// Number of vCPUs of the emulated VM. It exceeds the number of this machine's CPUs.
 const VCPUS: u16 = 256;
 
 /// The file of a topology page, opened for writing.
-pub struct Page {
+pub(crate) struct Page {
     directory: tempfile::TempDir,
     mapping: Mapping,
     sequence: u64,
@@ -20,7 +20,7 @@ pub struct Page {
 
 impl Page {
     /// Creates a page with all vCPUs on this node.
-    pub fn new(node: u16) -> Page {
+    pub(crate) fn new(node: u16) -> Page {
         let directory = tempfile::tempdir().expect("a directory");
         let options = std::fs::File::options()
             .read(true)
@@ -39,18 +39,18 @@ impl Page {
     }
 
     /// Returns the path of the file.
-    pub fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.directory.path().join("page")
     }
 
     /// Publishes that all vCPUs are on this host node, and each virtual node's memory on the host node of the same number.
-    pub fn put_vcpus_on(&mut self, node: u16) {
+    pub(crate) fn put_vcpus_on(&mut self, node: u16) {
         self.put_vcpus(|_| node);
     }
 
     /// Publishes that each vCPU is on the host node of its own number, modulo the number of nodes.
     #[allow(dead_code, reason = "for the benchmark")]
-    pub fn put_each_vcpu_on_its_node(&mut self) {
+    pub(crate) fn put_each_vcpu_on_its_node(&mut self) {
         self.put_vcpus(|vcpu| vcpu % NODES);
     }
 
@@ -69,13 +69,13 @@ impl Page {
 
     /// Overwrites one word, as a program in the guest could.
     #[allow(dead_code, reason = "the benchmark does not scribble")]
-    pub fn scribble(&self, word: usize, value: u64) {
+    pub(crate) fn scribble(&self, word: usize, value: u64) {
         self.mapping.words()[word].store(value, std::sync::atomic::Ordering::Relaxed);
     }
 }
 
 /// Compiles a program or library of these tests.
-pub fn compile(source: &str, name: &str, flags: &[&str]) -> PathBuf {
+pub(crate) fn compile(source: &str, name: &str, flags: &[&str]) -> PathBuf {
     let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let built = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     let status = Command::new("cc")

@@ -32,7 +32,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 struct Block([u8; BLOCK_BYTES]);
 
 /// A disk whose blocks are written one after the other, in rounds. Each block holds its number and its round.
-pub struct Disk {
+pub(crate) struct Disk {
     file: File,
     blocks: u64,
     next: u64,
@@ -55,7 +55,7 @@ impl Disk {
     ///
     /// # Errors
     /// When there is no such disk.
-    pub fn open(mib: u32) -> io::Result<Disk> {
+    pub(crate) fn open(mib: u32) -> io::Result<Disk> {
         load_module(Path::new(DISK_MODULE))?;
         appears(DISK)?;
         let flags = (OFlags::DIRECT | OFlags::DSYNC).bits().cast_signed();
@@ -88,7 +88,7 @@ impl Disk {
     ///
     /// # Errors
     /// When the disk cannot be read.
-    pub fn check(&self) -> io::Result<(u64, u64)> {
+    pub(crate) fn check(&self) -> io::Result<(u64, u64)> {
         let mut wrong = 0;
         let mut block = Block([0; BLOCK_BYTES]);
         for number in 0..self.blocks {
@@ -109,7 +109,7 @@ impl Disk {
 ///
 /// # Errors
 /// When the disk cannot be opened or written.
-pub fn write_disk(disk: &Mutex<Option<Disk>>, mib: u32, stop: &AtomicBool) -> io::Result<()> {
+pub(crate) fn write_disk(disk: &Mutex<Option<Disk>>, mib: u32, stop: &AtomicBool) -> io::Result<()> {
     let held = || disk.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     *held() = Some(Disk::open(mib)?);
     while !stop.load(Ordering::Relaxed) {
@@ -125,7 +125,7 @@ pub fn write_disk(disk: &Mutex<Option<Disk>>, mib: u32, stop: &AtomicBool) -> io
 ///
 /// # Errors
 /// When there is no NIC.
-pub fn bring_up() -> io::Result<String> {
+pub(crate) fn bring_up() -> io::Result<String> {
     load_module(Path::new(NIC_MODULE))?;
     appears(NIC)?;
     fs::write(Path::new(NIC).join("flags"), UP)?;

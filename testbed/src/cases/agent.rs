@@ -18,19 +18,19 @@ use crate::inside::process::{Ended, Program};
 use crate::inside::wait::{Look, wait_until};
 
 /// The agent samples once a second; under emulation a sample can itself take seconds.
-pub const SOON: Duration = Duration::from_secs(150);
+pub(super) const SOON: Duration = Duration::from_secs(150);
 /// Share of memory that must be home, in percent: QEMU may fault a few pages elsewhere at any time.
 const HOME_PERCENT: u64 = 90;
 /// 8 MiB per cycle: small enough that a move of 40 MiB takes several cycles, and so has a middle.
 const SMALL_BUDGET_PAGES: u32 = 2048;
 
 /// Starts an agent with its default settings, and waits for its first output.
-pub fn start_agent(inside: &Inside) -> anyhow::Result<Program> {
+pub(super) fn start_agent(inside: &Inside) -> anyhow::Result<Program> {
     start_agent_with(inside, &[])
 }
 
 /// Starts an agent with further arguments, and waits for its first output.
-pub fn start_agent_with(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Program> {
+pub(super) fn start_agent_with(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Program> {
     let mut all = vec!["run", "--host", "libvirt", "--json"];
     all.extend_from_slice(arguments);
     let begin = Instant::now();
@@ -45,7 +45,7 @@ pub fn start_agent_with(inside: &Inside, arguments: &[&str]) -> anyhow::Result<P
 
 /// Starts an agent that gives each guest a home at once, as published (TAVO). By default a guest gets a home only once that
 /// pays, and without counters, as here, it never pays.
-pub fn start_placing(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Program> {
+pub(super) fn start_placing(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Program> {
     let mut all = vec!["--policies", "tavo"];
     all.extend_from_slice(arguments);
     start_agent_with(inside, &all)
@@ -64,7 +64,7 @@ fn slow_moves(inside: &Inside) -> anyhow::Result<String> {
 }
 
 /// Returns metadata by which the operator chooses these nodes as the guest's home.
-pub fn home_of_operator(nodes: &str) -> String {
+pub(super) fn home_of_operator(nodes: &str) -> String {
     format!(
         "<metadata><homenode:vm xmlns:homenode='https://homenode.dev/xmlns/vm/1' home='{nodes}'/></metadata>"
     )
@@ -86,7 +86,7 @@ fn node_of_vcpus(affinity: &BTreeMap<u32, Vec<u32>>) -> Option<u32> {
 }
 
 /// Waits until the agent has confined a guest's vCPUs to one node.
-pub fn wait_home(inside: &Inside, guest: &Guest, limit: Duration) -> anyhow::Result<u32> {
+pub(super) fn wait_home(inside: &Inside, guest: &Guest, limit: Duration) -> anyhow::Result<u32> {
     let what = format!("the vCPUs of {} to be on one node", guest.spec.name);
     let home = wait_until(&what, limit, || {
         let affinity = guest.process.vcpu_affinity()?;
@@ -98,7 +98,7 @@ pub fn wait_home(inside: &Inside, guest: &Guest, limit: Duration) -> anyhow::Res
 }
 
 /// Waits until a guest's memory is on a node.
-pub fn wait_memory(inside: &Inside, guest: &Guest, node: u32, limit: Duration) -> anyhow::Result<()> {
+pub(super) fn wait_memory(inside: &Inside, guest: &Guest, node: u32, limit: Duration) -> anyhow::Result<()> {
     let begin = Instant::now();
     let what = format!(
         "{HOME_PERCENT} percent of the memory of {} to be on node {node}",
@@ -135,7 +135,7 @@ fn wait_mid_move(guest: &Guest, node: u32, before: u64, limit: Duration) -> anyh
 }
 
 /// Stops the agent with SIGTERM, and checks that it ends normally.
-pub fn stop(mut agent: Program) -> anyhow::Result<()> {
+pub(super) fn stop(mut agent: Program) -> anyhow::Result<()> {
     agent.expect_running()?;
     let ended = agent.stop(Duration::from_secs(60))?;
     ensure!(
@@ -146,7 +146,7 @@ pub fn stop(mut agent: Program) -> anyhow::Result<()> {
 }
 
 /// Scattered memory comes home, and never faster than the budget allows.
-pub fn bring_home(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn bring_home(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&ordinary("scattered"))?;
     guest.scatter(&[0, 1, 2, 3])?;
     inside.note(format!("scattered: {:?} MiB", in_mib(&guest.pages_per_node()?)));
@@ -203,7 +203,7 @@ fn wait_away(inside: &Inside, guest: &Guest, home: u32) -> anyhow::Result<u32> {
 }
 
 /// Two busy vCPUs share a CPU while other CPUs idle: one of the vCPUs is lent to another CPU, and returns when there is room.
-pub fn lend_and_return(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn lend_and_return(inside: &mut Inside) -> anyhow::Result<()> {
     // The operator chooses the home: otherwise a long absence would give the guest a new one.
     let mut spec = ordinary("lent");
     spec.extra_xml = home_of_operator("1");
@@ -228,7 +228,7 @@ pub fn lend_and_return(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 /// A guest that is away from home for more than 8 of 10 cycles gets a new home, and its memory follows.
-pub fn rehome(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn rehome(inside: &mut Inside) -> anyhow::Result<()> {
     let (agent, moved, pinned, home) = two_on_one_cpu(inside, &ordinary("moved"))?;
     // The boot of the second guest keeps the CPU busy, so the first guest may already have been lent, and even re-homed.
     pinned.switch_to(Behaviour::busy(1))?;
@@ -263,7 +263,7 @@ pub fn rehome(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 /// Two guests are on two nodes. One ends while its pages move, and the other guest's memory still follows.
-pub fn destroyed_in_move(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn destroyed_in_move(inside: &mut Inside) -> anyhow::Result<()> {
     let guests = inside.create_at_once(&[ordinary("doomed"), ordinary("other")])?;
     let [doomed, other] = guests.as_slice() else {
         bail!("expected two guests, saw {}", guests.len());
@@ -289,7 +289,7 @@ pub fn destroyed_in_move(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 /// libvirtd is killed and restarted; the agent keeps working, for guests created before and after.
-pub fn libvirtd_restarted(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn libvirtd_restarted(inside: &mut Inside) -> anyhow::Result<()> {
     let mut agent = start_placing(inside, &[])?;
     let old = inside.create(&ordinary("old"))?;
     let home = wait_home(inside, &old, SOON)?;
@@ -312,7 +312,7 @@ pub fn libvirtd_restarted(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 /// Returns the CPU limits that the kernel applies to a guest's threads.
-pub fn limits(guest: &Guest) -> anyhow::Result<Vec<String>> {
+pub(super) fn limits(guest: &Guest) -> anyhow::Result<Vec<String>> {
     let mut found = Vec::new();
     for (thread, name) in guest.process.threads()? {
         let cgroup = std::fs::read_to_string(format!("/proc/{thread}/cgroup")).unwrap_or_default();
@@ -326,7 +326,7 @@ pub fn limits(guest: &Guest) -> anyhow::Result<Vec<String>> {
 }
 
 /// The agent is killed with SIGKILL in mid-move; then a successor starts.
-pub fn agent_killed(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn agent_killed(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&ordinary("orphan"))?;
     guest.scatter(&[0, 1, 2, 3])?;
     let before = guest.pages_per_node()?;
@@ -351,7 +351,7 @@ pub fn agent_killed(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 /// While no program reads the agent's output, the agent goes on, and its guard does not treat it as hung.
-pub fn output_not_read(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn output_not_read(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&ordinary("watched"))?;
     let (reader, writer) = std::io::pipe()?;
     // So small that the output of the first cycles fills it.

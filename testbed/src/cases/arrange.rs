@@ -173,7 +173,7 @@ fn freedom(guest: &Guest) -> anyhow::Result<String> {
 
 /// A lone guest that gains nothing from a home is left as free as without an agent, for a minute. What it reads fits into the
 /// cache: any other guest would gain if its memory happened to be away from where it runs, which the kernel may cause.
-pub fn alone_free(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn alone_free(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let doing = Behaviour {
         busy: 1,
@@ -275,7 +275,7 @@ fn together(inside: &Inside, page: Page<'_>, bytes: u64) -> anyhow::Result<Toget
 }
 
 /// Two guests that evict each other from one cache are parted, and then have few misses.
-pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     // One guest fits into a node's cache, two do not.
     let Together {
@@ -343,7 +343,7 @@ fn wait_reason<'a>(agent: &Program, guests: &[&'a Guest], text: &str) -> anyhow:
 
 /// Two guests that miss as much apart as together are parted on trial. That does not pay, so the move is undone and, for now,
 /// not tried again.
-pub fn move_undone(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn move_undone(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     // More than any cache holds: a larger share of a cache does not help these guests, but no counter shows that beforehand.
     let Together {

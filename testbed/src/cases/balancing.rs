@@ -354,17 +354,17 @@ fn watch(inside: &Inside, set_up: &SetUp, table: &mut String) -> anyhow::Result<
 }
 
 /// Records set-ups with one VM.
-pub fn one(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn one(inside: &mut Inside) -> anyhow::Result<()> {
     measure(inside, "one", &ONE)
 }
 
 /// Records set-ups with two VMs.
-pub fn two(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn two(inside: &mut Inside) -> anyhow::Result<()> {
     measure(inside, "two", &TWO)
 }
 
 /// Records set-ups with one VM whose memory is bound, or in transparent huge pages.
-pub fn memory(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn memory(inside: &mut Inside) -> anyhow::Result<()> {
     measure(inside, "memory", &MEMORY)
 }
 

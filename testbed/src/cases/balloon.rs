@@ -76,7 +76,7 @@ fn ensure_untouched(unwilling: &[Guest]) -> anyhow::Result<()> {
 
 /// The agent takes memory that a guest does not use, and returns it when the guest needs it. When the agent is killed, its
 /// guard returns it. The agent takes nothing from guests that lack a balloon or a driver for it, and says why.
-pub fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
     let unwilling = UNWILLING.map(|(name, balloon, _)| GuestSpec {
         balloon,
         memory_mib: UNWILLING_MIB,

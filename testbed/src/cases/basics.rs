@@ -17,7 +17,7 @@ use crate::inside::proc::parse_list;
 use crate::outside::emulated::NODES;
 
 /// The host has four nodes, their distances, cgroup v2 and KVM.
-pub fn boot(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn boot(inside: &mut Inside) -> anyhow::Result<()> {
     let read = |path: &str| fs::read_to_string(path).with_context(|| format!("cannot read {path}"));
     let online = parse_list(&read("/sys/devices/system/node/online")?)?;
     ensure!(
@@ -53,7 +53,7 @@ pub fn boot(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 /// libvirt answers, and knows the nodes.
-pub fn libvirt(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn libvirt(inside: &mut Inside) -> anyhow::Result<()> {
     let version = inside
         .connection
         .lib_version()
@@ -82,7 +82,7 @@ pub fn libvirt(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 /// Pages spread over four nodes are seen on all four; once moved to one node, they are seen there.
-pub fn scattered_memory(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn scattered_memory(inside: &mut Inside) -> anyhow::Result<()> {
     let spec = GuestSpec::new("scattered").doing(Behaviour::idle().with_touch(40));
     let begin = Instant::now();
     let guest = inside.create(&spec)?;
@@ -132,7 +132,7 @@ pub fn scattered_memory(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 /// Guests survive the end of their libvirtd, and the new libvirtd manages them.
-pub fn libvirtd_killed(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn libvirtd_killed(inside: &mut Inside) -> anyhow::Result<()> {
     let mut guest = inside.create(&GuestSpec::new("survivor").doing(Behaviour::busy(1).with_duty(50)))?;
     inside.kill_libvirtd()?;
     ensure!(
@@ -166,7 +166,7 @@ pub fn libvirtd_killed(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 /// Records which moves the kernel refuses, by memory mode, and what a move costs.
-pub fn page_moves(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn page_moves(inside: &mut Inside) -> anyhow::Result<()> {
     let variants = [
         ("none", Memory::Default),
         (
@@ -264,7 +264,7 @@ fn ways_around(inside: &Inside, guest: &Guest) -> anyhow::Result<()> {
 }
 
 /// Three busy guests at once: this load has crashed emulated hosts with other kernel options.
-pub fn busy_guests(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn busy_guests(inside: &mut Inside) -> anyhow::Result<()> {
     let load = Behaviour::busy(1).with_touch(40).with_every(1000);
     let specs: Vec<GuestSpec> = (0..3)
         .map(|number| {
@@ -299,6 +299,6 @@ pub fn busy_guests(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 /// Converts pages per node to MiB, for people.
-pub fn in_mib(pages: &BTreeMap<u32, u64>) -> BTreeMap<u32, u64> {
+pub(super) fn in_mib(pages: &BTreeMap<u32, u64>) -> BTreeMap<u32, u64> {
     pages.iter().map(|(node, pages)| (*node, mib(*pages))).collect()
 }

@@ -232,7 +232,7 @@ fn confined_agent(inside: &Inside) -> anyhow::Result<Program> {
 }
 
 /// An agent places guests for ten minutes, on a host with every kind of bound.
-pub fn held(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn held(inside: &mut Inside) -> anyhow::Result<()> {
     cpuset(MACHINE, MACHINE_CPUS)?;
     huge_pages(inside, 64)?;
     let with_isolated = [ORDINARY[1], ISOLATED_CPU];
@@ -345,7 +345,7 @@ fn left_alone(inside: &Inside, vm: &str) -> anyhow::Result<String> {
 }
 
 /// The agent leaves a domain alone if its cpuset contains only reserved CPUs, and tells two VMs of the same name apart.
-pub fn names(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn names(inside: &mut Inside) -> anyhow::Result<()> {
     let settings = inside.dir().join("reserved.toml");
     write(
         &settings,

@@ -54,7 +54,7 @@ fn caches_of(guest: &Guest) -> anyhow::Result<Vec<u32>> {
 }
 
 /// On a full host, each cache has a vCPU of a polluter and one of a victim. The agent gives the polluters caches of their own.
-pub fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let specs = [
         busy_walker("polluter0", 8 * LLC_BYTES, 0, [0, 2]),
@@ -155,7 +155,7 @@ fn brought_home(inside: &Inside, guest: &Guest, mut last: BTreeMap<u32, u64>) ->
 
 /// The kernel or the agent brings a guest and its memory together if it runs away from it, and the guest's pages move at most
 /// once.
-pub fn brought_once(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn brought_once(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let away = |name: &str, cpu: &str| {
         GuestSpec::new(name)

@@ -28,7 +28,7 @@ const NOT_HERE: [&str; 1] =
 
 /// Runs every check of the host contract against real libvirt, KVM and `move_pages`. What one of two guests cannot show, the
 /// other must.
-pub fn live_host(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn live_host(inside: &mut Inside) -> anyhow::Result<()> {
     let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
     let options = Options {
         state_dir: inside.dir().join("state"),
@@ -66,7 +66,7 @@ fn run(
 }
 
 /// Runs checks on the guest of this name; returns the skipped ones, each with its reason.
-pub fn check(
+pub(super) fn check(
     inside: &Inside,
     host: &mut dyn Host,
     guest: &str,
@@ -94,7 +94,7 @@ fn vm_named(host: &mut dyn Host, name: &str) -> anyhow::Result<VmId> {
 }
 
 /// Records the CPU time of the agent with a few guests; it is not judged, because every instruction here is emulated.
-pub fn agent_cpu(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn agent_cpu(inside: &mut Inside) -> anyhow::Result<()> {
     let mut agent = start_placing(inside, &[])?;
     for number in 0..GUESTS {
         let guest = inside

@@ -139,7 +139,7 @@ pub(super) fn wait_counted(inside: &Inside, names: [&str; 2]) -> anyhow::Result<
 }
 
 /// A thrasher is held to its permit, and its neighbour misses less. Everything is restored after the agent has died.
-pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     let page = modelled_pmu::find(Path::new("/"))?.context("this host has no modelled PMU")?;
     let guests = inside.create_at_once(&[thrasher(), victim()])?;
     for guest in &guests {
@@ -227,7 +227,7 @@ const HOT_PERCENT: u64 = 90;
 
 /// The pages that a guest uses come to the node where it runs, and its other pages stay. While it is paused, the agent refuses
 /// the policy.
-pub fn carrefour(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn carrefour(inside: &mut Inside) -> anyhow::Result<()> {
     // The model rests first: a killed agent may have left it running, and guests boot faster without it.
     modelled_pmu::find(Path::new("/"))?
         .context("this host has no modelled PMU")?

@@ -87,7 +87,7 @@ const POINTS: [Point; 10] = [
 ];
 
 /// Runs all kill points, one after the other, on one guest.
-pub fn kill_points(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn kill_points(inside: &mut Inside) -> anyhow::Result<()> {
     let mut guest =
         inside.create(&GuestSpec::new("held").doing(Behaviour::busy(1).with_duty(30).with_touch(16)))?;
     for (what, happens, limit) in POINTS {
@@ -123,7 +123,7 @@ pub fn kill_points(inside: &mut Inside) -> anyhow::Result<()> {
 
 /// A guest is saved while an agent holds it, and restored when both agent and guard are gone. libvirt restores the pins, and
 /// the next agent recognises them as an agent's.
-pub fn saved(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn saved(inside: &mut Inside) -> anyhow::Result<()> {
     let mut guest =
         inside.create(&GuestSpec::new("held").doing(Behaviour::busy(1).with_duty(30).with_touch(16)))?;
     let agent = start_placing(inside, &[])?;

@@ -56,7 +56,7 @@ fn expect_nobody_else(agent: &Program) -> anyhow::Result<()> {
 
 /// A guest leaves the drained node to its last page. A guest that starts meanwhile goes to another node, and the next agent
 /// still knows of the drain.
-pub fn drained(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn drained(inside: &mut Inside) -> anyhow::Result<()> {
     // An earlier try may have stopped midway because a guest vanished, and left this file.
     let _ = fs::remove_file("/run/homenode/private/drained");
     let agent = start_placing(inside, &[])?;
@@ -98,7 +98,7 @@ pub fn drained(inside: &mut Inside) -> anyhow::Result<()> {
 
 /// A node's only CPU goes offline under a guest. The guest gets another home, and its memory follows. Once the CPU is back, it
 /// is used again.
-pub fn offline(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn offline(inside: &mut Inside) -> anyhow::Result<()> {
     let agent = start_placing(inside, &[])?;
     // The guest may not use CPU 0, which cannot go offline.
     let guest = inside.create(&ordinary("hops").cpus(Cpus::Set("1-3".into())))?;

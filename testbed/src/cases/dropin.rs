@@ -31,7 +31,7 @@ fn put_in_place(inside: &mut Inside) -> anyhow::Result<PathBuf> {
 
 /// Three guests started at once with `placement='auto'` get three different nodes, because the answers come from the agent's
 /// ledger.
-pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
     let numad = put_in_place(inside)?;
     let agent = start_agent(inside)?;
     let _replaced = NumadReplaced::with(&numad)?;
@@ -65,7 +65,7 @@ pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
 
 /// libvirt asks our numad about a guest with a PCI device. The guest gets the device's node, though all nodes have equal room.
 /// Its memory, which the device pins, is on that node from the start.
-pub fn near_its_device(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn near_its_device(inside: &mut Inside) -> anyhow::Result<()> {
     let device = Device::take()?;
     inside.note(format!("{} is on node {DEVICE_NODE}", device.address));
     let numad = put_in_place(inside)?;

@@ -198,7 +198,7 @@ fn start(inside: &Inside) -> anyhow::Result<Program> {
 }
 
 /// Each hostile behaviour costs the neighbour less than a percent of its work.
-pub fn neighbour_spared(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn neighbour_spared(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let quarter = ((LLC_BYTES / 4) >> 10) as u32;
     let mut neighbour = GuestSpec::new("neighbour").doing(Behaviour::walking(quarter, THINK));

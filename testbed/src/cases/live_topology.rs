@@ -112,7 +112,7 @@ fn wait_told(inside: &Inside, expected: [u64; 2]) -> anyhow::Result<()> {
 /// The agent moves a vCPU between the two nodes of the guest's home. Until the guest's kernel follows, it allocates memory on
 /// the vCPU's old node, and afterwards on the new one. An agent that takes over from a killed one continues to update the
 /// page.
-pub fn live_topology(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn live_topology(inside: &mut Inside) -> anyhow::Result<()> {
     let mut agent = start_agent(inside)?;
     let mut spec = GuestSpec::new(NAME).vcpus(2).cpus(Cpus::Set("0-1".to_owned()));
     spec = spec.virtual_nodes(&[0, 1]);

@@ -72,7 +72,7 @@ fn wait_shrunk(guest: &Guest, mib_max: u64) -> anyhow::Result<()> {
 
 /// First round-4K, by migration over four home nodes. Then first-touch: memory that the guest releases and then touches from
 /// another node is allocated on that node.
-pub fn policies(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn policies(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&roomy("laid-out", "0-3"))?;
     guest.move_to(0)?;
     let agent = start_agent(inside)?;
@@ -136,7 +136,7 @@ pub fn policies(inside: &mut Inside) -> anyhow::Result<()> {
 
 /// Creates a guest at home on node 1 whose memory is mostly on node 3. A balloon took the memory, which came back while the
 /// vCPU ran on node 3.
-pub fn drifted(inside: &Inside) -> anyhow::Result<Guest> {
+pub(super) fn drifted(inside: &Inside) -> anyhow::Result<Guest> {
     let mut spec = roomy("drifted", "1");
     spec.balloon = Balloon::Driven;
     spec.orders.first.touch_mib = DRIFTING_MIB;
@@ -172,7 +172,7 @@ const BUDGETS: [u64; 3] = [2_000, 10_000, 20_000];
 
 /// Records how fast the same pages of a guest move, several times: by migrate_pages(2) to one node, and back in the agent's
 /// way. Then records moves within budgets.
-pub fn move_speed(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn move_speed(inside: &mut Inside) -> anyhow::Result<()> {
     let mut spec = roomy("moved", "0-3");
     spec.orders.first.touch_mib = DRIFTING_MIB;
     let guest = inside.create(&spec)?;
@@ -252,7 +252,7 @@ impl Drop for Balancing {
 }
 
 /// Memory that drifted away through a balloon comes home under the kernel's balancing, which does not move it away again.
-pub fn drift(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn drift(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = drifted(inside)?;
     let _balancing = Balancing::on()?;
     std::thread::sleep(BALANCED);

@@ -23,14 +23,14 @@ const ORDER_LOG: &str = "/run/homenode-testbed/order.log";
 const HOOK: &str = "/etc/libvirt/hooks/qemu.d/order";
 
 /// Puts another program in numad's place until dropped.
-pub struct NumadReplaced;
+pub(super) struct NumadReplaced;
 
 impl NumadReplaced {
     /// Bind-mounts `program` over numad.
     ///
     /// # Errors
     /// When the mount fails.
-    pub fn with(program: &Path) -> anyhow::Result<Self> {
+    pub(super) fn with(program: &Path) -> anyhow::Result<Self> {
         if !Path::new(REAL_NUMAD).exists() {
             fs::copy(NUMAD, REAL_NUMAD).with_context(|| format!("cannot copy {NUMAD}"))?;
         }
@@ -50,7 +50,7 @@ impl Drop for NumadReplaced {
 ///
 /// # Errors
 /// When it cannot be written.
-pub fn write_script(path: &Path, text: &str) -> anyhow::Result<()> {
+pub(super) fn write_script(path: &Path, text: &str) -> anyhow::Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))
         .with_context(|| format!("cannot make {} executable", path.display()))
@@ -68,7 +68,7 @@ fn auto_guests(prefix: &str) -> Vec<GuestSpec> {
 }
 
 /// Records when hook and numad run, first for one guest's start, then for three starts at once.
-pub fn order(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn order(inside: &mut Inside) -> anyhow::Result<()> {
     // The hook reads its standard input, as libvirt waits until it has.
     write_script(
         Path::new(HOOK),
@@ -138,7 +138,7 @@ fn take_order(inside: &Inside, title: &str) -> anyhow::Result<Vec<String>> {
 }
 
 /// Records how the real numad handles three starts at once.
-pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
     let guests = inside.create_at_once(&auto_guests("auto"))?;
     let mut advice = Vec::new();
     for guest in &guests {
@@ -165,7 +165,7 @@ pub fn three_starts(inside: &mut Inside) -> anyhow::Result<()> {
 const NUMAD_LOG: &str = "/var/log/numad.log";
 
 /// Records how the real numad, as a daemon in charge of the guest, handles memory that drifted.
-pub fn drift(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn drift(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = drifted(inside)?;
     let numad = |arguments: &[&str]| {
         let status = Command::new(NUMAD).args(arguments).status();

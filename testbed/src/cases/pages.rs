@@ -95,7 +95,7 @@ impl Logged {
 }
 
 /// Checks PRL's estimates, and the plugin's exact set against what this machine's kernel sees.
-pub fn log(outside: &mut Outside<'_>) -> anyhow::Result<()> {
+pub(super) fn log(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     let first = Behaviour {
         touch_mib: HOT_MIB,
         every_ms: 1,
@@ -158,7 +158,7 @@ fn watched(logged: &Logged) -> anyhow::Result<u64> {
 }
 
 /// Checks what PML logs, half by half.
-pub fn pml(outside: &mut Outside<'_>) -> anyhow::Result<()> {
+pub(super) fn pml(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     let first = Behaviour::idle().with_touch(ARRAY_MIB);
     let (name, halves) = PROGRAMS[1];
     let mut logged = Logged::boot(outside, "pml", first, "logs=writes,exact=yes,window-ms=200")?;
@@ -191,7 +191,7 @@ const FEED_MIB: u64 = 1;
 const FED: Duration = Duration::from_secs(10);
 
 /// A log in shared memory that `homenode wss --follow` reads never exceeds its limit.
-pub fn live(outside: &mut Outside<'_>) -> anyhow::Result<()> {
+pub(super) fn live(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     let first = Behaviour {
         touch_mib: 16,
         every_ms: 1,
@@ -253,7 +253,7 @@ struct Pace {
 
 /// Times whole guests: without a plugin, under ours, and under a plugin designed like QEMU's own
 /// (`qemu-plugin/examples/hotpages.rs`).
-pub fn speed(outside: &mut Outside<'_>) -> anyhow::Result<()> {
+pub(super) fn speed(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     let ours = outside.workshop.plugin()?.to_owned();
     let programs = std::env::current_exe()?;
     let hotpages = programs.with_file_name("examples").join("libhotpages.so");

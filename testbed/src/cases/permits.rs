@@ -63,7 +63,7 @@ fn ran_ns(guest: &Guest) -> anyhow::Result<u64> {
 }
 
 /// A quota set through libvirt takes effect and throttles. The guard lifts it when the agent is gone.
-pub fn quota(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn quota(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&thrasher("throttled"))?;
     let state = inside.dir().join("state");
     let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
@@ -117,7 +117,7 @@ pub(super) fn permit(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Valu
 
 /// A permit set over the agent's socket is kept in the domain's metadata. With counters, the guest is throttled until the
 /// agent is killed. Without counters no guest is throttled, and the agent says why.
-pub fn permit_set(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn permit_set(inside: &mut Inside) -> anyhow::Result<()> {
     let mut agent = start_agent(inside)?;
     let guest = inside.create(&thrasher("thrasher"))?;
     wait_until("the agent to know the guest", SOON, || {

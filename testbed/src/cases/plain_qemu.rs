@@ -260,7 +260,7 @@ fn moved_while_held(inside: &mut Inside, host: &mut KvmHost, vm: VmId, guest: &G
 }
 
 /// Runs every check of the host contract, on a guest started like Proxmox starts it.
-pub fn conforming(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn conforming(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = Guest::start(inside, spec("proxmox", ordinary()), As::Proxmox)?;
     let before = guest.affinities()?;
     let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
@@ -343,7 +343,7 @@ fn no_settings() -> anyhow::Result<()> {
 
 /// Operators chose homes for two guests, in files. Both guests come home, with their threads and scattered memory. When the
 /// agent is killed, everything is restored.
-pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn homes(inside: &mut Inside) -> anyhow::Result<()> {
     no_settings()?;
     let guests = [
         Guest::start(inside, spec("proxmox", ordinary()), As::Proxmox)?,
@@ -449,7 +449,7 @@ fn wait_left(agent: &Program, guest: &Guest, node: u32, why: &str) -> anyhow::Re
 
 /// Locked memory, memory that a device pins through VFIO, and huge pages of a pool stay where they are. The agent says why,
 /// while the vCPUs go home. Huge pages come home once the operator lets them move and reserves some on the home node.
-pub fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
     let device = Device::take()?;
     let memory_mib = spec("", ordinary()).memory_mib;
     reserve_huge_pages(0, memory_mib)?;

@@ -142,7 +142,7 @@ const PROGRAMS: [Program; 8] = [
 ];
 
 /// Runs each program, and records its figures.
-pub fn log(outside: &mut Outside<'_>) -> anyhow::Result<()> {
+pub(super) fn log(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     let mut programs = Vec::new();
     for program in &PROGRAMS {
         let measured = run(outside, program).with_context(|| program.name)?;

@@ -40,7 +40,7 @@ fn walker(name: &str, bytes: u64, think: u32, cpu: u32) -> GuestSpec {
 }
 
 /// `homenode why` names the right first cause and the right culprit.
-pub fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     let specs = [
         walker("polluted", LLC_BYTES / 2, LEISURE, 0).doing(Behaviour::idle()),
         walker("polluter", 8 * LLC_BYTES, 0, 2).doing(Behaviour::idle()),

@@ -148,7 +148,7 @@ fn damon_files() -> BTreeMap<PathBuf, String> {
 
 /// On a kernel with DAMON, compares both trackers with a guest's known use. If another program owns a DAMON context, the agent
 /// and the tracker leave it unchanged.
-pub fn trackers(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn trackers(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = worker(inside)?;
     let known = u64::from(HOT_MIB) << 20;
     for (what, behaviour) in [
@@ -200,7 +200,7 @@ pub fn trackers(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 /// The intervals that the agent reports contain the guest's known use: in one stretch, scattered, and none.
-pub fn known_hot_sets(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn known_hot_sets(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = worker(inside)?;
     // The host is slow, and so is each look. The limit on the tracker's share of a CPU is lifted, as it is not under test
     // here.

@@ -30,7 +30,7 @@ const ALONE: &str = "alone";
 
 /// The host has four nodes with the requested distances. DomUs of both kinds, made by both toolstacks, run where they were
 /// put.
-pub fn boots(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn boots(inside: &mut Inside) -> anyhow::Result<()> {
     let nodes = xen::nodes()?;
     let asked: Vec<Vec<u32>> = HostKind::Xen.distance_matrix();
     let seen: Vec<Vec<u32>> = nodes.iter().map(|(_, distances)| distances.clone()).collect();
@@ -109,7 +109,7 @@ struct Share {
 
 /// Records how the credit scheduler shares one CPU, using the hypervisor's own trace: weights and caps, in pools of four CPUs
 /// and of one CPU.
-pub fn credit(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn credit(inside: &mut Inside) -> anyhow::Result<()> {
     let mut table = format!(
         "# How Xen's credit scheduler shares a CPU between busy vCPUs, by its own trace: data. `running`, `runnable` (it waits) and\n\
          # `offline` (its cap keeps it off) are shares of the time, `steal` is what its guest's kernel counts of the latter two.\n\

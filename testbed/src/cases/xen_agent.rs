@@ -48,7 +48,7 @@ pub(super) fn host(inside: &Inside) -> anyhow::Result<XenHost> {
 }
 
 /// Runs every check of the host contract on two domUs, which cover both kinds and both toolstacks.
-pub fn contract(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn contract(inside: &mut Inside) -> anyhow::Result<()> {
     let mut host = super::xen_waiting::host(inside)?;
     let busy = Behaviour::busy(1).with_duty(60).with_touch(20);
     for (name, kind, by) in [
@@ -113,7 +113,7 @@ fn strayed(inside: &Inside, name: &str, node: u32, (kind, by): (Kind, Toolstack)
 }
 
 /// vCPUs come to the node that has the memory. Once the agent is killed or stopped, they have their operator's CPUs again.
-pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn homes(inside: &mut Inside) -> anyhow::Result<()> {
     let pv = strayed(inside, "pv", 3, (Kind::Pv, Toolstack::Libvirt))?;
     let pvh = strayed(inside, "pvh", 2, (Kind::Pvh, Toolstack::Xl))?;
     let at_home = |inside: &Inside| {
@@ -153,7 +153,7 @@ pub fn homes(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 /// `homenode release` lifts the cap of an agent that died without a guard; the operator's cap is in force again.
-pub fn caps(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn caps(inside: &mut Inside) -> anyhow::Result<()> {
     let domu = inside.create_domu(
         &DomuSpec::new("held", Kind::Pv, "3").doing(Behaviour::busy(1)),
         Toolstack::Xl,
@@ -210,7 +210,7 @@ pub fn caps(inside: &mut Inside) -> anyhow::Result<()> {
 
 /// Compares where three busy domUs are when Xen's toolstack places them, and when they are given the two lines that we print.
 /// With our lines each domU has its memory on one node, and a CPU to itself. The comparison is noted, not judged.
-pub fn placed(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn placed(inside: &mut Inside) -> anyhow::Result<()> {
     let busy = Behaviour::busy(1).with_touch(20);
     let mut homes = Vec::new();
     for is_ours in [false, true] {

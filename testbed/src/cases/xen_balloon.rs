@@ -115,7 +115,7 @@ fn guarded(inside: &Inside) -> anyhow::Result<(XenHost, guard::Guard)> {
 }
 
 /// See this case's row in the table of cases.
-pub fn held(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn held(inside: &mut Inside) -> anyhow::Result<()> {
     let mut pv = create(inside, "pv", (Kind::Pv, Toolstack::Xl))?;
     let pvh = create(inside, "pvh", (Kind::Pvh, Toolstack::Libvirt))?;
     let (mut host, guard) = guarded(inside)?;

@@ -135,7 +135,7 @@ fn ports() -> anyhow::Result<Vec<String>> {
 }
 
 /// See this case's row in the table of cases.
-pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     if !fs::exists(format!("/sys/class/net/{BRIDGE}"))? {
         run("ip", &["link", "add", BRIDGE, "type", "bridge"])?;
     }

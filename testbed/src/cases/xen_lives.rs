@@ -90,7 +90,7 @@ fn release(inside: &Inside) -> anyhow::Result<Program> {
 }
 
 /// See the module's documentation.
-pub fn lives(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn lives(inside: &mut Inside) -> anyhow::Result<()> {
     let spec = DomuSpec::new("lives", Kind::Pv, "1-3").doing(Behaviour::busy(1));
     let mut domu = inside.create_domu(&spec.that_reboots(), Toolstack::Xl)?;
     domu.set_credit(512, OPERATORS)?;
@@ -237,7 +237,7 @@ fn released_without_xenstored(inside: &Inside, domu: &Domu) -> anyhow::Result<()
 }
 
 /// After its release, a domU whose memory followed its CPUs follows them again, and one with explicit nodes keeps its nodes.
-pub fn nodes(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn nodes(inside: &mut Inside) -> anyhow::Result<()> {
     let follows = inside.create_domu(&DomuSpec::new("follows", Kind::Pv, "1-3"), Toolstack::Xl)?;
     let placed = inside.create_domu(&DomuSpec::anywhere("placed", Kind::Pv), Toolstack::Xl)?;
     let seen = |what: &str| {

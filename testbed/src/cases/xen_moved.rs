@@ -297,7 +297,7 @@ fn expect_stayed(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
 }
 
 /// See this case's row in the table of cases.
-pub fn moved(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     let mut pv = plain(inside, "still", TO, (Kind::Pv, Toolstack::Xl))?;
     let mut pvh = plain(inside, "roams", TO, (Kind::Pvh, Toolstack::Xl))?;
     let theirs = plain(inside, "theirs", TO, (Kind::Pv, Toolstack::Libvirt))?;

@@ -169,7 +169,7 @@ fn measure(inside: &Inside, domus: &[Domu]) -> anyhow::Result<Seen> {
 }
 
 /// See the module's documentation.
-pub fn compared(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn compared(inside: &mut Inside) -> anyhow::Result<()> {
     for (placer, whose) in Placer::ALL {
         if placer == Placer::Pools {
             xl(&["cpupool-numa-split"])?;

@@ -137,7 +137,7 @@ fn start(inside: &Inside) -> anyhow::Result<Program> {
 
 /// A cap that the agent sets holds a thrasher to its permit, and its neighbour misses less. The cap is lifted when the agent
 /// is killed.
-pub fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     let page = modelled_pmu::find(Path::new("/"))?.context("this host has no modelled PMU")?;
     // The model rests first: a killed agent may have left it running, and domUs boot faster without it.
     page.rest();

@@ -64,7 +64,7 @@ fn install(inside: &Inside) -> anyhow::Result<()> {
 }
 
 /// See this case's row in the table of cases.
-pub fn unit(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn unit(inside: &mut Inside) -> anyhow::Result<()> {
     let busy = Behaviour::busy(1).with_touch(20);
     let domu = inside.create_domu(&DomuSpec::new("tenant", Kind::Pv, "3").doing(busy), Toolstack::Xl)?;
     domu.pin(0, "1-3")?;

@@ -70,7 +70,7 @@ fn cpu_time(pid: i32) -> anyhow::Result<Ns> {
 
 /// Waiting matches the guests' steal, the part due to a cap is reported, and the operator can use the trace once the host is
 /// gone.
-pub fn waiting(inside: &mut Inside) -> anyhow::Result<()> {
+pub(super) fn waiting(inside: &mut Inside) -> anyhow::Result<()> {
     let busy = Behaviour::busy(1);
     let mut domus = Vec::new();
     for (name, kind) in [("first", Kind::Pv), ("second", Kind::Pvh)] {

@@ -178,7 +178,7 @@ const RULES: [Rule; 21] = [
 ];
 
 /// Checks all rules and prints the violations.
-pub fn run() -> anyhow::Result<Tally> {
+pub(crate) fn run() -> anyhow::Result<Tally> {
     let workspace = Workspace::read(root(), metadata()?, packages()?)?;
     Ok(RULES
         .iter()
@@ -187,7 +187,7 @@ pub fn run() -> anyhow::Result<Tally> {
 }
 
 /// Lists the rules with their counts, for `cargo xtask rules --help`.
-pub fn help() -> String {
+pub(crate) fn help() -> String {
     let rules = RULES
         .iter()
         .map(|rule| format!("  {:<15}  {}{}\n", rule.name, rule.about, rule.limit));

@@ -23,7 +23,7 @@ pub(super) struct SourceFile {
 
 impl SourceFile {
     /// Creates a file with this path and text.
-    pub fn new(path: &str, text: &str) -> Self {
+    pub(super) fn new(path: &str, text: &str) -> Self {
         let text_without_literals = if path.ends_with(".rs") {
             without_literals(text)
         } else {
@@ -37,12 +37,12 @@ impl SourceFile {
     }
 
     /// Whether the file's name ends with one of these endings.
-    pub fn ends_with(&self, endings: &[&str]) -> bool {
+    pub(super) fn ends_with(&self, endings: &[&str]) -> bool {
         endings.iter().any(|ending| self.path.ends_with(ending))
     }
 
     /// Creates a finding at a line of this file; lines count from 0 here.
-    pub fn at_line(&self, line_index: usize, message: String) -> Finding {
+    pub(super) fn at_line(&self, line_index: usize, message: String) -> Finding {
         Finding {
             place: format!("{}:{}", self.path, line_index + 1),
             message,
@@ -50,7 +50,7 @@ impl SourceFile {
     }
 
     /// Creates a finding about the file as a whole.
-    pub fn whole(&self, message: String) -> Finding {
+    pub(super) fn whole(&self, message: String) -> Finding {
         Finding {
             place: self.path.clone(),
             message,
@@ -80,7 +80,7 @@ pub(super) struct Workspace {
 
 impl Workspace {
     /// Reads the files that git tracks or would track. It needs no repository, so it also works in an export.
-    pub fn read(root: &Path, metadata: Metadata, packages: Vec<Licensed>) -> anyhow::Result<Self> {
+    pub(super) fn read(root: &Path, metadata: Metadata, packages: Vec<Licensed>) -> anyhow::Result<Self> {
         let mut files = Vec::new();
         let walk = WalkBuilder::new(root)
             .hidden(false)
@@ -109,7 +109,7 @@ impl Workspace {
     }
 
     /// Returns the file of this path.
-    pub fn file(&self, path: &str) -> Option<&SourceFile> {
+    pub(super) fn file(&self, path: &str) -> Option<&SourceFile> {
         self.files.iter().find(|file| file.path == path)
     }
 }

@@ -8,7 +8,7 @@ use homenode_units::{CpuSet, NodeId, NodeMap, Pages, VmId};
 
 /// The affinities and page moves that earlier plans set, to be shown in later samples.
 #[derive(Default)]
-pub struct Fakes {
+pub(crate) struct Fakes {
     affinities: BTreeMap<(VmId, u16), CpuSet>,
     /// The node to which a VM's pages were moved.
     pages: BTreeMap<VmId, NodeId>,
@@ -32,7 +32,7 @@ fn counters(vm: VmId, vcpu: &VcpuSample) -> Counters {
 
 impl Fakes {
     /// Adds counters, and the effects of earlier plans, to a sample of the fake host.
-    pub fn add_to(&self, sample: &mut Sample) {
+    pub(crate) fn add_to(&self, sample: &mut Sample) {
         for vm in &mut sample.vms {
             for vcpu in &mut vm.vcpus {
                 vcpu.counters = Some(counters(vm.id, vcpu));
@@ -55,7 +55,7 @@ impl Fakes {
     }
 
     /// Carries out a plan.
-    pub fn carry_out(&mut self, plan: &Plan) -> Receipt {
+    pub(crate) fn carry_out(&mut self, plan: &Plan) -> Receipt {
         let outcome = |vm: VmId, act: &Act| match act {
             Act::PinVcpus { vcpus, cpus } => {
                 let pinned = vcpus.iter().map(|vcpu| ((vm, *vcpu), cpus.clone()));

@@ -34,7 +34,7 @@ const RAM_AT: u64 = 0x7e00_0000_0000;
 const PAGE_BYTES: u64 = 4096;
 
 /// The directory of the fake host, and the state from which its figures are derived.
-pub struct FakeHost {
+pub(crate) struct FakeHost {
     root: PathBuf,
     machine: Machine,
     vms: usize,
@@ -52,7 +52,7 @@ fn mixed(of: u64) -> u64 {
 
 impl FakeHost {
     /// Writes a host with `vms` VMs of four vCPUs below `root`.
-    pub fn write(root: &Path, machine: &Machine, vms: usize) -> FakeHost {
+    pub(crate) fn write(root: &Path, machine: &Machine, vms: usize) -> FakeHost {
         let host = FakeHost {
             root: root.to_owned(),
             machine: machine.clone(),
@@ -83,7 +83,7 @@ impl FakeHost {
     }
 
     /// Advances the figures by one period.
-    pub fn go_on(&mut self) {
+    pub(crate) fn go_on(&mut self) {
         self.periods += 1;
         self.figures();
     }

@@ -9,7 +9,7 @@ use homenode_units::{NodeSet, Ns};
 use crate::drain_file::DrainFile;
 
 /// Returns the drained nodes, the VMs still on them, and whether the agent is paused.
-pub fn maintenance(control: &Control, machine: &Machine) -> Maintenance {
+pub(crate) fn maintenance(control: &Control, machine: &Machine) -> Maintenance {
     Maintenance {
         at_ns: control.sample().map_or(Ns::ZERO, |sample| sample.at),
         drains: control.drains(machine),
@@ -22,7 +22,7 @@ pub fn maintenance(control: &Control, machine: &Machine) -> Maintenance {
 ///
 /// # Errors
 /// If a node does not exist, a node to be released is not drained, no node would be left, or no active policy drains nodes.
-pub fn drain(
+pub(crate) fn drain(
     control: &mut Control,
     machine: &Machine,
     file: &DrainFile,
@@ -65,7 +65,7 @@ fn no_such(what: &str, missing: &NodeSet, known: &NodeSet) -> ApiError {
 }
 
 /// Pauses all changes for `span`; zero ends a pause.
-pub fn pause(control: &mut Control, machine: &Machine, span: Ns) -> Maintenance {
+pub(crate) fn pause(control: &mut Control, machine: &Machine, span: Ns) -> Maintenance {
     control.pause(span);
     maintenance(control, machine)
 }

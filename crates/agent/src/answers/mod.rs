@@ -1,11 +1,11 @@
 //! Answers built from the loop's state.
 
-pub mod maintenance;
-pub mod permits;
-pub mod recommendations;
-pub mod report;
-pub mod reservations;
-pub mod working_sets;
+pub(crate) mod maintenance;
+pub(crate) mod permits;
+pub(crate) mod recommendations;
+pub(crate) mod report;
+pub(crate) mod reservations;
+pub(crate) mod working_sets;
 
 use homenode_api::answer::{Placed, PlacedFigures};
 use homenode_policy::arrange::Beside;

@@ -6,7 +6,7 @@ use homenode_policy::permits::suggest::NoSuggestion;
 use homenode_units::Ns;
 
 /// Returns a VM's permit.
-pub fn permit(vm: &VmStatus) -> VmPermit {
+pub(crate) fn permit(vm: &VmStatus) -> VmPermit {
     VmPermit {
         name: vm.name.clone(),
         id: vm.id,
@@ -16,7 +16,7 @@ pub fn permit(vm: &VmStatus) -> VmPermit {
 }
 
 /// Suggests two permits for a VM, from its behaviour and from its memory. Either may be missing; each comes with its reason.
-pub fn suggestion(name: String, advice: &Advice, period: Ns) -> Suggestion {
+pub(crate) fn suggestion(name: String, advice: &Advice, period: Ns) -> Suggestion {
     let (permit, why) = match &advice.from_behaviour {
         Ok(found) => {
             let (count, beyond) = (found.slices_count, found.beyond_count);

@@ -8,7 +8,7 @@ use homenode_units::Ns;
 use crate::wall_clock::WallClock;
 
 /// Lists all recommendations that the loop remembers, open or not.
-pub fn recommendations(control: &Control, clock: WallClock) -> Recommendations {
+pub(crate) fn recommendations(control: &Control, clock: WallClock) -> Recommendations {
     let (now, all) = (now(control), control.recommendations());
     Recommendations {
         recommendations: all.into_iter().map(|one| told(one, clock, now)).collect(),
@@ -19,7 +19,7 @@ pub fn recommendations(control: &Control, clock: WallClock) -> Recommendations {
 ///
 /// # Errors
 /// If there is no recommendation with this number, or it is not open.
-pub fn judge(
+pub(crate) fn judge(
     control: &mut Control,
     clock: WallClock,
     judge: impl FnOnce(&mut Control) -> Result<homenode_control::Recommendation, NotThat>,

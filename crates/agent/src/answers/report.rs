@@ -31,7 +31,7 @@ fn sum_of_vm(verdicts: &[Verdict]) -> Sum {
 ///
 /// # Errors
 /// If the loop makes no trials; the error says why.
-pub fn report(control: &Control, machine: &Machine, since: Option<Ns>) -> Result<Report, ApiError> {
+pub(crate) fn report(control: &Control, machine: &Machine, since: Option<Ns>) -> Result<Report, ApiError> {
     if let Some(idle) = control.trials_idle() {
         return Err(ApiError::refused(format!("there is nothing to report: {idle}")));
     }

@@ -9,7 +9,7 @@ use homenode_units::{Bytes, Ns};
 use crate::wall_clock::WallClock;
 
 /// Lists the open reservations.
-pub fn reservations<'a>(
+pub(crate) fn reservations<'a>(
     open: impl IntoIterator<Item = &'a Reservation>,
     clock: WallClock,
     now: Ns,
@@ -32,7 +32,7 @@ pub fn reservations<'a>(
 ///
 /// # Errors
 /// If there is no reservation with this number.
-pub fn dropped(control: &mut Control, id: u64) -> Result<ReservationDropped, ApiError> {
+pub(crate) fn dropped(control: &mut Control, id: u64) -> Result<ReservationDropped, ApiError> {
     let known: Vec<u64> = control
         .reservations()
         .iter()

@@ -6,7 +6,7 @@ use homenode_policy::working_set::{Certainty, Measured, Settled, Tracker};
 use homenode_units::Ns;
 
 /// Returns what the loop knows of the working sets of these VMs.
-pub fn working_sets(control: &Control, now: Ns, vms: &[&VmStatus]) -> WorkingSets {
+pub(crate) fn working_sets(control: &Control, now: Ns, vms: &[&VmStatus]) -> WorkingSets {
     WorkingSets {
         at_ns: now,
         trackers: control.trackers().to_vec(),
@@ -73,7 +73,7 @@ fn figure(measured: &Measured, now: Ns) -> Figure {
 ///
 /// # Errors
 /// If it can never be watched; the error says why.
-pub fn can_be_watched(control: &Control, vm: &VmStatus) -> Result<(), ApiError> {
+pub(crate) fn can_be_watched(control: &Control, vm: &VmStatus) -> Result<(), ApiError> {
     let of_vm =
         |why: &str| ApiError::refused(format!("the memory of VM {} cannot be watched: {why}", vm.name));
     if let Some(why) = control.watching_idle() {

@@ -132,7 +132,7 @@ fn seconds<S: Serializer>(took: &Ns, to: S) -> Result<S::Ok, S::Error> {
 
 /// Settings for starting guests.
 #[derive(Clone, Debug)]
-pub struct Maker {
+pub(super) struct Maker {
     pub qemu: PathBuf,
     pub kernel: PathBuf,
     pub initramfs: PathBuf,
@@ -194,7 +194,7 @@ impl Maker {
     ///
     /// # Errors
     /// When QEMU cannot be started, or the user cancels.
-    pub fn run(&self, memory: Bytes, limit: Duration) -> Result<Trial, FootprintError> {
+    pub(super) fn run(&self, memory: Bytes, limit: Duration) -> Result<Trial, FootprintError> {
         let begin = Instant::now();
         let cannot = |what: &str| FootprintError::system(format!("cannot {what} {}", self.qemu.display()));
         let mut child = self.command(memory).spawn().map_err(cannot("start"))?;
@@ -304,7 +304,7 @@ fn die_with_parent(command: &mut Command) {
 ///
 /// # Errors
 /// A message that says what to install.
-pub fn find_qemu(asked: Option<&Path>) -> Result<PathBuf, FootprintError> {
+pub(super) fn find_qemu(asked: Option<&Path>) -> Result<PathBuf, FootprintError> {
     const NAME: &str = "qemu-system-x86_64";
     match asked {
         Some(path) if path.is_file() => Ok(path.to_owned()),

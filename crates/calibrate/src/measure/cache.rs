@@ -11,7 +11,7 @@ const CHAINS: [usize; 11] = [1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32];
 /// Returns the nanoseconds of CPU time per access of a chase, measured over about `window`; advances `at`.
 ///
 /// CPU time is used because no access proceeds while other processes have the CPU. Their effect on the caches remains.
-pub fn chase_ns<const K: usize>(words: &[u64], at: &mut [usize; K], window: Duration) -> f64 {
+pub(crate) fn chase_ns<const K: usize>(words: &[u64], at: &mut [usize; K], window: Duration) -> f64 {
     // A batch takes some ten microseconds from L1, and a millisecond from memory.
     let batch = 8192 / K;
     let (begin, from, mut steps) = (Instant::now(), sys::cpu_time(), 0);
@@ -26,7 +26,7 @@ pub fn chase_ns<const K: usize>(words: &[u64], at: &mut [usize; K], window: Dura
 
 /// Lays a chase over the first `bytes`, and measures its latency, starting from the line written longest ago. If the chase
 /// is short compared with the window, one round warms the caches first.
-pub fn latency_at(words: &mut [u64], bytes: usize, window: Duration) -> f64 {
+pub(crate) fn latency_at(words: &mut [u64], bytes: usize, window: Duration) -> f64 {
     let count = (bytes / LINE_BYTES).clamp(1, words.len() / LINE_WORDS);
     let mut at = [kernels::lay_chase(words, count, Places::EachLine)];
     if count < 1 << 16 {
@@ -36,7 +36,7 @@ pub fn latency_at(words: &mut [u64], bytes: usize, window: Duration) -> f64 {
 }
 
 /// Returns the sizes of the latency curve in bytes, from 8 KiB on, with `per_octave` steps per octave.
-pub fn curve_sizes(largest: usize, per_octave: u32) -> Vec<usize> {
+pub(crate) fn curve_sizes(largest: usize, per_octave: u32) -> Vec<usize> {
     let at = |step: u32| {
         (8192.0 * (f64::from(step) / f64::from(per_octave)).exp2()) as usize / LINE_BYTES * LINE_BYTES
     };
@@ -45,7 +45,7 @@ pub fn curve_sizes(largest: usize, per_octave: u32) -> Vec<usize> {
 
 /// Returns the number of misses in flight that this core sustains: the highest throughput of several parallel chains over
 /// that of one chain. The words must contain a chase through all of their lines.
-pub fn misses_in_flight(words: &[u64], window: Duration) -> f64 {
+pub(crate) fn misses_in_flight(words: &[u64], window: Duration) -> f64 {
     let count = words.len() / LINE_WORDS;
     let order = Order::of(count);
     // All chains start in the first half, because the lines written last may still be in the cache.
@@ -65,14 +65,14 @@ pub fn misses_in_flight(words: &[u64], window: Duration) -> f64 {
 }
 
 /// Returns the numbers of pages at which a TLB is tried: four per octave.
-pub fn tlb_pages(most: usize) -> Vec<usize> {
+pub(crate) fn tlb_pages(most: usize) -> Vec<usize> {
     let at = |step: u32| (16.0 * (f64::from(step) / 4.0).exp2()) as usize;
     (0..).map(at).take_while(|pages| *pages <= most).collect()
 }
 
 /// Returns, for each number of pages, the extra nanoseconds per access if each line is in a page of its own instead of next
 /// to the others. `far` has pages of `page_words`; `near` has room for as many adjacent lines.
-pub fn tlb_extra_ns(
+pub(crate) fn tlb_extra_ns(
     far: &mut [u64],
     page_words: usize,
     near: &mut [u64],

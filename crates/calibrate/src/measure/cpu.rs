@@ -13,7 +13,7 @@ use crate::{kernels, sys};
 ///
 /// The chain's dependent additions take one cycle each on every core that this code runs on. An interrupt makes the clock
 /// seem too slow, so the fastest of several short chains counts.
-pub fn clock(window: Duration) -> (f64, Option<f64>) {
+pub(super) fn clock(window: Duration) -> (f64, Option<f64>) {
     const PAIRS: usize = 1 << 16;
     let (begin, stamp) = (Instant::now(), sys::time_stamp());
     let mut fastest = f64::INFINITY;
@@ -32,7 +32,7 @@ pub fn clock(window: Duration) -> (f64, Option<f64>) {
 }
 
 /// Returns the throughput of two CPUs together over the mean throughput of each alone; it is 2 if they share nothing.
-pub fn together(one: CpuId, other: CpuId, window: Duration) -> f64 {
+pub(super) fn together(one: CpuId, other: CpuId, window: Duration) -> f64 {
     let rate = |cpus: &[CpuId]| -> f64 {
         let go = AtomicBool::new(false);
         let worker = |cpu: CpuId| {
@@ -65,7 +65,7 @@ pub fn together(one: CpuId, other: CpuId, window: Duration) -> f64 {
 ///
 /// `membarrier` interrupts each CPU that runs a thread of this process, and waits for all answers. Here one thread spins on
 /// the other CPU, so there is one interrupt and one answer.
-pub fn interrupt(other: CpuId, window: Duration) -> f64 {
+pub(super) fn interrupt(other: CpuId, window: Duration) -> f64 {
     if !sys::register_interrupts() {
         return f64::NAN;
     }

@@ -18,7 +18,7 @@ const SETTLE: Duration = Duration::from_millis(3);
 const DUTIES: [u32; 7] = [0, 100, 250, 400, 600, 800, FULL];
 
 /// CPUs and memory of the streams.
-pub struct Place<'a> {
+pub(crate) struct Place<'a> {
     /// CPUs on which one stream each runs.
     pub cpus: &'a [CpuId],
     /// Node of the streams' memory; `None` if the host has only one.
@@ -30,7 +30,7 @@ pub struct Place<'a> {
 }
 
 /// Measured bandwidths.
-pub struct Rates {
+pub(crate) struct Rates {
     /// Bandwidth of reads, by number of CPUs.
     pub read: Vec<(usize, Spread)>,
     /// Bandwidth of updates with all CPUs, reads and writes together.
@@ -42,7 +42,7 @@ pub struct Rates {
 ///
 /// # Errors
 /// Unavailable CPUs or memory.
-pub fn bandwidth(meter: &mut Meter<'_>, what: &str, place: &Place<'_>) -> io::Result<Rates> {
+pub(crate) fn bandwidth(meter: &mut Meter<'_>, what: &str, place: &Place<'_>) -> io::Result<Rates> {
     let all = place.cpus.len();
     let doubled = std::iter::successors(Some(1), |count| Some(count * 2)).take_while(|count| *count < all);
     let counts: Vec<usize> = doubled
@@ -81,7 +81,7 @@ pub fn bandwidth(meter: &mut Meter<'_>, what: &str, place: &Place<'_>) -> io::Re
 ///
 /// # Errors
 /// Unavailable CPUs or memory.
-pub fn loaded_latency(
+pub(crate) fn loaded_latency(
     meter: &mut Meter<'_>,
     what: &str,
     place: &Place<'_>,

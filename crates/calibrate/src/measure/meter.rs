@@ -7,7 +7,7 @@ use crate::stats::Spread;
 /// Divides the remaining time evenly among the remaining steps. A step repeats its measurement at least
 /// [`Meter::repeats_min`] times, however long that takes. Then it continues until its share of the time or
 /// [`Meter::repeats_max`] is used up.
-pub struct Meter<'a> {
+pub(crate) struct Meter<'a> {
     deadline: Instant,
     steps_left: usize,
     steps: usize,
@@ -22,7 +22,7 @@ pub struct Meter<'a> {
 
 impl<'a> Meter<'a> {
     /// Creates a budget for a number of steps.
-    pub fn new(
+    pub(crate) fn new(
         budget: Duration,
         steps: usize,
         quick: bool,
@@ -54,7 +54,7 @@ impl<'a> Meter<'a> {
     ///
     /// # Errors
     /// The first error of the measurement.
-    pub fn step_of<E>(
+    pub(crate) fn step_of<E>(
         &mut self,
         what: &str,
         mut measure: impl FnMut() -> Result<Vec<f64>, E>,
@@ -74,7 +74,7 @@ impl<'a> Meter<'a> {
     }
 
     /// Runs one step, in which a single value is measured.
-    pub fn step(&mut self, what: &str, mut measure: impl FnMut() -> f64) -> Spread {
+    pub(crate) fn step(&mut self, what: &str, mut measure: impl FnMut() -> f64) -> Spread {
         let one: Result<Vec<Spread>, std::convert::Infallible> = self.step_of(what, || Ok(vec![measure()]));
         let Ok(spreads) = one;
         // Without a finite value the result is 0, which the checks of a machine file reject.

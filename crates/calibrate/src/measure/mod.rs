@@ -1,9 +1,9 @@
 //! Runs the measurements in order, and collects the results.
 
-pub mod cache;
+pub(crate) mod cache;
 mod cpu;
-pub mod memory;
-pub mod meter;
+pub(crate) mod memory;
+pub(crate) mod meter;
 mod results;
 
 use std::io;

@@ -63,7 +63,7 @@ pub struct Program {
 
 /// ELF's number for this machine's architecture, and QEMU's name for it.
 #[cfg(target_arch = "x86_64")]
-pub const HERE: (u16, &str) = (62, "x86_64");
+pub(super) const HERE: (u16, &str) = (62, "x86_64");
 /// ELF's number for this machine's architecture, and QEMU's name for it.
 #[cfg(target_arch = "aarch64")]
 pub const HERE: (u16, &str) = (183, "aarch64");

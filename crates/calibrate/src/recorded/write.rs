@@ -24,7 +24,7 @@ const WITHOUT_END: f64 = 3.0;
 const LONGER: u64 = 2;
 
 /// Returns the scenario's text.
-pub fn scenario(recorded: &Recorded, about: &About, purpose: Purpose) -> String {
+pub(super) fn scenario(recorded: &Recorded, about: &About, purpose: Purpose) -> String {
     let mut document = DocumentMut::new();
     document.insert("name", value("recorded"));
     document.insert("about", value(plain(&about.title)));

@@ -18,7 +18,7 @@ use crate::vm::Vm;
 
 /// The home that emulator, I/O threads and memory nodes follow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Home(pub NodeSet);
+pub(crate) struct Home(pub NodeSet);
 
 impl Written for Home {
     const KEY: &'static str = "home";
@@ -26,14 +26,14 @@ impl Written for Home {
 
 /// Memory nodes that the agent set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemoryNodes(pub NodeSet);
+pub(crate) struct MemoryNodes(pub NodeSet);
 
 impl Written for MemoryNodes {
     const KEY: &'static str = "memory-nodes";
 }
 
 /// Lifts the home, and unpins vCPUs.
-pub const NO_HOME: Act = Act::Lift { lever: Lever::Home };
+pub(crate) const NO_HOME: Act = Act::Lift { lever: Lever::Home };
 
 const HOME: &str = "setting the home";
 const LEAVE: &str = "lifting the home";

@@ -18,7 +18,7 @@ use crate::vm::Vm;
 
 /// The amount of memory that the agent set for a VM instead of the operator's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shrink {
+pub(crate) struct Shrink {
     /// The agent's amount.
     pub ours: Bytes,
     /// The amount before.
@@ -31,7 +31,7 @@ impl Written for Shrink {
 
 /// Records that the agent made QEMU ask the guest for memory statistics, and the former period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StatsPeriod {
+pub(crate) struct StatsPeriod {
     /// The former period in seconds; 0 if the guest was never asked.
     pub before_s: u32,
 }

@@ -39,7 +39,11 @@ impl LeverState<Kvm> for OfVm {
 }
 
 /// Checks that this host can carry out a policy.
-pub fn is_possible(context: &HostContext, name: &str, policy: MemoryPolicy) -> Result<(), ActionError> {
+pub(crate) fn is_possible(
+    context: &HostContext,
+    name: &str,
+    policy: MemoryPolicy,
+) -> Result<(), ActionError> {
     let why = if policy.placing == Placing::Round1g {
         "it deals out memory when a VM is created, which on this host is the kernel's to do; use round-4k"
     } else {

@@ -14,7 +14,7 @@ use crate::vm::{Part, Vm, Which};
 
 /// The nodes to which pages are moving.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Moving(pub NodeSet);
+pub(crate) struct Moving(pub NodeSet);
 
 impl Written for Moving {
     const KEY: &'static str = journal::MOVING;

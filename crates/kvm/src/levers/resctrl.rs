@@ -11,7 +11,7 @@ use crate::vm::Vm;
 
 /// The share of caches or memory bandwidth to which a resctrl group confines the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Confined(pub Limit);
+pub(super) struct Confined(pub Limit);
 
 impl Written for Confined {
     const KEY: &'static str = "resctrl";

@@ -26,7 +26,7 @@ impl Written for Pins {
 
 impl Pinned {
     /// Returns the pins of a VM that has this journal entry.
-    pub fn of(entry: Option<&Entry>) -> Pinned {
+    pub(crate) fn of(entry: Option<&Entry>) -> Pinned {
         let before = entry.map(|entry| &entry.before);
         let operator = before.map(|before| before.operator_pins.iter().copied().collect());
         Pinned {

@@ -22,7 +22,7 @@ use crate::vm::Vm;
 
 /// Records that DAMON watches the VM's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Watched {}
+pub(crate) struct Watched {}
 
 impl Written for Watched {
     const KEY: &'static str = "watching";

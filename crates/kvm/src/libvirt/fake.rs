@@ -43,7 +43,11 @@ pub(crate) enum Call<C> {
 
 impl FakeLibvirt {
     /// Returns a closure that runs a thread on these CPUs, as far as its cpuset has them.
-    pub fn pin(&self, thread: i32, cpus: &CpuSet) -> Result<impl FnOnce() + Send + 'static, CallError> {
+    pub(crate) fn pin(
+        &self,
+        thread: i32,
+        cpus: &CpuSet,
+    ) -> Result<impl FnOnce() + Send + 'static, CallError> {
         let within = self.cpuset.as_ref().map(|cpuset| cpus.intersection(cpuset));
         let cpus = within.unwrap_or_else(|| cpus.clone());
         if cpus.is_empty() {
@@ -64,7 +68,7 @@ impl FakeLibvirt {
     }
 
     /// Returns a closure that sets the quota in the vCPUs' cgroups, if there are any.
-    pub fn bandwidth(
+    pub(crate) fn bandwidth(
         &self,
         period: Option<u64>,
         quota: Option<i64>,
@@ -78,7 +82,7 @@ impl FakeLibvirt {
     }
 
     /// A domain's XML, possibly with an outdated memory size.
-    pub fn lag(&mut self, vm: VmId, xml: String) -> String {
+    pub(crate) fn lag(&mut self, vm: VmId, xml: String) -> String {
         let of = |xml: &str| {
             Some(
                 xml.split_once("<currentMemory")?
@@ -99,7 +103,7 @@ impl FakeLibvirt {
     }
 
     /// Decides before a call whether it fails, is made now, or is made later.
-    pub fn before<T, C: FnOnce(&Domain) -> Result<T, Error> + Send + 'static>(
+    pub(crate) fn before<T, C: FnOnce(&Domain) -> Result<T, Error> + Send + 'static>(
         &mut self,
         domain: &Domain,
         call: C,
@@ -128,7 +132,7 @@ impl FakeLibvirt {
     }
 
     /// Carries out all late calls.
-    pub fn catch_up(&mut self) {
+    pub(crate) fn catch_up(&mut self) {
         std::mem::take(&mut self.late)
             .into_iter()
             .for_each(|(_, call)| call());

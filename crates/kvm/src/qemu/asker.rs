@@ -108,7 +108,7 @@ pub(super) struct Asker {
 
 impl Asker {
     /// An asker for processes below a root (`/`).
-    pub fn new(root: &Path) -> Asker {
+    pub(super) fn new(root: &Path) -> Asker {
         Asker {
             root: root.to_owned(),
             open: monitor::connect,
@@ -132,7 +132,7 @@ impl Asker {
     }
 
     /// Starts asking a VM's monitors.
-    pub fn watch(&mut self, vm: VmId, target: Target) {
+    pub(super) fn watch(&mut self, vm: VmId, target: Target) {
         self.watched.insert(vm);
         self.send(Message::Watch(vm, target));
         if let Some(Err(cause)) = &self.line {
@@ -142,7 +142,7 @@ impl Asker {
     }
 
     /// Forgets all VMs for which `is_there` returns false.
-    pub fn keep_only(&mut self, is_there: impl Fn(VmId) -> bool) {
+    pub(super) fn keep_only(&mut self, is_there: impl Fn(VmId) -> bool) {
         let gone: Vec<VmId> = self.watched.iter().copied().filter(|vm| !is_there(*vm)).collect();
         for vm in gone {
             self.watched.remove(&vm);
@@ -151,17 +151,17 @@ impl Asker {
     }
 
     /// Sets what to ask a VM's monitor besides whether the VM runs.
-    pub fn want(&mut self, vm: VmId, wants: Wants) {
+    pub(super) fn want(&mut self, vm: VmId, wants: Wants) {
         self.send(Message::Want(vm, wants));
     }
 
     /// Asks a VM's monitor soon, unless the VM rests.
-    pub fn ask_soon(&mut self, vm: VmId) {
+    pub(super) fn ask_soon(&mut self, vm: VmId) {
         self.send(Message::AskSoon(vm));
     }
 
     /// Returns the last answers of a VM's monitors if this process runs the VM; `None` before the first visit has ended.
-    pub fn said(&self, vm: VmId, pid: i32) -> Option<Arc<Said>> {
+    pub(super) fn said(&self, vm: VmId, pid: i32) -> Option<Arc<Said>> {
         let board = self.shared.board();
         board.vms.get(&vm).filter(|said| said.pid == pid).cloned()
     }
@@ -170,7 +170,7 @@ impl Asker {
     ///
     /// # Errors
     /// When not all commands were carried out; the first ones may have been.
-    pub fn command(
+    pub(super) fn command(
         &mut self,
         vm: VmId,
         commands: Vec<Command>,
@@ -194,7 +194,7 @@ impl Asker {
     }
 
     /// Waits until each of these VMs was visited, for at most `most`.
-    pub fn wait_for(&self, vms: &[VmId], most: Duration) {
+    pub(super) fn wait_for(&self, vms: &[VmId], most: Duration) {
         let is_missing = |board: &mut Board| vms.iter().any(|vm| !board.vms.contains_key(vm));
         // A poisoned lock ends the wait; the known answers stay.
         drop(
@@ -204,7 +204,7 @@ impl Asker {
         );
     }
 
-    pub fn take_notices(&self) -> Vec<String> {
+    pub(super) fn take_notices(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.board().notices)
     }
 }

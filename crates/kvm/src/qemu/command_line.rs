@@ -60,7 +60,7 @@ struct Topology {
 
 impl CommandLine {
     /// Reads the words of a command line, without the program's name.
-    pub fn of<'a>(words: impl IntoIterator<Item = &'a str>) -> CommandLine {
+    pub(super) fn of<'a>(words: impl IntoIterator<Item = &'a str>) -> CommandLine {
         let options = options::of_words(words);
         CommandLine { options }
     }
@@ -69,7 +69,7 @@ impl CommandLine {
     ///
     /// # Errors
     /// The errors of `read`, which gets a file's path.
-    pub fn read_files<E>(&mut self, mut read: impl FnMut(&str) -> Result<String, E>) -> Result<(), E> {
+    pub(super) fn read_files<E>(&mut self, mut read: impl FnMut(&str) -> Result<String, E>) -> Result<(), E> {
         // A process can name any number of files, so the number is limited.
         const FILES_MAX: usize = 8;
         let mut file_count = 0;
@@ -87,17 +87,17 @@ impl CommandLine {
     }
 
     /// Whether the process changes its root (`-chroot`) after it has opened the files in its options.
-    pub fn changes_root(&self) -> bool {
+    pub(super) fn changes_root(&self) -> bool {
         self.all("chroot").next().is_some() || self.last("run-with", "chroot").is_some()
     }
 
     /// Whether the process leaves its initial directory.
-    pub fn leaves_directory(&self) -> bool {
+    pub(super) fn leaves_directory(&self) -> bool {
         self.changes_root() || self.all("daemonize").next().is_some()
     }
 
     /// Path of the file to which the process writes its process id.
-    pub fn pid_file(&self) -> Option<&str> {
+    pub(super) fn pid_file(&self) -> Option<&str> {
         self.all("pidfile").last().map(|option| option.word.as_str())
     }
 
@@ -131,7 +131,7 @@ impl CommandLine {
     }
 
     /// What a host needs to know about the VM.
-    pub fn told(mut self) -> Told {
+    pub(super) fn told(mut self) -> Told {
         options::set(&mut self.options);
         let balloon = self.devices("virtio-balloon").last();
         let backends = self.objects("memory-backend-");

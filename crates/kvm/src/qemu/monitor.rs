@@ -146,7 +146,7 @@ pub(super) struct Conversation {
 
 impl Conversation {
     /// Begins a conversation over this connection, which must not block.
-    pub fn new(path: &str, stream: UnixStream) -> Conversation {
+    pub(super) fn new(path: &str, stream: UnixStream) -> Conversation {
         Conversation {
             path: path.to_owned(),
             stream,
@@ -162,12 +162,12 @@ impl Conversation {
         }
     }
 
-    pub fn stage(&self) -> Stage {
+    pub(super) fn stage(&self) -> Stage {
         self.stage
     }
 
     /// The error for a monitor that did not do its next step in time.
-    pub fn overdue(&self) -> MonitorError {
+    pub(super) fn overdue(&self) -> MonitorError {
         match self.stage {
             Stage::Queued => MonitorError::Busy {
                 path: self.path.clone(),
@@ -177,12 +177,12 @@ impl Conversation {
     }
 
     /// Whether the conversation waits to write.
-    pub fn wants_to_write(&self) -> bool {
+    pub(super) fn wants_to_write(&self) -> bool {
         !self.unsent.is_empty()
     }
 
     /// Sends these commands one after the other. All earlier ones must have been answered.
-    pub fn ask(&mut self, commands: Vec<Command>) {
+    pub(super) fn ask(&mut self, commands: Vec<Command>) {
         self.answers.clear();
         self.commands = commands;
         self.sent_count = 0;
@@ -190,7 +190,7 @@ impl Conversation {
     }
 
     /// Takes the answers, in the order of the commands.
-    pub fn take_answers(&mut self) -> Vec<Answer> {
+    pub(super) fn take_answers(&mut self) -> Vec<Answer> {
         std::mem::take(&mut self.answers)
     }
 
@@ -198,7 +198,7 @@ impl Conversation {
     ///
     /// # Errors
     /// When the conversation is over. There are no more answers, and the last command may have been carried out.
-    pub fn go_on(&mut self) -> Result<Stage, MonitorError> {
+    pub(super) fn go_on(&mut self) -> Result<Stage, MonitorError> {
         self.write().map_err(|e| broken(&self.path, &e))?;
         let mut turn = 0;
         loop {

@@ -60,7 +60,7 @@ pub(super) struct QemuOption {
 
 impl QemuOption {
     /// Parses the socket of `-qmp unix:…`, where the path comes first.
-    pub fn of_socket(word: &str) -> QemuOption {
+    pub(super) fn of_socket(word: &str) -> QemuOption {
         QemuOption {
             parameters: parameters(word, Some("path")),
             ..QemuOption::default()
@@ -68,7 +68,7 @@ impl QemuOption {
     }
 
     /// Returns the value of a key, the last one if the key occurs several times.
-    pub fn get(&self, key: &str) -> Option<&str> {
+    pub(super) fn get(&self, key: &str) -> Option<&str> {
         let mut latest = self.parameters.iter().rev();
         latest
             .find(|(found, _)| found == key)
@@ -76,7 +76,7 @@ impl QemuOption {
     }
 
     /// Returns the numbers in a list: `key=0,key=2-3`, a JSON array, or `key.0 = "0"` in an option file.
-    pub fn numbers(&self, key: &str) -> Vec<u32> {
+    pub(super) fn numbers(&self, key: &str) -> Vec<u32> {
         let is_of_list = |found: &str| {
             let rest = found.strip_prefix(key);
             rest.is_some_and(|rest| rest.is_empty() || is_index(rest))
@@ -89,17 +89,17 @@ impl QemuOption {
     }
 
     /// Returns a key's value as a number.
-    pub fn number(&self, key: &str) -> Option<u32> {
+    pub(super) fn number(&self, key: &str) -> Option<u32> {
         number(self.get(key)?)
     }
 
     /// Returns a key's value as a size.
-    pub fn size(&self, key: &str) -> Option<Bytes> {
+    pub(super) fn size(&self, key: &str) -> Option<Bytes> {
         size(self.get(key)?)
     }
 
     /// Whether this switch is on.
-    pub fn is_on(&self, key: &str) -> bool {
+    pub(super) fn is_on(&self, key: &str) -> bool {
         self.get(key).is_some_and(is_on)
     }
 }

@@ -77,7 +77,7 @@ pub(super) fn questions(wants: Wants, heard: &Heard) -> Vec<(Topic, Command)> {
 
 impl Heard {
     /// Stores the answers to the questions about these subjects.
-    pub fn take_in(&mut self, at: Ns, topics: &[Topic], answers: Vec<Answer>) {
+    pub(super) fn take_in(&mut self, at: Ns, topics: &[Topic], answers: Vec<Answer>) {
         (self.at, self.refusal) = (at, None);
         let (mut run, mut migration) = (None, None);
         for (topic, answer) in topics.iter().zip(answers) {

@@ -59,7 +59,7 @@ pub(super) struct Eyes {
 
 impl Eyes {
     /// Returns the view of a process, judged by its current root and not by its command line.
-    pub fn of(root: &Path, pid: i32) -> Eyes {
+    pub(super) fn of(root: &Path, pid: i32) -> Eyes {
         let its_root = std::fs::read_link(root.join(format!("proc/{pid}/root")));
         Eyes {
             root: root.to_owned(),
@@ -116,7 +116,7 @@ impl Eyes {
     ///
     /// # Errors
     /// When the file does not exist.
-    pub fn open(&self, path: &str) -> io::Result<OwnedFd> {
+    pub(super) fn open(&self, path: &str) -> io::Result<OwnedFd> {
         self.find(path, |_| true).map(|found| found.file)
     }
 
@@ -143,7 +143,7 @@ impl Eyes {
     ///
     /// # Errors
     /// When the file does not exist, is not a regular file, or the process's users may not read it.
-    pub fn text(&self, path: &str, pid_file: Option<&str>, own: i32) -> io::Result<String> {
+    pub(super) fn text(&self, path: &str, pid_file: Option<&str>, own: i32) -> io::Result<String> {
         let rights = Rights::of(self)?;
         let found = self.find(path, |dir| rights.permit(dir, SEARCH))?;
         let stat = checked_file(&found.file)?;
@@ -166,7 +166,7 @@ impl Eyes {
     ///
     /// # Errors
     /// As for [`Eyes::text`], or when reading took too long.
-    pub fn text_in_time(&self, path: &str, pid_file: Option<&str>, own: i32) -> io::Result<String> {
+    pub(super) fn text_in_time(&self, path: &str, pid_file: Option<&str>, own: i32) -> io::Result<String> {
         static WAITING: AtomicUsize = AtomicUsize::new(0);
         if WAITING.fetch_add(1, Ordering::AcqRel) >= WAITING_MAX {
             WAITING.fetch_sub(1, Ordering::AcqRel);

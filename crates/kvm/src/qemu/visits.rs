@@ -171,7 +171,7 @@ pub(super) enum Which {
 
 impl Visits {
     /// Creates the schedule without VMs, for at most this many connections.
-    pub fn new(connections_max: usize) -> Visits {
+    pub(super) fn new(connections_max: usize) -> Visits {
         let under_way_max = connections_max.div_ceil(3);
         Visits {
             vms: BTreeMap::new(),
@@ -182,7 +182,7 @@ impl Visits {
     }
 
     /// Starts asking a VM's monitors.
-    pub fn watch(&mut self, vm: VmId, target: Target, at: Ns) {
+    pub(super) fn watch(&mut self, vm: VmId, target: Target, at: Ns) {
         let monitor = |path: &String| Monitor {
             path: path.clone(),
             queued: None,
@@ -206,19 +206,19 @@ impl Visits {
         self.vms.insert(vm, visited);
     }
 
-    pub fn forget(&mut self, vm: VmId) {
+    pub(super) fn forget(&mut self, vm: VmId) {
         self.vms.remove(&vm);
     }
 
     /// Sets what to ask a VM's monitor besides whether the VM runs.
-    pub fn want(&mut self, vm: VmId, wants: Wants) {
+    pub(super) fn want(&mut self, vm: VmId, wants: Wants) {
         if let Some(visited) = self.vms.get_mut(&vm) {
             visited.wants = wants;
         }
     }
 
     /// Asks a VM's monitor now, unless the VM rests.
-    pub fn ask_soon(&mut self, vm: VmId, at: Ns) {
+    pub(super) fn ask_soon(&mut self, vm: VmId, at: Ns) {
         if let Some(visited) = self.vms.get_mut(&vm)
             && visited
                 .said
@@ -234,7 +234,7 @@ impl Visits {
     }
 
     /// Adds commands, which are carried out before any questions.
-    pub fn command(&mut self, vm: VmId, job: Job, at: Ns) {
+    pub(super) fn command(&mut self, vm: VmId, job: Job, at: Ns) {
         let Some(visited) = self.vms.get_mut(&vm) else {
             return job.end(Err(MonitorError::NoTime("its QEMU has ended")));
         };
@@ -243,14 +243,19 @@ impl Visits {
     }
 
     /// Takes the result of opening a socket.
-    pub fn opened(&mut self, (vm, ticket): (VmId, u64), result: Result<UnixStream, MonitorError>, at: Ns) {
+    pub(super) fn opened(
+        &mut self,
+        (vm, ticket): (VmId, u64),
+        result: Result<UnixStream, MonitorError>,
+        at: Ns,
+    ) {
         if let Some(visited) = self.vms.get_mut(&vm) {
             visited.opened(ticket, result, (vm, at), &mut self.outcome);
         }
     }
 
     /// Notes that opening a socket hangs.
-    pub fn hangs(&mut self, (vm, ticket): (VmId, u64), at: Ns) {
+    pub(super) fn hangs(&mut self, (vm, ticket): (VmId, u64), at: Ns) {
         let Some(visited) = self.vms.get_mut(&vm) else {
             return;
         };
@@ -263,7 +268,7 @@ impl Visits {
     }
 
     /// Advances a connection that is ready to be read or written.
-    pub fn ready(&mut self, vm: VmId, which: Which, at: Ns) {
+    pub(super) fn ready(&mut self, vm: VmId, which: Which, at: Ns) {
         let Some(visited) = self.vms.get_mut(&vm) else {
             return;
         };
@@ -274,7 +279,7 @@ impl Visits {
     }
 
     /// Ends what took too long, and begins what is due.
-    pub fn tick(&mut self, at: Ns) {
+    pub(super) fn tick(&mut self, at: Ns) {
         let queued = |visited: &Visited| visited.monitors.iter().filter(|m| m.queued.is_some()).count();
         let queued_count = self.vms.values().map(queued).sum();
         self.outcome.queues_left = self.queued_max.saturating_sub(queued_count);
@@ -297,7 +302,7 @@ impl Visits {
     }
 
     /// Returns when something must be ended or begun, unless something else happens before.
-    pub fn next_event(&self) -> Option<Ns> {
+    pub(super) fn next_event(&self) -> Option<Ns> {
         let is_full = self.vms.values().filter(|vm| vm.visit.is_some()).count() >= self.under_way_max;
         let of_vm = |visited: &Visited| {
             let jobs = visited.jobs.iter().map(|job| job.until).min();
@@ -311,7 +316,7 @@ impl Visits {
     }
 
     /// Connections that may become ready.
-    pub fn connections(&self) -> impl Iterator<Item = (VmId, Which, &Conversation)> {
+    pub(super) fn connections(&self) -> impl Iterator<Item = (VmId, Which, &Conversation)> {
         self.vms.iter().flat_map(|(vm, visited)| {
             let visit = visited.visit.as_ref().and_then(|visit| match &visit.step {
                 Step::Talking(conversation, _) => Some((*vm, Which::Visit, conversation)),

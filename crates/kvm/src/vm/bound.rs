@@ -37,14 +37,14 @@ const LIES_THERE_PERCENT: u64 = 1;
 
 impl Vm {
     /// Returns the nodes to which memory policies bind the VM's memory; `None` if all of it may be on each of `memory_nodes`.
-    pub fn binding(&self, memory_nodes: &NodeSet) -> Option<Binding> {
+    pub(crate) fn binding(&self, memory_nodes: &NodeSet) -> Option<Binding> {
         let seen = self.memory.whole.as_ref().and_then(|part| part.binding.as_ref());
         Binding::join(self.domain.binding.clone(), seen)?.on(memory_nodes)
     }
 
     /// Returns the memory nodes if libvirt can change them while the VM runs. `None` for a VM with bound memory, because the
     /// kernel would then bind it to other nodes.
-    pub fn restrictive_nodes(&self) -> Option<&NodeSet> {
+    pub(crate) fn restrictive_nodes(&self) -> Option<&NodeSet> {
         let tune = self.domain.numatune.as_ref();
         let tune = tune.filter(|tune| tune.mode == "restrictive")?;
         let seen = self.memory.whole.as_ref().and_then(|part| part.binding.as_ref());
@@ -54,7 +54,7 @@ impl Vm {
 
     /// Returns the nodes that the VM's memory stays on, because its operator bound it or it is in a pool's huge pages: the nodes
     /// that it is bound to, and those that hold the rest. `None` if the memory may follow its vCPUs.
-    pub fn bound_to(&self, memory_nodes: &NodeSet) -> Option<NodeSet> {
+    pub(crate) fn bound_to(&self, memory_nodes: &NodeSet) -> Option<NodeSet> {
         let binding = self.binding(memory_nodes);
         if binding.is_none() && self.pool_that_stays().is_none() {
             return None;
@@ -71,7 +71,11 @@ impl Vm {
     }
 
     /// Why the VM's memory cannot move; `None` if it can.
-    pub fn why_immovable(&self, root: &Path, memory_nodes: &NodeSet) -> Result<Option<Immovable>, ReadError> {
+    pub(crate) fn why_immovable(
+        &self,
+        root: &Path,
+        memory_nodes: &NodeSet,
+    ) -> Result<Option<Immovable>, ReadError> {
         if !self.domain.assigned_devices.is_empty() {
             return Ok(Some(Immovable::Vfio));
         }

@@ -72,7 +72,7 @@ fn join(all: &[impl ToString]) -> String {
 impl Vm {
     /// Journals the VM's state before it is touched for the first time. Journals it again if another program changed the VM while
     /// the agent had no pin, home or memory nodes in force.
-    pub fn begin(&self, context: &mut HostContext) -> Result<(), JournalError> {
+    pub(crate) fn begin(&self, context: &mut HostContext) -> Result<(), JournalError> {
         let Some(journal) = &mut context.journal else {
             return Ok(());
         };
@@ -96,7 +96,7 @@ impl Vm {
     }
 
     /// Carries out an act on the VM.
-    pub fn act(&mut self, context: &mut HostContext, act: &Act) -> Result<Outcome, ActionError> {
+    pub(crate) fn act(&mut self, context: &mut HostContext, act: &Act) -> Result<Outcome, ActionError> {
         let begun = self.begin(context);
         if self.is_migrating() {
             return Err(failed(self, self.what(act), &HandsOff::Migrating.to_string()));
@@ -107,12 +107,12 @@ impl Vm {
     }
 
     /// The name of this act in errors.
-    pub fn what(&self, act: &Act) -> &'static str {
+    pub(crate) fn what(&self, act: &Act) -> &'static str {
         self.levers.what(act).unwrap_or("changing something")
     }
 
     /// Restores everything that is in force. Returns what could not be restored, which stays in the journal.
-    pub fn give_back(&mut self, context: &mut HostContext) -> Vec<ActionError> {
+    pub(crate) fn give_back(&mut self, context: &mut HostContext) -> Vec<ActionError> {
         if !context.entry(self).is_some_and(Entry::is_in_force) {
             return Vec::new();
         }
@@ -121,7 +121,7 @@ impl Vm {
     }
 
     /// When the next lease that can be ended expires; none can be during a migration.
-    pub fn next_lease_end(&self) -> Option<Ns> {
+    pub(crate) fn next_lease_end(&self) -> Option<Ns> {
         self.levers.next_lease_end().filter(|_| !self.is_migrating())
     }
 }
@@ -138,7 +138,12 @@ pub(crate) struct After<'a> {
 
 impl<'a> After<'a> {
     /// Creates the view of this run for undoing.
-    pub fn new(manager: &'a mut dyn Manager, root: &'a Path, run: &'a Run, before: &'a Before) -> After<'a> {
+    pub(crate) fn new(
+        manager: &'a mut dyn Manager,
+        root: &'a Path,
+        run: &'a Run,
+        before: &'a Before,
+    ) -> After<'a> {
         After {
             manager,
             root,
@@ -149,17 +154,17 @@ impl<'a> After<'a> {
     }
 
     /// Whether this run of the VM has ended.
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         !task::is_alive(self.root, self.run.process())
     }
 
     /// Returns what the VM's cgroups leave it now.
-    pub fn reach(&self) -> Reach {
+    pub(crate) fn reach(&self) -> Reach {
         Reach::of_process(self.root, self.run.pid)
     }
 
     /// Returns the VM; `None` once this run of it has ended.
-    pub fn vm(&mut self) -> Result<Option<VmId>, UndoError> {
+    pub(crate) fn vm(&mut self) -> Result<Option<VmId>, UndoError> {
         if self.is_over() {
             return Ok(None);
         }

@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use tempfile::TempDir;
 
 /// All saved trees.
-pub const TREES: [&str; 19] = [
+pub(crate) const TREES: [&str; 19] = [
     "ccx-in-node",
     "cpuless-node",
     "cpuset-restricted",
@@ -31,13 +31,13 @@ pub const TREES: [&str; 19] = [
 ];
 
 /// A tree unpacked into a temporary directory.
-pub struct Tree {
+pub(crate) struct Tree {
     dir: TempDir,
 }
 
 impl Tree {
     /// Unpacks `tests/trees/NAME.tree`.
-    pub fn saved(name: &str) -> Tree {
+    pub(crate) fn saved(name: &str) -> Tree {
         let path = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("tests/trees")
             .join(format!("{name}.tree"));
@@ -46,7 +46,7 @@ impl Tree {
     }
 
     /// Unpacks a tree from its text.
-    pub fn unpack(text: &str) -> Tree {
+    pub(crate) fn unpack(text: &str) -> Tree {
         let tree = Tree {
             dir: tempfile::tempdir().expect("a temporary directory"),
         };
@@ -67,19 +67,19 @@ impl Tree {
         tree
     }
 
-    pub fn root(&self) -> &Path {
+    pub(crate) fn root(&self) -> &Path {
         self.dir.path()
     }
 
     /// Writes or replaces a file, with the directories above it.
-    pub fn write(&self, path: &str, contents: &[u8]) {
+    pub(crate) fn write(&self, path: &str, contents: &[u8]) {
         let path = self.inside(path);
         fs::create_dir_all(path.parent().expect("a file has a directory")).expect("a directory");
         fs::write(&path, contents).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     }
 
     /// Removes a file or a directory.
-    pub fn remove(&self, path: &str) {
+    pub(crate) fn remove(&self, path: &str) {
         let path = self.inside(path);
         if path.is_dir() {
             fs::remove_dir_all(&path)
@@ -90,7 +90,7 @@ impl Tree {
     }
 
     /// Paths of all files, relative to the root, sorted.
-    pub fn files(&self) -> Vec<String> {
+    pub(crate) fn files(&self) -> Vec<String> {
         let mut files = Vec::new();
         let mut dirs = vec![self.root().to_owned()];
         while let Some(dir) = dirs.pop() {

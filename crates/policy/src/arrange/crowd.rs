@@ -12,21 +12,21 @@ const MOSTLY: f64 = 0.9;
 
 /// The share of recent cycles in which a host was crowded.
 #[derive(Clone, Debug, Default)]
-pub struct Crowd {
+pub(super) struct Crowd {
     share: Ewma,
     cycles: f64,
 }
 
 impl Crowd {
     /// Records a cycle. The share is a plain mean over the first [`OVER`] cycles, and a moving one after that.
-    pub fn note(&mut self, is_crowded: bool) {
+    pub(super) fn note(&mut self, is_crowded: bool) {
         self.cycles = (self.cycles + 1.0).min(OVER);
         self.share
             .update(f64::from(u8::from(is_crowded)), Weight(1.0 / self.cycles));
     }
 
     /// Whether the host was crowded nearly all of the time.
-    pub fn lasts(&self) -> bool {
+    pub(super) fn lasts(&self) -> bool {
         self.share.value().is_some_and(|share| share >= MOSTLY)
     }
 }

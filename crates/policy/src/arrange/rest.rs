@@ -8,7 +8,7 @@ use super::Config;
 
 /// What a look starts from; a difference from the last look is news.
 #[derive(Clone, Debug, Default)]
-pub struct News {
+pub(super) struct News {
     /// Speeds of active VMs; paces of resting VMs, if the kernel balances.
     pub speeds: BTreeMap<VmId, f64>,
     /// VMs that are known and may move.
@@ -29,7 +29,7 @@ impl News {
 
 /// Record of past looks.
 #[derive(Clone, Debug, Default)]
-pub struct Rest {
+pub(super) struct Rest {
     until: Ns,
     /// What the last look started from.
     seen: News,
@@ -43,7 +43,13 @@ pub struct Rest {
 impl Rest {
     /// Returns whether it is time for a look. `arrived` tells whether no VM's memory is moving; `news` is called only if it
     /// matters.
-    pub fn is_over(&mut self, now: Ns, config: &Config, arrived: bool, news: impl FnOnce() -> News) -> bool {
+    pub(super) fn is_over(
+        &mut self,
+        now: Ns,
+        config: &Config,
+        arrived: bool,
+        news: impl FnOnce() -> News,
+    ) -> bool {
         let hours = now.saturating_sub(self.counted).as_secs_f64() / 3600.0;
         let most = config.looks_per_hour;
         let looks = (self.looks.unwrap_or(most) + most * hours).min(most);
@@ -58,14 +64,14 @@ impl Rest {
     }
 
     /// Records a look.
-    pub fn begin(&mut self, now: Ns, config: &Config, news: News) {
+    pub(super) fn begin(&mut self, now: Ns, config: &Config, news: News) {
         self.looks = Some(self.looks.unwrap_or(config.looks_per_hour) - 1.0);
         self.until = now + config.rest;
         (self.seen, self.has_more) = (news, false);
     }
 
     /// Notes that the look assigned only a few homes, so the next look is due as soon as those VMs' memory has arrived.
-    pub fn expect_more(&mut self) {
+    pub(super) fn expect_more(&mut self) {
         self.has_more = true;
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct Nodes {
 
 impl Nodes {
     /// Takes the accounts from the sample, and deducts what VMs under a limit were given and have not touched.
-    pub fn new(view: &View<'_>, config: &Config) -> Nodes {
+    pub(super) fn new(view: &View<'_>, config: &Config) -> Nodes {
         let accounts = view.sample.nodes.map(|_, node| {
             let (free, kept) = (
                 node.memory_free_bytes,
@@ -72,7 +72,7 @@ impl Nodes {
 
     /// Takes memory for a VM from its home nodes, and returns how much was available. If the wish is not urgent, only memory
     /// beyond twice the headroom is available.
-    pub fn take(&mut self, vm: &VmView<'_>, wanted: Bytes, urgent: bool) -> Bytes {
+    pub(super) fn take(&mut self, vm: &VmView<'_>, wanted: Bytes, urgent: bool) -> Bytes {
         let homes: Vec<NodeId> = self.homes(vm).iter().collect();
         let has = |node: &NodeId| {
             let account = self.accounts.get(*node);
@@ -92,7 +92,7 @@ impl Nodes {
     }
 
     /// Whether all of a VM's home nodes have more than twice the headroom free.
-    pub fn is_plentiful(&self, vm: &VmView<'_>) -> bool {
+    pub(super) fn is_plentiful(&self, vm: &VmView<'_>) -> bool {
         let homes = self.homes(vm);
         homes
             .iter()
@@ -109,7 +109,7 @@ impl Nodes {
 
     /// Returns the least amount to take from a VM so that no node with its pages lacks memory; it is taken evenly from all of
     /// its pages.
-    pub fn useful(&self, vm: &VmView<'_>) -> Bytes {
+    pub(super) fn useful(&self, vm: &VmView<'_>) -> Bytes {
         let lacks = self.lacks(vm);
         let all: u128 = lacks.iter().map(|(_, pages, _)| u128::from(*pages)).sum();
         let needed = lacks.iter().filter(|(_, pages, _)| *pages > 0);
@@ -122,7 +122,7 @@ impl Nodes {
     }
 
     /// Credits nodes with memory taken from a VM, in proportion to its pages there. Returns in words which nodes lacked memory.
-    pub fn credit(&mut self, view: &View<'_>, vm: &VmView<'_>, cut: Bytes) -> String {
+    pub(super) fn credit(&mut self, view: &View<'_>, vm: &VmView<'_>, cut: Bytes) -> String {
         let lacks = self.lacks(vm);
         let pages: Vec<u64> = lacks.iter().map(|(_, pages, _)| *pages).collect();
         let mut short = Vec::new();

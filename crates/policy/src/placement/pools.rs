@@ -27,7 +27,7 @@ pub(super) struct Pools(Vec<Pool>);
 
 impl Pools {
     /// Collects the pools that nodes report; each comes with its node's position, below `count`.
-    pub fn new<'a>(count: usize, said: impl Iterator<Item = (usize, &'a HugePages)>) -> Pools {
+    pub(super) fn new<'a>(count: usize, said: impl Iterator<Item = (usize, &'a HugePages)>) -> Pools {
         let mut pools = Pools::default();
         for (at, pages) in said {
             let bytes = |count: u64| count as f64 * pages.page_bytes.as_f64();
@@ -41,7 +41,7 @@ impl Pools {
     }
 
     /// Returns the pools of a page size; `None` if no node has one.
-    pub fn get(&self, page_bytes: Bytes) -> Option<&Pool> {
+    pub(super) fn get(&self, page_bytes: Bytes) -> Option<&Pool> {
         self.0.iter().find(|pool| pool.page_bytes == page_bytes)
     }
 
@@ -58,7 +58,7 @@ impl Pools {
     }
 
     /// Subtracts memory from the pools at these positions, split evenly and in whole pages.
-    pub fn charge(&mut self, part: HugeMemory, at: &[usize]) {
+    pub(super) fn charge(&mut self, part: HugeMemory, at: &[usize]) {
         let even = whole(part).div_ceil(at.len().max(1) as u64) as f64 * part.page_bytes.as_f64();
         let Some(pool) = self.0.iter_mut().find(|pool| pool.page_bytes == part.page_bytes) else {
             return;
@@ -67,7 +67,7 @@ impl Pools {
     }
 
     /// Releases a VM's share of a node's pool.
-    pub fn give_back(&mut self, page_bytes: Bytes, at: usize, pages: Pages) {
+    pub(super) fn give_back(&mut self, page_bytes: Bytes, at: usize, pages: Pages) {
         if let Some(pool) = self.0.iter_mut().find(|pool| pool.page_bytes == page_bytes) {
             pool.nodes[at].left += pages.as_f64() * PAGE_BYTES as f64;
         }

@@ -20,7 +20,7 @@ pub(super) struct Heat {
 
 impl Heat {
     /// Makes room for this number of frames. The heat of frames that no longer exist is dropped.
-    pub fn resize(&mut self, frames: u64) {
+    pub(super) fn resize(&mut self, frames: u64) {
         if frames == self.frames {
             return;
         }
@@ -41,13 +41,13 @@ impl Heat {
     }
 
     /// Returns the number of frames with room.
-    pub fn frames(&self) -> u64 {
+    pub(super) fn frames(&self) -> u64 {
         self.frames
     }
 
     /// Returns the byte of a frame below [`Heat::frames`].
     #[inline]
-    pub fn at(&mut self, frame: u64) -> &mut u8 {
+    pub(super) fn at(&mut self, frame: u64) -> &mut u8 {
         let index = &mut self.index[(frame / BLOCK) as usize];
         if *index == NONE {
             *index = self.blocks.len() as u32;
@@ -57,7 +57,7 @@ impl Heat {
     }
 
     /// Returns the frames whose byte is not 0, ascending, with their bytes.
-    pub fn warm(&self) -> impl Iterator<Item = (u64, u8)> {
+    pub(super) fn warm(&self) -> impl Iterator<Item = (u64, u8)> {
         let known = self.index.iter().enumerate().filter(|(_, index)| **index != NONE);
         known.flat_map(|(block, index)| {
             let bytes = self.blocks[*index as usize].iter().enumerate();
@@ -67,14 +67,14 @@ impl Heat {
     }
 
     /// Changes the bytes of all frames that were seen, in no particular order.
-    pub fn each(&mut self, change: impl Fn(u8) -> u8) {
+    pub(super) fn each(&mut self, change: impl Fn(u8) -> u8) {
         for byte in self.blocks.as_flattened_mut() {
             *byte = change(*byte);
         }
     }
 
     /// Returns the number of frames for each value of the byte. Value 0 counts only neighbours of frames that were seen.
-    pub fn histogram(&self) -> [u64; 256] {
+    pub(super) fn histogram(&self) -> [u64; 256] {
         // There are four tables, so that equal neighbours do not wait for each other.
         let mut parts = [[0_u32; 256]; 4];
         let mut counts = [0; 256];
@@ -95,7 +95,7 @@ impl Heat {
 
     /// Returns the size of the heat in bytes, without the index.
     #[cfg(test)]
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.blocks.len() * BLOCK as usize
     }
 }

@@ -15,14 +15,14 @@ use crate::verdict::show;
 const CELLS_MAX: usize = 1_000_000;
 
 /// Arrays by name.
-pub type Named = BTreeMap<String, Array>;
+pub(crate) type Named = BTreeMap<String, Array>;
 
 /// The labels of a run, then its counts, as pairs of column and cell.
 pub type Row = Vec<(String, serde_json::Value)>;
 
 /// The cell for a combination of labels.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Cell {
+pub(crate) enum Cell {
     /// The run was not made, or the value was not measured.
     Absent,
     /// A number; true is 1, false is 0.
@@ -33,7 +33,7 @@ pub enum Cell {
 
 /// One axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Axis {
+pub(crate) struct Axis {
     /// Its name.
     pub name: String,
     /// Its labels, in order.
@@ -42,7 +42,7 @@ pub struct Axis {
 
 /// An array: a cell for each combination of labels; the last axis varies fastest.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Array {
+pub(crate) struct Array {
     /// The axes.
     pub axes: Vec<Axis>,
     cells: Vec<Cell>,
@@ -53,7 +53,7 @@ impl Cell {
     ///
     /// # Errors
     /// A word that cannot be read as a number.
-    pub fn number(&self) -> Result<Option<f64>> {
+    pub(crate) fn number(&self) -> Result<Option<f64>> {
         match self {
             Cell::Absent => Ok(None),
             Cell::Number(number) => Ok(Some(*number)),
@@ -65,7 +65,7 @@ impl Cell {
     }
 
     /// Formats the cell for people.
-    pub fn shown(&self) -> String {
+    pub(crate) fn shown(&self) -> String {
         match self {
             Cell::Absent => "-".to_owned(),
             Cell::Number(number) => show(*number),
@@ -82,7 +82,7 @@ impl From<Option<f64>> for Cell {
 
 impl Axis {
     /// Creates an axis with these labels.
-    pub fn new(name: &str, labels: impl IntoIterator<Item = impl Into<String>>) -> Axis {
+    pub(crate) fn new(name: &str, labels: impl IntoIterator<Item = impl Into<String>>) -> Axis {
         Axis {
             name: name.to_owned(),
             labels: labels.into_iter().map(Into::into).collect(),
@@ -95,7 +95,7 @@ impl Axis {
 }
 
 /// Returns the combinations of labels of these axes, as positions; the last axis varies fastest.
-pub fn places(axes: &[Axis]) -> impl Iterator<Item = Vec<usize>> {
+pub(crate) fn places(axes: &[Axis]) -> impl Iterator<Item = Vec<usize>> {
     let lengths: Vec<usize> = axes.iter().map(|axis| axis.labels.len()).collect();
     let count = lengths
         .iter()
@@ -110,10 +110,10 @@ pub fn places(axes: &[Axis]) -> impl Iterator<Item = Vec<usize>> {
 }
 
 /// Pairs of an axis name and a label.
-pub type Labels = Vec<(String, String)>;
+pub(crate) type Labels = Vec<(String, String)>;
 
 /// Returns the combinations of labels of these axes, in the order of [`places`].
-pub fn labels(axes: &[Axis]) -> impl Iterator<Item = Labels> {
+pub(crate) fn labels(axes: &[Axis]) -> impl Iterator<Item = Labels> {
     places(axes).map(|place| {
         let labels = axes.iter().zip(place);
         labels
@@ -124,7 +124,7 @@ pub fn labels(axes: &[Axis]) -> impl Iterator<Item = Labels> {
 
 impl Array {
     /// Creates an array of one cell without axes.
-    pub fn one(cell: Cell) -> Array {
+    pub(crate) fn one(cell: Cell) -> Array {
         Array {
             axes: Vec::new(),
             cells: vec![cell],
@@ -132,7 +132,7 @@ impl Array {
     }
 
     /// Returns an array with the labels of an axis as its cells.
-    pub fn of_labels(axis: &Axis) -> Array {
+    pub(crate) fn of_labels(axis: &Axis) -> Array {
         Array {
             axes: vec![axis.clone()],
             cells: axis.labels.iter().cloned().map(Cell::Text).collect(),
@@ -140,7 +140,7 @@ impl Array {
     }
 
     /// Creates an array with these axes from numbers in order. NaN becomes an absent cell.
-    pub fn of_numbers(axes: Vec<Axis>, numbers: Vec<f64>) -> Array {
+    pub(crate) fn of_numbers(axes: Vec<Axis>, numbers: Vec<f64>) -> Array {
         let count = axes.iter().map(|axis| axis.labels.len()).product();
         let mut cells: Vec<Cell> = numbers.into_iter().map(Cell::Number).collect();
         cells.resize(count, Cell::Absent);
@@ -151,7 +151,7 @@ impl Array {
     ///
     /// # Errors
     /// Those of the function; more than a million cells.
-    pub fn build(axes: Vec<Axis>, mut of: impl FnMut(&[usize]) -> Result<Cell>) -> Result<Array> {
+    pub(crate) fn build(axes: Vec<Axis>, mut of: impl FnMut(&[usize]) -> Result<Cell>) -> Result<Array> {
         let lengths = axes.iter().map(|axis| axis.labels.len());
         let count = lengths.clone().try_fold(1_usize, usize::checked_mul);
         if count.is_none_or(|count| count > CELLS_MAX) {
@@ -169,7 +169,7 @@ impl Array {
     ///
     /// # Errors
     /// Those of the function.
-    pub fn map(&self, of: impl FnMut(&Cell) -> Result<Cell>) -> Result<Array> {
+    pub(crate) fn map(&self, of: impl FnMut(&Cell) -> Result<Cell>) -> Result<Array> {
         let cells = self.cells.iter().map(of).collect::<Result<_>>()?;
         Ok(Array::of(self.axes.clone(), cells))
     }
@@ -178,22 +178,22 @@ impl Array {
     ///
     /// # Errors
     /// Those of the function; a word.
-    pub fn map_numbers(&self, mut of: impl FnMut(f64) -> Result<f64>) -> Result<Array> {
+    pub(crate) fn map_numbers(&self, mut of: impl FnMut(f64) -> Result<f64>) -> Result<Array> {
         self.map(|cell| of(cell.number()?.unwrap_or(f64::NAN)).map(Cell::Number))
     }
 
     /// Creates an array with these axes from cells in order.
-    pub fn of(axes: Vec<Axis>, cells: Vec<Cell>) -> Array {
+    pub(crate) fn of(axes: Vec<Axis>, cells: Vec<Cell>) -> Array {
         Array { axes, cells }
     }
 
     /// Returns all cells, in order.
-    pub fn cells(&self) -> &[Cell] {
+    pub(crate) fn cells(&self) -> &[Cell] {
         &self.cells
     }
 
     /// Returns the cell at a place.
-    pub fn at(&self, place: &[usize]) -> &Cell {
+    pub(crate) fn at(&self, place: &[usize]) -> &Cell {
         let index = self
             .axes
             .iter()
@@ -203,7 +203,7 @@ impl Array {
     }
 
     /// Returns the position of the axis with this name, and the axis.
-    pub fn axis(&self, name: &str) -> Option<(usize, &Axis)> {
+    pub(crate) fn axis(&self, name: &str) -> Option<(usize, &Axis)> {
         self.axes.iter().enumerate().find(|(_, axis)| axis.name == name)
     }
 
@@ -211,7 +211,7 @@ impl Array {
     ///
     /// # Errors
     /// The array still has axes.
-    pub fn only(&self) -> Result<&Cell> {
+    pub(crate) fn only(&self) -> Result<&Cell> {
         match self.axes.as_slice() {
             [] => Ok(&self.cells[0]),
             axes => {
@@ -242,7 +242,7 @@ impl Array {
     ///
     /// # Errors
     /// Those of the function.
-    pub fn zip(&self, other: &Array, of: impl Fn(&Cell, &Cell) -> Result<Cell>) -> Result<Array> {
+    pub(crate) fn zip(&self, other: &Array, of: impl Fn(&Cell, &Cell) -> Result<Cell>) -> Result<Array> {
         let mut axes = self.axes.clone();
         for axis in &other.axes {
             match axes.iter_mut().find(|own| own.name == axis.name) {
@@ -260,7 +260,7 @@ impl Array {
     ///
     /// # Errors
     /// A label that the axis does not have.
-    pub fn keep(&self, name: &str, labels: &[String]) -> Result<Array> {
+    pub(crate) fn keep(&self, name: &str, labels: &[String]) -> Result<Array> {
         let (at, axis) = self
             .axis(name)
             .with_context(|| format!("it has no axis `{name}`"))?;
@@ -276,7 +276,7 @@ impl Array {
 
     /// Drops an axis that has only one label.
     #[must_use]
-    pub fn without(mut self, name: &str) -> Array {
+    pub(crate) fn without(mut self, name: &str) -> Array {
         self.axes.retain(|axis| axis.name != name);
         self
     }
@@ -285,7 +285,7 @@ impl Array {
     ///
     /// # Errors
     /// An axis that this array does not have.
-    pub fn picked(&self, name: &str, which: &Array) -> Result<Array> {
+    pub(crate) fn picked(&self, name: &str, which: &Array) -> Result<Array> {
         let (at, axis) = self
             .axis(name)
             .with_context(|| format!("it has no axis `{name}`"))?;
@@ -316,7 +316,7 @@ impl Array {
     ///
     /// # Errors
     /// An axis that the first array does not have; those of the function.
-    pub fn reduce<T>(
+    pub(crate) fn reduce<T>(
         arrays: &[&Array],
         names: &[String],
         of: impl Fn(&[Axis], Vec<Vec<Cell>>) -> Result<T>,

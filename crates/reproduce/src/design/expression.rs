@@ -28,7 +28,7 @@ const DIGITS_MAX: usize = 17;
 
 /// An expression.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Expression {
+pub(crate) enum Expression {
     /// A number.
     Number(f64),
     /// A word.
@@ -43,7 +43,7 @@ pub enum Expression {
 
 /// The labels that a part selects.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Which {
+pub(crate) enum Which {
     /// One label; the axis is dropped.
     One(Box<Expression>),
     /// These labels.
@@ -120,7 +120,7 @@ impl Expression {
     ///
     /// # Errors
     /// A message about what is wrong.
-    pub fn parse(text: &str) -> Result<Expression> {
+    pub(crate) fn parse(text: &str) -> Result<Expression> {
         let wrong = |what: Error| anyhow!("{what} (in `{}`)", text.trim());
         let mut parser = Parser {
             tokens: tokens(text).map_err(wrong)?,
@@ -140,7 +140,7 @@ impl Expression {
     }
 
     /// Returns the names that the expression uses.
-    pub fn names(&self) -> Vec<&str> {
+    pub(crate) fn names(&self) -> Vec<&str> {
         match self {
             Expression::Number(_) | Expression::Text(_) => Vec::new(),
             Expression::Name(name) => vec![name],
@@ -299,7 +299,7 @@ impl Parser<'_> {
 
 /// A text with expressions in braces, such as `{gain} percent`, split into parts.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Template {
+pub(super) struct Template {
     /// For each expression: the text before it, the expression, and the number of decimals if the template states it.
     pieces: Vec<(String, Expression, Option<usize>)>,
     rest: String,
@@ -310,7 +310,7 @@ impl Template {
     ///
     /// # Errors
     /// An unmatched brace; an invalid expression between braces.
-    pub fn parse(text: &str) -> Result<Template> {
+    pub(super) fn parse(text: &str) -> Result<Template> {
         let (mut pieces, mut rest) = (Vec::new(), text);
         while let Some(open) = rest.find('{') {
             let close = rest[open..].find('}').context("`{` has no `}`")? + open;
@@ -334,7 +334,7 @@ impl Template {
     ///
     /// # Errors
     /// Those of the function.
-    pub fn filled(
+    pub(super) fn filled(
         &self,
         mut shown: impl FnMut(&Expression, Option<usize>) -> Result<String>,
     ) -> Result<String> {
@@ -347,7 +347,7 @@ impl Template {
     }
 
     /// Returns the names that the template uses.
-    pub fn names(&self) -> Vec<&str> {
+    pub(super) fn names(&self) -> Vec<&str> {
         self.pieces
             .iter()
             .flat_map(|(_, expression, _)| expression.names())

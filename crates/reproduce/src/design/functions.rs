@@ -31,7 +31,7 @@ use super::expression::{Expression, Which};
 use homenode_units::stats::{kendall_tau, mean, regret_of, rsd_percent};
 
 /// Resolves names in expressions.
-pub trait Names {
+pub(crate) trait Names {
     /// Returns the array of a name.
     ///
     /// # Errors
@@ -56,7 +56,7 @@ const PLAIN: [&str; 9] = [
 ///
 /// # Errors
 /// A message that says what is wrong.
-pub fn evaluate(expression: &Expression, names: &dyn Names) -> Result<Array> {
+pub(crate) fn evaluate(expression: &Expression, names: &dyn Names) -> Result<Array> {
     match expression {
         Expression::Number(number) => Ok(Array::one(Cell::Number(*number))),
         Expression::Text(text) => Ok(Array::one(Cell::Text(text.clone()))),
@@ -177,7 +177,7 @@ fn call(function: &str, given: &[Expression], names: &dyn Names) -> Result<Array
 ///
 /// # Errors
 /// There is no such profile.
-pub fn profile(name: &str) -> Result<Program> {
+pub(crate) fn profile(name: &str) -> Result<Program> {
     let found = workload::builtin(name).and_then(|workload| workload.program);
     found.with_context(|| format!("there is no profile of {name}"))
 }
@@ -186,7 +186,7 @@ pub fn profile(name: &str) -> Result<Program> {
 ///
 /// # Errors
 /// The machine has none.
-pub fn hardware(machine: &Machine) -> Result<&Hardware> {
+pub(crate) fn hardware(machine: &Machine) -> Result<&Hardware> {
     machine
         .hardware
         .as_ref()
@@ -236,7 +236,7 @@ fn truth(is: bool) -> Cell {
 ///
 /// # Errors
 /// The cell is a word.
-pub fn holds(cell: &Cell) -> Result<bool> {
+pub(crate) fn holds(cell: &Cell) -> Result<bool> {
     Ok(cell.number()?.is_some_and(|number| number != 0.0))
 }
 
@@ -366,7 +366,7 @@ fn pairs(function: &str, first: &Array, second: &Array, axes: &[String]) -> Resu
 }
 
 /// Counts how many times a series falls below the first bound and then rises above the second.
-pub fn zigzags(series: &[f64], below: f64, above: f64) -> usize {
+pub(crate) fn zigzags(series: &[f64], below: f64, above: f64) -> usize {
     let (mut low, mut count) = (false, 0);
     for value in series {
         if *value < below {
@@ -380,7 +380,7 @@ pub fn zigzags(series: &[f64], below: f64, above: f64) -> usize {
 }
 
 /// Returns the coefficient of determination of the least-squares line.
-pub fn r_squared(ys: &[f64], xs: &[f64]) -> Option<f64> {
+pub(crate) fn r_squared(ys: &[f64], xs: &[f64]) -> Option<f64> {
     let (x, y) = (mean(xs.iter().copied())?, mean(ys.iter().copied())?);
     let sum = |of: &dyn Fn(f64, f64) -> f64| xs.iter().zip(ys).map(|(a, b)| of(*a, *b)).sum::<f64>();
     let xy = sum(&|a, b| (a - x) * (b - y));

@@ -21,7 +21,7 @@ const METRICS: [&str; 6] = [
 ];
 
 /// Metrics of a run.
-pub struct Counted {
+pub(crate) struct Counted {
     json: Value,
     more: Named,
 }
@@ -30,7 +30,7 @@ pub struct Counted {
 ///
 /// # Errors
 /// Those of an additional measure.
-pub fn of_run(run: &Run, outcome: &Outcome, more: Option<OfRun>) -> Result<Counted> {
+pub(crate) fn of_run(run: &Run, outcome: &Outcome, more: Option<OfRun>) -> Result<Counted> {
     let mut vcpus = outcome.window.vcpus.iter();
     let vms = run.scenario.vms.iter().zip(&outcome.vms).map(|(spec, report)| {
         let mut counted = [0; 4];
@@ -66,7 +66,7 @@ pub fn of_run(run: &Run, outcome: &Outcome, more: Option<OfRun>) -> Result<Count
 
 impl Counted {
     /// Returns a row for each VM: first these cells, then the figures of the run, then those of the VM.
-    pub fn rows(&self, first: &Row) -> Vec<Row> {
+    pub(crate) fn rows(&self, first: &Row) -> Vec<Row> {
         let mut of_run = first.clone();
         flatten(&self.json, "", &mut of_run);
         let vms = self.json["vms"].as_array().into_iter().flatten();
@@ -106,7 +106,7 @@ const COUNTERS: [&str; 4] = ["instructions", "cycles", "llc_references", "llc_mi
 const SOMETIMES: [&str; 5] = ["permit", "releases", "driver_domain", "memory", "programs"];
 
 /// Returns a metric of one run, as cells with the labels of further axes. Empty if the run does not have the metric.
-pub fn metric(run: &Counted, name: &str) -> Vec<(Labels, Cell)> {
+pub(crate) fn metric(run: &Counted, name: &str) -> Vec<(Labels, Cell)> {
     let path: Vec<&str> = name.split('.').collect();
     let mut found = Vec::new();
     if METRICS.contains(&path[0]) {
@@ -155,7 +155,7 @@ fn walk(value: &Value, path: &[&str], key: &str, labels: &mut Labels, found: &mu
 }
 
 /// Returns the names of all metrics that a run may have.
-pub fn names() -> Vec<String> {
+pub(crate) fn names() -> Vec<String> {
     let of_vm = json!(VmReport::default());
     let of_vm = of_vm
         .as_object()

@@ -10,10 +10,10 @@
 //! - What is wrong with a file is said with its line and what to write instead.
 //! - The same file gives the same runs, whatever the order of its tables.
 
-pub mod array;
+pub(crate) mod array;
 mod expression;
-pub mod functions;
-pub mod measures;
+pub(crate) mod functions;
+pub(crate) mod measures;
 mod report;
 mod scope;
 mod settings;

@@ -21,7 +21,7 @@ use homenode_units::stats::regret;
 /// The test of a shape.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Test {
+pub(super) struct Test {
     /// What is tested: a text.
     name: String,
     /// Axes; there is a test for every combination of their labels.
@@ -42,7 +42,7 @@ pub struct Test {
 /// A table.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct TableOf {
+pub(super) struct TableOf {
     title: String,
     /// Axes; there is a row for every combination of their labels, …
     over: Vec<String>,
@@ -65,7 +65,7 @@ pub struct TableOf {
     untagged,
     expecting = "`[head, expression]`, or `{ each = axis, columns = [[head, expression], …] }`"
 )]
-pub enum Column {
+pub(super) enum Column {
     /// Head and expression, with a column for each label that a row does not fix.
     Plain(String, String),
     /// One or more columns for each label of an axis.
@@ -80,7 +80,7 @@ pub enum Column {
 /// A figure.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct FigureOf {
+pub(super) struct FigureOf {
     pub(super) name: String,
     title: String,
     x: String,
@@ -111,7 +111,7 @@ enum Groups {
     untagged,
     expecting = "`[name, expression]`, `[name, expression, axis]` for means with a whisker, or `{ name = …, points = [[x, y], …] }`"
 )]
-pub enum Series {
+pub(super) enum Series {
     /// Name and expression; there is a series for each label that does not belong to a group.
     Of(String, String),
     /// Name, expression and axis: means along the axis, with whiskers from the minimum to the maximum.
@@ -129,7 +129,7 @@ pub enum Series {
 ///
 /// # Errors
 /// A message: a run that could not be made, a value that was not measured.
-pub fn decision(scope: &Scope<'_>) -> Result<Decision> {
+pub(super) fn decision(scope: &Scope<'_>) -> Result<Decision> {
     let file = &scope.design.file;
     let mut measured = Measured {
         inputs: file.inputs.clone(),
@@ -462,7 +462,7 @@ impl FigureOf {
 }
 
 /// Checks that all expressions and texts parse, that their names and axes are defined, and that names of figures are valid.
-pub fn check(design: &Design) -> Result<(), FileError> {
+pub(super) fn check(design: &Design) -> Result<(), FileError> {
     let file = &design.file;
     names_of_figures(design)?;
     let mut all: Vec<(String, &str, bool)> = Vec::new();

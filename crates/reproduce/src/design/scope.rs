@@ -18,7 +18,7 @@ use crate::work::Outcomes;
 type Measured = Rc<Vec<Option<measures::Counted>>>;
 
 /// An experiment and the outcomes of its runs.
-pub struct Scope<'a> {
+pub(super) struct Scope<'a> {
     pub(super) design: &'a Design,
     outcomes: &'a Outcomes,
     measured: RefCell<BTreeMap<String, Measured>>,
@@ -36,7 +36,7 @@ struct Within<'a> {
 
 impl<'a> Scope<'a> {
     /// Creates a scope from a design and the outcomes of its runs.
-    pub fn new(design: &'a Design, outcomes: &'a Outcomes) -> Scope<'a> {
+    pub(super) fn new(design: &'a Design, outcomes: &'a Outcomes) -> Scope<'a> {
         Scope {
             design,
             outcomes,
@@ -51,7 +51,7 @@ impl<'a> Scope<'a> {
     ///
     /// # Errors
     /// A message that says what is wrong.
-    pub fn value(&self, text: &str) -> Result<Array> {
+    pub(super) fn value(&self, text: &str) -> Result<Array> {
         self.evaluated(&Expression::parse(text)?)
     }
 
@@ -68,7 +68,7 @@ impl<'a> Scope<'a> {
     ///
     /// # Errors
     /// A message that says what is wrong.
-    pub fn text(&self, text: &str, labels: &[(String, String)]) -> Result<String> {
+    pub(super) fn text(&self, text: &str, labels: &[(String, String)]) -> Result<String> {
         Template::parse(text)?.filled(|expression, digits| {
             let own = at(self.evaluated(expression)?, labels)?;
             let shown = |cell: &Cell| match (cell, digits) {
@@ -227,7 +227,7 @@ impl Names for Within<'_> {
 ///
 /// # Errors
 /// None for labels of the array's own axes.
-pub fn at(mut array: Array, labels: &[(String, String)]) -> Result<Array> {
+pub(super) fn at(mut array: Array, labels: &[(String, String)]) -> Result<Array> {
     for (axis, label) in labels {
         if let Some((_, own)) = array.axis(axis) {
             array = match own.labels.contains(label) {

@@ -44,7 +44,7 @@ const TEXT_MAX: usize = 4_096;
 /// Settings of runs. Later settings override earlier ones, key by key; VMs with the same name are the same VM.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Settings {
+pub(super) struct Settings {
     /// Other labels whose settings apply first.
     pub is: Vec<String>,
     /// Words for use in braces: numbers, and texts that may refer to other words.
@@ -80,7 +80,7 @@ pub struct Settings {
 /// Settings under a condition.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct When {
+pub(super) struct When {
     /// The condition, an expression of words and labels.
     #[serde(rename = "if")]
     pub test: String,
@@ -106,7 +106,7 @@ fn text<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
 
 impl Settings {
     /// Layers other settings over these.
-    pub fn lay(&mut self, over: &Settings) {
+    pub(super) fn lay(&mut self, over: &Settings) {
         let words = over.words.iter().map(|(name, word)| (name.clone(), word.clone()));
         self.words.extend(words);
         for (own, over) in [
@@ -155,7 +155,7 @@ impl Settings {
     ///
     /// # Errors
     /// A message about a setting that is invalid for the scenario or the agent.
-    pub fn run(&self, words: &Words<'_>) -> Result<Run> {
+    pub(super) fn run(&self, words: &Words<'_>) -> Result<Run> {
         let one = |text: &Option<String>, otherwise: &str| words.fill(text.as_deref().unwrap_or(otherwise));
         let time = |text: &Option<String>, otherwise: &str| -> Result<Ns> {
             let text = one(text, otherwise)?;
@@ -393,7 +393,7 @@ fn sent_away(event: &Table) -> Result<Vec<Table>> {
 
 /// Resolves the names in a run's settings.
 #[derive(Clone)]
-pub struct Words<'a> {
+pub(super) struct Words<'a> {
     machine: &'a str,
     given: &'a BTreeMap<String, Value>,
     /// Published tables.
@@ -404,14 +404,14 @@ pub struct Words<'a> {
 
 /// Nesting depth of the words that are being filled in, and the number filled in so far.
 #[derive(Default)]
-pub struct Nesting {
+pub(super) struct Nesting {
     depth: Flag<u32>,
     filled: Flag<u32>,
 }
 
 impl<'a> Words<'a> {
     /// Creates the words of a run from its settings, published tables, and labels by axis.
-    pub fn new(
+    pub(super) fn new(
         settings: &'a Settings,
         csv: &'a BTreeMap<String, Named>,
         labels: BTreeMap<String, Cell>,
@@ -481,7 +481,7 @@ impl<'a> Words<'a> {
     ///
     /// # Errors
     /// An expression that cannot be evaluated.
-    pub fn applies(&self, test: &str) -> Result<bool> {
+    pub(super) fn applies(&self, test: &str) -> Result<bool> {
         let names = Expression::parse(test)?;
         let known = |name: &&str| {
             let table = name.split_once('.').map_or("", |(table, _)| table);
@@ -494,7 +494,7 @@ impl<'a> Words<'a> {
     ///
     /// # Errors
     /// An expression that cannot be evaluated.
-    pub fn hold(&self, test: &str) -> Result<bool> {
+    pub(super) fn hold(&self, test: &str) -> Result<bool> {
         holds(&self.value(test)?)
     }
 

@@ -20,7 +20,7 @@ const PERIODS: usize = 7;
 const VCPUS: u16 = 4;
 
 /// Returns `deciding_s` and `reading_s`: CPU seconds per period, for the numbers of VMs on axis `vms`.
-pub fn agent(value: Values<'_>) -> Result<Named> {
+pub(super) fn agent(value: Values<'_>) -> Result<Named> {
     let vms = value("vms")?;
     let mut reading = Vec::new();
     let deciding = vms.map_numbers(|count| {

@@ -12,7 +12,7 @@ const MINUTES: f64 = 181.0;
 /// Returns arrays for the second VM. Along axis `moment`: each `minute` of its second program, and `remote_pages` then.
 /// Along axis `half`: `half_pages`, the remote pages after six minutes and at the end of each half hour. Along axis
 /// `programs`: `start_pages`, the remote pages when each program began.
-pub fn drift(outcome: &Outcome) -> Result<Named> {
+pub(super) fn drift(outcome: &Outcome) -> Result<Named> {
     let guest = outcome.vms.get(1).context("the run has no second VM")?;
     let at_s = |at_ns: u64| at_ns as f64 / 1e9;
     let away = outcome.moments.iter().map(|moment| {

@@ -9,7 +9,7 @@ use crate::design::array::Named;
 use crate::models::{Values, named};
 
 /// Returns `by_access`: the percentage lost, along the experiment's axis `mib`.
-pub fn by_access(value: Values<'_>) -> Result<Named> {
+pub(super) fn by_access(value: Values<'_>) -> Result<Named> {
     let lost = value("mib")?.map_numbers(|mib| Ok(lost_by_alternating(mib as u64)))?;
     Ok(named([("by_access", lost)]))
 }

@@ -20,7 +20,7 @@ const TRIALS: usize = 5;
 
 /// Returns `period_ns`, the time of a period with as many one-vCPU VMs as axis `vms` says, and `state_bytes`, the state per
 /// VM.
-pub fn permits(value: Values<'_>) -> Result<Named> {
+pub(super) fn permits(value: Values<'_>) -> Result<Named> {
     let periods = value("vms")?.map_numbers(|count| Ok(period_ns(count as usize)))?;
     let bytes = Array::one(Cell::Number(size_of::<(VmId, Account)>() as f64));
     Ok(named([("period_ns", periods), ("state_bytes", bytes)]))

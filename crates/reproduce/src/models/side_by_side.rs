@@ -30,7 +30,7 @@ const WARM_NS: f64 = 3e6;
 const COUNTED_NS: f64 = 6e6;
 
 /// Returns `harm`, along axis `program`: what each program costs the others on average, in percent of their pace.
-pub fn harm(value: Values<'_>) -> Result<Named> {
+pub(super) fn harm(value: Values<'_>) -> Result<Named> {
     let machine = preset(MACHINE)?;
     let programs = value("program")?;
     let names = programs.axes[0].labels.iter();
@@ -43,7 +43,7 @@ pub fn harm(value: Values<'_>) -> Result<Named> {
 
 /// Returns `beside_three`, along axis `pair`: how many percent more misses a program has next to three others. The values
 /// `victim` and `neighbour` name the programs.
-pub fn beside_three(value: Values<'_>) -> Result<Named> {
+pub(super) fn beside_three(value: Values<'_>) -> Result<Named> {
     let machine = preset(MACHINE)?;
     let (victims, others) = (value("victim")?, value("neighbour")?);
     let more = victims.zip(&others, |victim, other| {

@@ -15,7 +15,7 @@ const TICKS: usize = 3;
 const TICK_NS: u64 = 10_000_000;
 
 /// Returns `ticks`: misses of the first VM along axes `slice` and `tick`.
-pub fn by_tick(outcome: &Outcome) -> Result<Named> {
+pub(super) fn by_tick(outcome: &Outcome) -> Result<Named> {
     let misses = ticks(&outcome.moments)?.concat();
     let axes = vec![numbered("slice", 1..=SLICES), numbered("tick", 1..=TICKS)];
     Ok(named([("ticks", Array::of_numbers(axes, misses))]))
@@ -23,7 +23,7 @@ pub fn by_tick(outcome: &Outcome) -> Result<Named> {
 
 /// Returns, for the second VM along axis `moment`: `balance`, the balance of its permit's account, and `processor`, the
 /// percent of a CPU that it used until the next moment.
-pub fn by_moment(outcome: &Outcome) -> Result<Named> {
+pub(super) fn by_moment(outcome: &Outcome) -> Result<Named> {
     let moments = &outcome.moments;
     let axis = Axis::new("moment", (0..moments.len()).map(|at| at.to_string()));
     let used = moments.windows(2).map(|pair| {

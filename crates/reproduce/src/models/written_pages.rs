@@ -14,7 +14,7 @@ use crate::models::{Values, named};
 const MACHINE: &str = "i7_pml";
 
 /// Returns `written_pages`, for the programs that value `profile` names, and for the times on axis `seconds`.
-pub fn written_pages(value: Values<'_>) -> Result<Named> {
+pub(super) fn written_pages(value: Values<'_>) -> Result<Named> {
     let pages = value("profile")?.zip(&value("seconds")?, |profile, seconds| {
         let seconds = seconds.number()?.unwrap_or(f64::NAN);
         written(&profile.shown(), seconds).map(Cell::Number)

@@ -124,7 +124,7 @@ const COLUMNS: [HostColumn; 10] = [
 ];
 
 /// Returns the hosts as a table.
-pub fn table(rows: &[Row<'_>], width: usize) -> Table {
+pub(super) fn table(rows: &[Row<'_>], width: usize) -> Table {
     let columns = COLUMNS.iter().map(|(head, rank, align, of)| Column {
         head: (*head).to_owned(),
         shape: Shape {
@@ -138,7 +138,7 @@ pub fn table(rows: &[Row<'_>], width: usize) -> Table {
 }
 
 /// Returns a line about all hosts together.
-pub fn about(rows: &[Row<'_>]) -> String {
+pub(super) fn about(rows: &[Row<'_>]) -> String {
     let silent = rows.iter().filter(|row| row.host.trouble.is_some()).count();
     let waited_for = rows
         .iter()
@@ -159,7 +159,7 @@ pub fn about(rows: &[Row<'_>]) -> String {
 }
 
 /// Returns the page, at most `width` wide and exactly `height` high. The chosen row is among the rows shown.
-pub fn page(
+pub(super) fn page(
     rows: &[Row<'_>],
     chosen: Option<usize>,
     (width, height): (usize, usize),

@@ -10,7 +10,7 @@ use crate::top::view::View;
 const TIME_WIDTH: usize = 9;
 
 /// Returns an event as lines of this width.
-pub fn event(view: &View, wall_ns: i64, happened: &Happened, width: usize) -> Vec<Line<'static>> {
+pub(super) fn event(view: &View, wall_ns: i64, happened: &Happened, width: usize) -> Vec<Line<'static>> {
     let at = wall_ns.saturating_sub_unsigned(happened.age_ns.0);
     let time = (view.clock)(at).format("%H:%M:%S");
     let again = match happened.count {
@@ -22,7 +22,7 @@ pub fn event(view: &View, wall_ns: i64, happened: &Happened, width: usize) -> Ve
 }
 
 /// Returns the last events that fit, each of them whole. If even the last one does not fit, returns as many of its lines as fit.
-pub fn last_events<'a>(
+pub(super) fn last_events<'a>(
     view: &View,
     wall_ns: i64,
     events: impl DoubleEndedIterator<Item = &'a Happened>,

@@ -13,7 +13,7 @@ use crate::table::{Align, Cell, Colours, Column, Shape, Table, UNBOUNDED, cut};
 const BETWEEN: usize = 4;
 
 /// Formats a size in GiB.
-pub fn gib(bytes: homenode_units::Bytes) -> String {
+pub(crate) fn gib(bytes: homenode_units::Bytes) -> String {
     let gib = bytes.as_f64() / homenode_units::Bytes::from_gib(1).as_f64();
     match gib {
         gib if gib >= 1000.0 => format!("{:.1}T", gib / 1024.0),
@@ -23,7 +23,7 @@ pub fn gib(bytes: homenode_units::Bytes) -> String {
 }
 
 /// Formats a rate in GB/s.
-pub fn gigabytes(rate: BytesPerSec) -> String {
+pub(super) fn gigabytes(rate: BytesPerSec) -> String {
     format!("{:.1}", rate.as_f64() / 1e9)
 }
 
@@ -35,7 +35,7 @@ fn waiting(node: &NodeStatus) -> Cell {
 }
 
 /// Returns the traffic of a node's controllers, as a share of what they sustain.
-pub fn load(node: &NodeStatus) -> Option<f64> {
+pub(crate) fn load(node: &NodeStatus) -> Option<f64> {
     let max = node.bandwidth_max_bytes_per_s.filter(|max| max.0 > 0)?;
     Some(node.bandwidth_bytes_per_s?.as_f64() / max.as_f64())
 }
@@ -149,7 +149,11 @@ fn fullest(status: &Status) -> Option<String> {
 }
 
 /// Returns the nodes, with links beside them if there is room. If not all nodes fit, shows those with the most trouble.
-pub fn lines(status: &Status, (width, height): (usize, usize), colours: Colours) -> Vec<Line<'static>> {
+pub(super) fn lines(
+    status: &Status,
+    (width, height): (usize, usize),
+    colours: Colours,
+) -> Vec<Line<'static>> {
     let rows_max = height.saturating_sub(1).max(1);
     let mut shown: Vec<&NodeStatus> = status.nodes.iter().collect();
     let is_cut = shown.len() > rows_max;

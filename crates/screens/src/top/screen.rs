@@ -28,7 +28,7 @@ use crate::top::view::{Page, Prompt, View, When};
 use crate::top::{host, vm_page, vms};
 
 /// The smallest terminal on which the page is shown.
-pub const SMALLEST: (u16, u16) = (40, 10);
+pub(super) const SMALLEST: (u16, u16) = (40, 10);
 /// Number of blanks between VMs and the events beside them.
 const BETWEEN: usize = 3;
 /// Smallest width of events that are shown beside VMs.
@@ -37,7 +37,7 @@ const EVENTS_WIDTH_MIN: usize = 60;
 const HELP_WIDTH: usize = 80;
 
 /// Draws the page.
-pub fn draw(frame: &mut Frame<'_>, view: &View) {
+pub(crate) fn draw(frame: &mut Frame<'_>, view: &View) {
     let area = frame.area();
     let (width, height) = (area.width, area.height);
     let lines = if width < SMALLEST.0 || height < SMALLEST.1 {
@@ -54,7 +54,7 @@ pub fn draw(frame: &mut Frame<'_>, view: &View) {
 }
 
 /// Returns the page, at most `width` wide and exactly `height` high.
-pub fn page(view: &View, width: usize, height: usize) -> Vec<Line<'static>> {
+pub(super) fn page(view: &View, width: usize, height: usize) -> Vec<Line<'static>> {
     let mut lines = vec![title(view, width)];
     if let Some(message) = &view.message {
         let style = view.colours.style(Level::Bad);

@@ -22,7 +22,7 @@ const EVENTS_MAX: usize = 200;
 type Said = (&'static str, String, Level);
 
 /// Returns the page of the chosen VM as lines.
-pub fn lines(view: &View, picture: &Picture, width: usize) -> Vec<Line<'static>> {
+pub(super) fn lines(view: &View, picture: &Picture, width: usize) -> Vec<Line<'static>> {
     let Some((id, name)) = &view.chosen else {
         return vec![Line::raw("no VM is chosen")];
     };

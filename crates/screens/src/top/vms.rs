@@ -133,7 +133,7 @@ impl Choice {
 }
 
 /// Returns the number of vCPUs on each node.
-pub fn vcpus_on(vm: &VmStatus) -> String {
+pub(super) fn vcpus_on(vm: &VmStatus) -> String {
     let on: Vec<String> = vm
         .vcpus_by_node
         .iter()
@@ -143,7 +143,7 @@ pub fn vcpus_on(vm: &VmStatus) -> String {
 }
 
 /// Returns the share of pages on each node.
-pub fn pages_on(vm: &VmStatus) -> Option<String> {
+pub(super) fn pages_on(vm: &VmStatus) -> Option<String> {
     let on = vm.pages_by_node.as_ref()?;
     let total: u64 = on.iter().map(|on| on.pages.0).sum();
     let shares = on
@@ -156,7 +156,7 @@ pub fn pages_on(vm: &VmStatus) -> Option<String> {
 }
 
 /// Returns what a VM used, per slice of 30 ms, of the resource that its permit books.
-pub fn used_per_slice(vm: &VmStatus) -> Option<String> {
+pub(super) fn used_per_slice(vm: &VmStatus) -> Option<String> {
     let units = vm.permit.units_per_slice?;
     let is_bandwidth = vm
         .permit
@@ -172,7 +172,7 @@ pub fn used_per_slice(vm: &VmStatus) -> Option<String> {
 }
 
 /// Returns a VM's permit, marked `OVER` if the VM exceeds it.
-pub fn permit(vm: &VmStatus) -> Option<String> {
+pub(super) fn permit(vm: &VmStatus) -> Option<String> {
     let booked = vm.permit.permit?;
     Some(match vm.permit.standing {
         Some(Standing::Over) => format!("OVER {booked}"),
@@ -181,13 +181,13 @@ pub fn permit(vm: &VmStatus) -> Option<String> {
 }
 
 /// Returns the share of a CPU's time that a quota leaves to each vCPU.
-pub fn quota(vm: &VmStatus) -> Option<f64> {
+pub(super) fn quota(vm: &VmStatus) -> Option<f64> {
     let quota = vm.permit.quota?;
     Some(quota.run_ns.as_secs_f64() / quota.period_ns.as_secs_f64().max(1e-9))
 }
 
 /// Returns the VM's memory; if the memory has a limit, also the maximum.
-pub fn memory(vm: &VmStatus) -> String {
+pub(super) fn memory(vm: &VmStatus) -> String {
     let now = gib(vm.memory_bytes);
     let most = vm
         .memory
@@ -253,7 +253,7 @@ const COLUMNS: [VmColumn; 15] = [
 ];
 
 /// Returns the order in which columns are left out, for the help.
-pub fn dropped_in_order() -> String {
+pub(super) fn dropped_in_order() -> String {
     let mut columns: Vec<&VmColumn> = COLUMNS.iter().filter(|column| column.1 > 0).collect();
     columns.sort_by_key(|column| std::cmp::Reverse(column.1));
     columns
@@ -264,7 +264,7 @@ pub fn dropped_in_order() -> String {
 }
 
 /// Returns a table of these VMs, with the columns that fit into a width.
-pub fn table(vms: &[&VmStatus], width: usize) -> Table {
+pub(super) fn table(vms: &[&VmStatus], width: usize) -> Table {
     let columns = COLUMNS
         .iter()
         .map(|(head, rank, align, is_shown_empty, of)| Column {

@@ -13,7 +13,7 @@ const SETS_MAX: usize = 6;
 
 /// The places that are possible for each VM.
 #[derive(Clone, Debug)]
-pub struct Choices {
+pub(super) struct Choices {
     machine: Machine,
     nodes: Vec<NodeId>,
     /// Minimum number of nodes that each VM needs for its CPUs, in the scenario's order.
@@ -22,7 +22,7 @@ pub struct Choices {
 
 impl Choices {
     /// Returns the possible places for a scenario on a machine.
-    pub fn new(machine: &Machine, scenario: &Scenario) -> Choices {
+    pub(super) fn new(machine: &Machine, scenario: &Scenario) -> Choices {
         let nodes: Vec<NodeId> = machine.home_nodes().iter().collect();
         let cpus = machine.cpus_of(&machine.home_nodes()).len();
         let per_node = (cpus / nodes.len().max(1)).max(1);
@@ -36,7 +36,7 @@ impl Choices {
 
     /// Returns a schedule with one decision per VM. Schedules with a number below [`Choices::STARTS`] are systematic, the
     /// others random.
-    pub fn start(&self, number: usize, chance: &mut Chance) -> Schedule {
+    pub(super) fn start(&self, number: usize, chance: &mut Chance) -> Schedule {
         let mut schedule = Schedule::default();
         let (mut next, count) = (0, self.nodes.len());
         for (vm, least) in self.nodes_min.iter().enumerate() {
@@ -70,7 +70,7 @@ impl Choices {
     }
 
     /// Number of systematic starts.
-    pub const STARTS: usize = 6;
+    pub(super) const STARTS: usize = 6;
 
     fn spread(&self, policy: &str) -> Goal {
         Goal {
@@ -109,7 +109,7 @@ impl Choices {
     /// Returns every place worth trying for one VM while the others stay: unplaced; each node, or random sets of as many
     /// nodes as it needs; a set with one node more; all nodes; memory spread; and the homes of other VMs that have several
     /// nodes.
-    pub fn all_for(&self, vm: usize, schedule: &Schedule, at: Ns, chance: &mut Chance) -> Vec<Goal> {
+    pub(super) fn all_for(&self, vm: usize, schedule: &Schedule, at: Ns, chance: &mut Chance) -> Vec<Goal> {
         let (least, count) = (self.nodes_min[vm], self.nodes.len());
         let mut goals = vec![Goal::default()];
         if least == 1 {
@@ -149,7 +149,7 @@ impl Choices {
     }
 
     /// Returns a schedule that differs from this one from a time on.
-    pub fn change(&self, schedule: &Schedule, at: Ns, chance: &mut Chance) -> Schedule {
+    pub(super) fn change(&self, schedule: &Schedule, at: Ns, chance: &mut Chance) -> Schedule {
         let mut changed = schedule.clone();
         let count = self.nodes_min.len() as u64;
         let vm = chance.below(count) as usize;

@@ -233,7 +233,7 @@ impl Array {
     ///
     /// # Panics
     /// If the number of sets is not a power of two, or a set does not have 1 to 128 ways.
-    pub fn new(shape: Shape) -> Array {
+    pub(crate) fn new(shape: Shape) -> Array {
         let Shape { entries, ways, hash } = shape;
         assert!((1..=WAYS).contains(&ways), "a set has 1 to 128 ways");
         let sets = entries / ways;
@@ -294,7 +294,7 @@ impl Array {
 
     /// Finds an entry, which counts as a use. Returns its slot, and its key with the mark.
     #[inline(always)]
-    pub fn find(&mut self, number: u64, key: u64) -> Option<(usize, u64)> {
+    pub(crate) fn find(&mut self, number: u64, key: u64) -> Option<(usize, u64)> {
         let set = self.set(number);
         let slot = self.slot(set, key)?;
         self.touch(set, slot);
@@ -309,7 +309,7 @@ impl Array {
     /// Like [`Array::find`], for an entry expected in this slot. Returns false, without a use, if it is absent or lacks a
     /// required mark.
     #[inline]
-    pub fn find_at(&mut self, slot: usize, number: u64, key: u64, needs: u64) -> bool {
+    pub(crate) fn find_at(&mut self, slot: usize, number: u64, key: u64, needs: u64) -> bool {
         // The key must match with the mark set; if the mark is not needed, the slot's key may also lack it.
         let there = self.key(slot) ^ (key | MARK) <= MARK ^ needs;
         if there {
@@ -319,13 +319,13 @@ impl Array {
     }
 
     /// Returns true if an entry is present; does not count as a use.
-    pub fn holds(&self, number: u64, key: u64) -> bool {
+    pub(crate) fn holds(&self, number: u64, key: u64) -> bool {
         self.slot(self.set(number), key).is_some()
     }
 
     /// Inserts an entry that is missing; returns its slot.
     #[inline(always)]
-    pub fn fill(&mut self, number: u64, key: u64) -> usize {
+    pub(crate) fn fill(&mut self, number: u64, key: u64) -> usize {
         let set = self.set(number);
         if self.set_rows == 1 {
             let row = &mut self.rows[set];
@@ -344,21 +344,21 @@ impl Array {
     }
 
     /// Adds the mark of a key to its entry, if present. Does not count as a use.
-    pub fn mark(&mut self, number: u64, key: u64) {
+    pub(crate) fn mark(&mut self, number: u64, key: u64) {
         if let Some(slot) = self.slot(self.set(number), key & !MARK) {
             self.rows[slot / LANES].keys[slot % LANES] |= key & MARK;
         }
     }
 
     /// Drops an entry if present.
-    pub fn drop_one(&mut self, number: u64, key: u64) {
+    pub(crate) fn drop_one(&mut self, number: u64, key: u64) {
         if let Some(slot) = self.slot(self.set(number), key) {
             self.empty(slot);
         }
     }
 
     /// Drops all matching entries.
-    pub fn drop_where(&mut self, doomed: impl Fn(u64) -> bool) {
+    pub(crate) fn drop_where(&mut self, doomed: impl Fn(u64) -> bool) {
         for slot in 0..self.slots() {
             if self.key(slot) != EMPTY && doomed(self.key(slot)) {
                 self.empty(slot);
@@ -380,22 +380,22 @@ impl Array {
 
     /// Returns the number of entries it holds.
     #[cfg(test)]
-    pub fn live(&self) -> usize {
+    pub(crate) fn live(&self) -> usize {
         (0..self.slots()).filter(|slot| self.key(*slot) != EMPTY).count()
     }
 
     /// Returns the number of sets if the low bits of a number choose among them; otherwise `None`.
-    pub fn sets_by_low_bits(&self) -> Option<usize> {
+    pub(crate) fn sets_by_low_bits(&self) -> Option<usize> {
         (self.fold == NEVER).then_some(self.sets)
     }
 
     /// Returns its capacity in entries.
-    pub fn entries(&self) -> usize {
+    pub(crate) fn entries(&self) -> usize {
         self.ways * self.sets
     }
 
     /// Returns one past the highest slot. Some slots below it belong to no way.
-    pub fn slots(&self) -> usize {
+    pub(crate) fn slots(&self) -> usize {
         self.rows.len() * LANES
     }
 }

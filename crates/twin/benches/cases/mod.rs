@@ -5,7 +5,7 @@ use homenode_twin::{Backend, Hypervisor, Scenario, Transfer, Twin, VmSpec, workl
 use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Ns};
 
 /// A scenario on a machine.
-pub struct Case {
+pub(crate) struct Case {
     pub name: &'static str,
     pub machine: &'static str,
     pub scenario: Scenario,
@@ -15,7 +15,7 @@ pub struct Case {
 
 impl Case {
     /// Returns the host before its first VM arrives.
-    pub fn twin(&self) -> Twin {
+    pub(crate) fn twin(&self) -> Twin {
         let machine = preset(self.machine).expect("a preset");
         let twin = Twin::new(machine, &self.scenario, 1).expect("the scenario fits");
         if self.every_epoch {
@@ -27,7 +27,7 @@ impl Case {
 }
 
 /// Returns the cases measured second by second.
-pub fn all() -> Vec<Case> {
+pub(crate) fn all() -> Vec<Case> {
     let case = |name, machine, scenario| Case {
         name,
         machine,
@@ -89,7 +89,7 @@ fn hundred(hypervisor: Hypervisor) -> Scenario {
 
 /// 180 minutes of page flipping, as in \[Flip\]: BigBench on 16 vCPUs behind a driver domain, at about a hundredth of its I/O
 /// rate.
-pub fn flipping() -> Case {
+pub(crate) fn flipping() -> Case {
     let node = |node| NodeSet::one(NodeId(node));
     let cpus = |first: u32, count: u32| (first..first + count).map(CpuId).collect::<CpuSet>();
     let mut workload = workload::builtin("bigbench").expect("it comes with the twin");
@@ -121,4 +121,4 @@ pub fn flipping() -> Case {
 }
 
 /// How long [`flipping`] is simulated.
-pub const FLIPPING_LASTS: Ns = Ns::from_secs(180 * 60);
+pub(crate) const FLIPPING_LASTS: Ns = Ns::from_secs(180 * 60);

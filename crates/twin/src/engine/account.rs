@@ -11,7 +11,7 @@ use crate::index::{CpuIx, ThreadIx, VmIx};
 impl Engine {
     /// Returns a copy of the host that is accounted up to now. The host itself stays untouched: rounding would otherwise let each
     /// look at it change what happens later.
-    pub fn settled(&self) -> Engine {
+    pub(crate) fn settled(&self) -> Engine {
         let mut settled = self.clone();
         settled.settle_all();
         settled.transfer((self.now.0 - self.epochs.began.0) as f64);
@@ -19,7 +19,7 @@ impl Engine {
     }
 
     /// Accounts for all CPUs up to now.
-    pub fn settle_all(&mut self) {
+    pub(crate) fn settle_all(&mut self) {
         if self.epochs.settled == self.now {
             return;
         }
@@ -160,7 +160,7 @@ impl Engine {
     }
 
     /// Returns the bytes moved over each link.
-    pub fn link_bytes(&self) -> Vec<f64> {
+    pub(crate) fn link_bytes(&self) -> Vec<f64> {
         let mut links = vec![0.0; self.topology.links.len()];
         let nodes = self.topology.nodes();
         for (from, to) in (0..nodes).flat_map(|from| (0..nodes).map(move |to| (from, to))) {

@@ -75,18 +75,18 @@ pub(super) struct Agenda {
 
 impl Agenda {
     /// Sets a timer.
-    pub fn set(&mut self, at: Ns, timer: Timer) {
+    pub(super) fn set(&mut self, at: Ns, timer: Timer) {
         self.set += 1;
         self.timers.push(Reverse((at, self.set, timer)));
     }
 
     /// Returns the time at which the next timer fires, or the end of time if none is set.
-    pub fn next(&self) -> Ns {
+    pub(super) fn next(&self) -> Ns {
         self.timers.peek().map_or(Ns(u64::MAX), |Reverse((at, ..))| *at)
     }
 
     /// Removes and returns the next timer, which is due.
-    pub fn take(&mut self) -> Option<Timer> {
+    pub(super) fn take(&mut self) -> Option<Timer> {
         self.timers.pop().map(|Reverse((.., timer))| timer)
     }
 }

@@ -15,7 +15,7 @@ pub(super) struct Daemons {
 
 impl Daemons {
     /// Creates an empty set of daemons.
-    pub fn new(seed: u64) -> Daemons {
+    pub(super) fn new(seed: u64) -> Daemons {
         Daemons {
             tasks: Vec::new(),
             left: Vec::new(),
@@ -34,7 +34,7 @@ pub(super) struct Exchanges {
 
 impl Exchanges {
     /// Creates exchanges at this rate.
-    pub fn new(per_minute: f64, seed: u64) -> Exchanges {
+    pub(super) fn new(per_minute: f64, seed: u64) -> Exchanges {
         Exchanges {
             every_ns: if per_minute > 0.0 { 60e9 / per_minute } else { 0.0 },
             chance: Chance::labelled(seed, "exchanges", 0),

@@ -22,7 +22,7 @@ const FAULT_NS: f64 = 100e3;
 
 impl Vm {
     /// Returns the use that the VM's guest has for memory at its present stage.
-    pub fn needs(&self) -> Needs {
+    pub(crate) fn needs(&self) -> Needs {
         match self.stage {
             Stage::Booting | Stage::Program => Needs::Program,
             Stage::Absent | Stage::Ended | Stage::Gone => Needs::Kernel,
@@ -38,7 +38,7 @@ impl Vm {
 
 impl Engine {
     /// Limits a VM to this much memory until its lease is over; returns whether the limit changed.
-    pub fn set_memory(&mut self, vm: VmIx, memory: Bytes, until: Ns) -> bool {
+    pub(crate) fn set_memory(&mut self, vm: VmIx, memory: Bytes, until: Ns) -> bool {
         let owner = &mut self.vms[vm];
         let before = owner
             .limits
@@ -59,7 +59,7 @@ impl Engine {
     }
 
     /// Lifts a VM's memory limit. Its pages return as they are used.
-    pub fn give_back_memory(&mut self, vm: VmIx) {
+    pub(crate) fn give_back_memory(&mut self, vm: VmIx) {
         if let Some(limit) = self.vms[vm].limits.memory.take() {
             self.resize(vm, limit.before);
             self.version += 1;
@@ -137,7 +137,7 @@ impl Engine {
     }
 
     /// Returns what a VM's guest would report about its memory.
-    pub fn guest_memory(&self, vm: &Vm) -> homenode_host::GuestMemory {
+    pub(crate) fn guest_memory(&self, vm: &Vm) -> homenode_host::GuestMemory {
         let of = |needs| Pages(vm.memory.resident(needs)).to_bytes();
         let usable = vm.memory_bytes.saturating_sub(of(vm.needs()));
         homenode_host::GuestMemory {

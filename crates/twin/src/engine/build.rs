@@ -94,7 +94,12 @@ impl Guests<'_> {
 }
 
 impl Engine {
-    pub fn new(machine: &Machine, scenario: &Scenario, seed: u64, epoch: Ns) -> Result<Engine, TwinError> {
+    pub(crate) fn new(
+        machine: &Machine,
+        scenario: &Scenario,
+        seed: u64,
+        epoch: Ns,
+    ) -> Result<Engine, TwinError> {
         scenario.check_on(machine)?;
         let (topology, hardware) = Topology::new(machine)?;
         let (nodes, cpus) = (topology.nodes(), topology.cpus.len());

@@ -16,7 +16,7 @@ pub(crate) struct Busiest {
 }
 
 impl Busiest {
-    pub fn new(links: usize) -> Busiest {
+    pub(crate) fn new(links: usize) -> Busiest {
         Busiest {
             sum: 0.0,
             seconds: 0.0,
@@ -26,13 +26,13 @@ impl Busiest {
     }
 
     /// Whether the period is over. It ends with the first epoch that makes it long enough.
-    pub fn due(&self, now: Ns) -> bool {
+    pub(crate) fn due(&self, now: Ns) -> bool {
         now.0 - self.since.0 >= PERIOD.0
     }
 
     /// Adds the load of the period that [`Busiest::due`] has found to be over. `links` is what each link has carried since the
     /// start, in bytes; `caps` is each link's bandwidth in bytes per nanosecond, infinite if unknown.
-    pub fn look(&mut self, now: Ns, links: Vec<f64>, caps: &[f64]) {
+    pub(crate) fn look(&mut self, now: Ns, links: Vec<f64>, caps: &[f64]) {
         let ns = (now.0 - self.since.0) as f64;
         let loads = links.iter().zip(&self.links).zip(caps);
         let most = loads

@@ -8,7 +8,7 @@ use super::totals::Totals;
 
 impl Engine {
     /// Panics unless the counts of pages, time, bytes, lines and run queues add up.
-    pub fn check(&self) {
+    pub(crate) fn check(&self) {
         self.scheduler.queues.check();
         self.check_pages();
         self.check_time();
@@ -86,7 +86,7 @@ impl Engine {
     }
 
     /// Describes the state of every CPU, for the message of a stuck engine.
-    pub fn dump(&self) -> String {
+    pub(crate) fn dump(&self) -> String {
         let mut text = format!(
             "at {} ns, epoch ends {}, scheduler {}, next timer {}",
             self.now.0,

@@ -32,7 +32,7 @@ pub(crate) struct Epochs {
 
 impl Epochs {
     /// Creates the epochs of `caches` caches at time 0.
-    pub fn new(length: Ns, caches: usize) -> Epochs {
+    pub(crate) fn new(length: Ns, caches: usize) -> Epochs {
         let cadence = Cadence {
             began: Ns::ZERO,
             stride: length,
@@ -50,7 +50,7 @@ impl Epochs {
     }
 
     /// Notes that a CPU of a cache now does something else, so the cache is brought up to date at the next boundary.
-    pub fn unsettle(&mut self, llc: usize, now: Ns) {
+    pub(crate) fn unsettle(&mut self, llc: usize, now: Ns) {
         let soon = self.next_boundary(now);
         let cadence = &mut self.cadences[llc];
         cadence.due = cadence.due.min(soon);
@@ -58,7 +58,7 @@ impl Epochs {
     }
 
     /// Has latencies solved again at the next boundary, because the load on memory has changed.
-    pub fn solve_soon(&mut self, now: Ns) {
+    pub(crate) fn solve_soon(&mut self, now: Ns) {
         self.dirty = true;
         self.end = self.end.min(self.next_boundary(now));
     }

@@ -22,7 +22,7 @@ pub(super) struct Figures {
 
 impl Figures {
     /// Returns the figures of a scenario on a machine with this many nodes.
-    pub fn new(
+    pub(super) fn new(
         scenario: &Scenario,
         hardware: &Hardware,
         fabric: &Fabric,

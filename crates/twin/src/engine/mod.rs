@@ -136,12 +136,12 @@ pub(crate) struct Engine {
 
 impl Engine {
     /// Solves in every epoch from now on: a reference for speed, and for the accuracy that skipping solutions costs.
-    pub fn solve_every_epoch(&mut self) {
+    pub(crate) fn solve_every_epoch(&mut self) {
         self.epochs.always_solve = true;
     }
 
     /// Simulates up to a point in time.
-    pub fn run_until(&mut self, end: Ns) {
+    pub(crate) fn run_until(&mut self, end: Ns) {
         let mut silent = 0;
         while self.now < end {
             let (cpu, work) = self.pace.first_end();

@@ -31,7 +31,7 @@ pub(crate) struct Alike {
 
 impl Engine {
     /// Moves up to `pages` pages of a VM from some nodes to others while simulated time passes. Returns how many moved.
-    pub fn move_pages(&mut self, vm: VmIx, from: &[usize], to: &[usize], pages: u64) -> u64 {
+    pub(crate) fn move_pages(&mut self, vm: VmIx, from: &[usize], to: &[usize], pages: u64) -> u64 {
         let page_ns = self.page_move_ns(vm, from, to);
         self.let_move(vm, pages, page_ns, |engine, budget| {
             let memory = &mut engine.vms[vm].memory;
@@ -40,7 +40,7 @@ impl Engine {
     }
 
     /// Moves pages of some classes from node to node while simulated time passes. Returns how many moved.
-    pub fn move_alike(&mut self, vm: VmIx, moves: &[Alike]) -> u64 {
+    pub(crate) fn move_alike(&mut self, vm: VmIx, moves: &[Alike]) -> u64 {
         let pages: u64 = moves.iter().map(|alike| alike.pages).sum();
         let line_ns = |alike: &Alike| {
             let latency = |reader, memory| self.fabric.latency_between(reader, memory);

@@ -54,7 +54,7 @@ pub(super) struct Pace {
 
 impl Pace {
     /// Returns the pace of `cpus` CPUs that do not run anything yet.
-    pub fn new(cpus: usize, sharers: IxVec<TaskIx, Sharer>, paging: IxVec<VmIx, Paging>) -> Pace {
+    pub(super) fn new(cpus: usize, sharers: IxVec<TaskIx, Sharer>, paging: IxVec<VmIx, Paging>) -> Pace {
         Pace {
             speeds: IxVec::filled(Speed::default(), cpus),
             ends: IxVec::filled(Ns(u64::MAX), cpus),
@@ -67,7 +67,7 @@ impl Pace {
     }
 
     /// Returns the CPU whose task completes first, and when; the lowest-numbered CPU if several do.
-    pub fn first_end(&self) -> (CpuIx, Ns) {
+    pub(super) fn first_end(&self) -> (CpuIx, Ns) {
         let mut soonest = (CpuIx(0), Ns(u64::MAX));
         for (cpu, end) in self.ends.placed() {
             if *end < soonest.1 {
@@ -78,7 +78,7 @@ impl Pace {
     }
 
     /// Whether a CPU's demand on caches was zero when latencies were solved and is still zero.
-    pub fn asks_nothing(&self, cpu: CpuIx, runs: bool) -> bool {
+    pub(super) fn asks_nothing(&self, cpu: CpuIx, runs: bool) -> bool {
         let now = if runs { self.speeds[cpu].cost.accesses } else { 0.0 };
         now == 0.0 && self.solved[cpu].cost.accesses == 0.0
     }

@@ -26,7 +26,7 @@ impl Engine {
     ///
     /// # Errors
     /// Why the VM cannot have the policy, and what to do instead. Nothing is changed in this case.
-    pub fn set_memory_policy(&mut self, vm: VmIx, policy: MemoryPolicy) -> Result<(), &'static str> {
+    pub(crate) fn set_memory_policy(&mut self, vm: VmIx, policy: MemoryPolicy) -> Result<(), &'static str> {
         let owner = &self.vms[vm];
         let native = owner.memory.view == View::Truth;
         if native && policy.migration == Migration::AutoNuma {

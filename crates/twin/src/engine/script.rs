@@ -52,7 +52,7 @@ pub(super) struct Migration {
 
 impl Script {
     /// Creates the script of a checked scenario.
-    pub fn new(scenario: &Scenario, machine: &Machine) -> Script {
+    pub(crate) fn new(scenario: &Scenario, machine: &Machine) -> Script {
         let position = |vm: &str| scenario.vms.iter().position(|spec| spec.name == vm).map(VmIx);
         let events = scenario.events.iter().map(|event| Event {
             at: event.at,
@@ -84,7 +84,7 @@ impl Script {
     }
 
     /// Whether an event will start a VM.
-    pub fn starts_something(&self) -> bool {
+    pub(crate) fn starts_something(&self) -> bool {
         self.starts_left > 0
     }
 

@@ -14,7 +14,7 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    pub fn new(nodes: usize, links: usize) -> Totals {
+    pub(crate) fn new(nodes: usize, links: usize) -> Totals {
         Totals {
             nodes,
             read: vec![0.0; nodes * nodes],
@@ -24,18 +24,18 @@ impl Totals {
     }
 
     /// Counts bytes that a CPU or device of node `writer` wrote to the memory of node `memory`.
-    pub fn write(&mut self, writer: usize, memory: usize, bytes: f64) {
+    pub(crate) fn write(&mut self, writer: usize, memory: usize, bytes: f64) {
         self.written[writer * self.nodes + memory] += bytes;
     }
 
     /// Counts bytes that node `to` copied from the memory of node `from` to its own.
-    pub fn copy(&mut self, from: usize, to: usize, bytes: f64) {
+    pub(crate) fn copy(&mut self, from: usize, to: usize, bytes: f64) {
         self.read[to * self.nodes + from] += bytes;
         self.write(to, to, bytes);
     }
 
     /// Returns the bytes moved by each node's controllers.
-    pub fn controllers(&self) -> Vec<f64> {
+    pub(crate) fn controllers(&self) -> Vec<f64> {
         let mut controllers = vec![0.0; self.nodes];
         for (at, bytes) in self.read.iter().chain(&self.written).enumerate() {
             controllers[at % self.nodes] += bytes;
@@ -44,7 +44,7 @@ impl Totals {
     }
 
     /// Returns the bytes that went from one node to another.
-    pub fn between(&self, from: usize, to: usize) -> f64 {
+    pub(crate) fn between(&self, from: usize, to: usize) -> f64 {
         self.read[to * self.nodes + from] + self.written[from * self.nodes + to]
     }
 }

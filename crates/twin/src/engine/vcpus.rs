@@ -231,7 +231,7 @@ impl Engine {
     }
 
     /// Limits a VM's vCPUs to a quota from now on, or lifts the limit. Renewing a quota changes only its lease.
-    pub fn set_quota(&mut self, vm: VmIx, lease: Option<Lease>) {
+    pub(crate) fn set_quota(&mut self, vm: VmIx, lease: Option<Lease>) {
         let before = std::mem::replace(&mut self.vms[vm].limits.quota, lease);
         let quota = lease.map(|lease| lease.quota);
         if quota == before.map(|before| before.quota) {
@@ -245,7 +245,7 @@ impl Engine {
     }
 
     /// Accounts for what ran and sets the speed of what runs now, after the scheduler has acted.
-    pub fn after_scheduling(&mut self) {
+    pub(crate) fn after_scheduling(&mut self) {
         self.apply_segments();
         let mut switched = std::mem::take(&mut self.scheduler.queues.switched);
         for cpu in switched.drain(..) {

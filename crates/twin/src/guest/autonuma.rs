@@ -195,7 +195,7 @@ pub(crate) fn one_process(threads: usize) -> Vec<Range<usize>> {
 
 impl Autonuma {
     /// Creates the AutoNUMA for a program whose processes are these ranges of threads.
-    pub fn new(processes: Vec<Range<usize>>, memory: &VmMemory, chance: Chance) -> Autonuma {
+    pub(crate) fn new(processes: Vec<Range<usize>>, memory: &VmMemory, chance: Chance) -> Autonuma {
         Autonuma {
             number: 0,
             groups: Group::all(processes, memory),
@@ -205,14 +205,14 @@ impl Autonuma {
     }
 
     /// Scans for a group. See [`Group::scan`].
-    pub fn scan(&mut self, group: usize, memory: &mut VmMemory, scene: &mut Scene<'_>) -> Scan {
+    pub(crate) fn scan(&mut self, group: usize, memory: &mut VmMemory, scene: &mut Scene<'_>) -> Scan {
         let scan = self.groups[group].scan(memory, scene, &mut self.chance);
         self.counts.add(&scan.counts);
         scan
     }
 
     /// Starts over for another program, about which the kernel knows nothing.
-    pub fn begin(&mut self, number: u32, processes: Vec<Range<usize>>, memory: &VmMemory) {
+    pub(crate) fn begin(&mut self, number: u32, processes: Vec<Range<usize>>, memory: &VmMemory) {
         self.number = number;
         self.groups = Group::all(processes, memory);
     }
@@ -227,7 +227,7 @@ fn bounds(pages: u64) -> (f64, f64) {
 
 impl Autonuma {
     /// Whether the kernel has seen enough faults to prefer nodes.
-    pub fn prefers(&self) -> bool {
+    pub(crate) fn prefers(&self) -> bool {
         self.groups.iter().any(|group| group.prefers)
     }
 }

@@ -117,7 +117,7 @@ pub(crate) struct ClassUse {
 }
 
 impl ClassUse {
-    pub fn used_by(&self, thread: ThreadIx) -> bool {
+    pub(crate) fn used_by(&self, thread: ThreadIx) -> bool {
         match self.users {
             Users::Kernel | Users::Nobody => false,
             Users::One(owner) => owner == thread,
@@ -125,7 +125,7 @@ impl ClassUse {
         }
     }
 
-    pub fn pages(&self) -> u64 {
+    pub(crate) fn pages(&self) -> u64 {
         self.on.iter().sum()
     }
 }
@@ -177,7 +177,7 @@ pub(crate) struct VmMemory {
 impl VmMemory {
     /// Creates the memory of a VM that has touched no page. Returns it, and what each thread will touch at boot and then in its
     /// program.
-    pub fn new(
+    pub(crate) fn new(
         nodes: usize,
         vcpus: usize,
         boot: Bytes,
@@ -225,7 +225,7 @@ impl VmMemory {
     }
 
     /// Adds a program, which replaces an ended one. Returns what each thread will touch in it.
-    pub fn add_program(&mut self, program: &Program) -> Touches {
+    pub(crate) fn add_program(&mut self, program: &Program) -> Touches {
         let (nodes, vcpus) = (self.nodes, self.threads);
         let kernel = self.regions.iter().flat_map(|region| &region.classes);
         let mut frames = kernel.map(|class| class.pages_planned).sum();
@@ -281,7 +281,7 @@ impl VmMemory {
 
     /// Gives the program's pages the guest frames from `frame` on, if the VM has enough frames. Linux allocates memory above 4
     /// GiB first.
-    pub fn lie_from(&mut self, frame: u64, frames: u64) {
+    pub(crate) fn lie_from(&mut self, frame: u64, frames: u64) {
         let kernel = self.regions[0]
             .classes
             .iter()
@@ -301,12 +301,12 @@ impl VmMemory {
     }
 
     /// Returns the number of pages that the guest has touched and that are not in swap.
-    pub fn touched(&self) -> u64 {
+    pub(crate) fn touched(&self) -> u64 {
         self.regions.iter().map(Region::touched).sum()
     }
 
     /// Distributes newly touched pages of a region over its classes: evenly, because threads touch parts of each class.
-    pub fn by_class(&self, region: usize, pages: u64) -> Vec<u64> {
+    pub(crate) fn by_class(&self, region: usize, pages: u64) -> Vec<u64> {
         let room: Vec<u64> = self.regions[region]
             .classes
             .iter()
@@ -320,19 +320,19 @@ impl VmMemory {
     }
 
     /// Returns the guest frame of the next page of a class.
-    pub fn next_frame(&self, region: usize, class: usize) -> u64 {
+    pub(crate) fn next_frame(&self, region: usize, class: usize) -> u64 {
         let class = &self.regions[region].classes[class];
         class.first_frame + class.present()
     }
 
     /// Adds pages of a class that were touched for the first time and placed on a node.
-    pub fn touch(&mut self, region: usize, class: usize, node: usize, pages: u64) {
+    pub(crate) fn touch(&mut self, region: usize, class: usize, node: usize, pages: u64) {
         self.regions[region].classes[class].on[node] += pages;
         self.stale = true;
     }
 
     /// Returns the number of classes of the program's regions.
-    pub fn classes(&self) -> usize {
+    pub(crate) fn classes(&self) -> usize {
         self.program_classes().count()
     }
 
@@ -343,7 +343,7 @@ impl VmMemory {
     }
 
     /// Returns every class of the program as [`ClassUse`], in order of guest frames.
-    pub fn class_uses(&self) -> Vec<ClassUse> {
+    pub(crate) fn class_uses(&self) -> Vec<ClassUse> {
         let class_use = |(region, class): (&Region, &Class)| ClassUse {
             first_frame: class.first_frame,
             users: region.users,
@@ -354,7 +354,7 @@ impl VmMemory {
     }
 
     /// Moves pages of a class on behalf of a kernel. `class` is its position among the program's classes.
-    pub fn move_class(&mut self, by: By, class: usize, from: usize, to: usize, pages: u64) {
+    pub(crate) fn move_class(&mut self, by: By, class: usize, from: usize, to: usize, pages: u64) {
         let of_program = self
             .regions
             .iter_mut()
@@ -375,12 +375,12 @@ impl VmMemory {
     }
 
     /// Whether a kernel moves pages only among the guest's own frames, without taking any from the host.
-    pub fn keeps_frames(&self, by: By) -> bool {
+    pub(crate) fn keeps_frames(&self, by: By) -> bool {
         by == By::Guest && self.owns_frames
     }
 
     /// Whether the guest knows the node of each of its frames.
-    pub fn finds_frames(&self) -> bool {
+    pub(crate) fn finds_frames(&self) -> bool {
         matches!(
             self.view,
             View::Truth
@@ -393,7 +393,7 @@ impl VmMemory {
 
     /// Whether a kernel may move pages by itself. It may not if pages are bound to nodes, or if it believes that each page is on
     /// the node that it requested.
-    pub fn movable_by(&self, by: By) -> bool {
+    pub(crate) fn movable_by(&self, by: By) -> bool {
         match by {
             By::Guest if self.owns_frames => self.turns.is_none() && self.finds_frames(),
             By::Guest => self.turns.is_none() && (self.view != View::Truth || self.home.is_none()),
@@ -402,7 +402,7 @@ impl VmMemory {
     }
 
     /// Returns how many free pages a kernel finds on a node. `free` is the host's number of free pages there.
-    pub fn room_for(&self, by: By, node: usize, free: u64) -> u64 {
+    pub(crate) fn room_for(&self, by: By, node: usize, free: u64) -> u64 {
         match by {
             By::Guest if self.owns_frames => self.free_list[node],
             By::Guest => free.min(self.view.room(node)),
@@ -411,14 +411,14 @@ impl VmMemory {
     }
 
     /// Returns the number of pages on each node, over all regions, the free list and the pool.
-    pub fn pages(&self) -> Vec<u64> {
+    pub(crate) fn pages(&self) -> Vec<u64> {
         let mut sum = vec![0; self.nodes];
         self.count_pages(&mut sum);
         sum
     }
 
     /// Counts the pages on each node into `sum`.
-    pub fn count_pages(&self, sum: &mut [u64]) {
+    pub(crate) fn count_pages(&self, sum: &mut [u64]) {
         sum.copy_from_slice(&self.free_list);
         for (sum, pages) in sum.iter_mut().zip(self.pool.iter().flatten()) {
             *sum += pages;
@@ -431,12 +431,12 @@ impl VmMemory {
     }
 
     /// Returns the share of a thread's memory accesses that go to each node. The shares are equal if no page is touched yet.
-    pub fn weights(&self, thread: ThreadIx) -> &[f64] {
+    pub(crate) fn weights(&self, thread: ThreadIx) -> &[f64] {
         &self.weights[thread.0 * self.nodes..(thread.0 + 1) * self.nodes]
     }
 
     /// Returns the share of a thread's accesses that go to memory which all threads use.
-    pub fn shared_share(&self, thread: ThreadIx) -> f64 {
+    pub(crate) fn shared_share(&self, thread: ThreadIx) -> f64 {
         let mine = self
             .regions
             .iter()
@@ -453,12 +453,12 @@ impl VmMemory {
     }
 
     /// Whether pages were touched or moved since the weights were last computed.
-    pub fn stale(&self) -> bool {
+    pub(crate) fn stale(&self) -> bool {
         self.stale
     }
 
     /// Brings the weights up to date.
-    pub fn refresh(&mut self) {
+    pub(crate) fn refresh(&mut self) {
         self.weigh();
         if std::mem::take(&mut self.stale) {
             self.exchanged = 0;
@@ -466,7 +466,7 @@ impl VmMemory {
     }
 
     /// Brings the weights up to date within an epoch. They still count as stale at its end.
-    pub fn weigh(&mut self) {
+    pub(crate) fn weigh(&mut self) {
         if !self.stale {
             return;
         }
@@ -496,7 +496,7 @@ impl VmMemory {
 
     /// Moves up to `pages` pages from the nodes `leave` to the nodes `to`. The pages are drawn evenly from all pages on `leave`.
     /// `room` is the number of free pages of each node and is reduced as they are used. Returns (from, to, pages) for what moved.
-    pub fn migrate(
+    pub(crate) fn migrate(
         &mut self,
         leave: &[usize],
         to: &[usize],
@@ -533,7 +533,7 @@ impl VmMemory {
 
     /// Moves up to `pages` pages from `from` to `to` on behalf of the host, all of the class that guest frame `frame` belongs to.
     /// Returns how many moved: 0 if no class of the guest's has that frame.
-    pub fn move_alike(&mut self, frame: u64, from: usize, to: usize, pages: u64) -> u64 {
+    pub(crate) fn move_alike(&mut self, frame: u64, from: usize, to: usize, pages: u64) -> u64 {
         let mut classes = self.regions.iter_mut().flat_map(|region| &mut region.classes);
         let class = classes
             .find(|class| (class.first_frame..class.first_frame + class.pages_planned).contains(&frame));
@@ -546,7 +546,7 @@ impl VmMemory {
     }
 
     /// Returns how many pages the guest cannot spare, whether they are touched or not.
-    pub fn needed(&self, needs: Needs) -> u64 {
+    pub(crate) fn needed(&self, needs: Needs) -> u64 {
         let needed = self.regions.iter().filter(|region| region.is_needed(needs));
         needed
             .flat_map(|region| &region.classes)
@@ -556,7 +556,7 @@ impl VmMemory {
 
     /// Releases up to `pages` pages: first free pages, except as many as the guest will need, then pages drawn evenly from all
     /// that the guest can spare. Returns the number of pages taken from each node.
-    pub fn give_back(&mut self, pages: u64, needs: Needs, chance: &mut Chance) -> Vec<u64> {
+    pub(crate) fn give_back(&mut self, pages: u64, needs: Needs, chance: &mut Chance) -> Vec<u64> {
         let needed = self.regions.iter().filter(|region| region.is_needed(needs));
         let present: u64 = needed
             .flat_map(|region| &region.classes)
@@ -566,7 +566,7 @@ impl VmMemory {
     }
 
     /// Releases pages like [`VmMemory::give_back`], but spares no free pages.
-    pub fn give_back_all(&mut self, pages: u64, needs: Needs, chance: &mut Chance) -> Vec<u64> {
+    pub(crate) fn give_back_all(&mut self, pages: u64, needs: Needs, chance: &mut Chance) -> Vec<u64> {
         self.take_spare(pages, 0, needs, chance)
     }
 
@@ -591,7 +591,7 @@ impl VmMemory {
     }
 
     /// Panics if a class has more pages than were planned for it.
-    pub fn check(&self) {
+    pub(crate) fn check(&self) {
         for class in self.regions.iter().flat_map(|region| &region.classes) {
             assert!(
                 class.present() <= class.pages_planned,

@@ -35,7 +35,13 @@ pub(crate) struct ReleaseCounts {
 }
 
 impl Releases {
-    pub fn new(calls: ReleaseCalls, per_instruction: f64, threads: usize, seed: u64, vm: VmIx) -> Releases {
+    pub(crate) fn new(
+        calls: ReleaseCalls,
+        per_instruction: f64,
+        threads: usize,
+        seed: u64,
+        vm: VmIx,
+    ) -> Releases {
         let mut chance = Chance::labelled(seed, "releases", vm.0);
         Releases {
             calls,
@@ -50,7 +56,7 @@ impl Releases {
 
     /// Fills one queue as a guest does and reads it as the hypervisor does. Every other entry releases one of `used` frames; the
     /// other entries allocate free frames.
-    pub fn queue(&mut self, used: u64, frames: u64) -> Outcome {
+    pub(crate) fn queue(&mut self, used: u64, frames: u64) -> Outcome {
         let of = self.chance.below(PARTITIONS as u64);
         let per_queue = |frames: u64| (frames / PARTITIONS as u64).max(1);
         let (used, frames) = (per_queue(used), per_queue(frames));

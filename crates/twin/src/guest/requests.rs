@@ -28,14 +28,14 @@ impl Default for RequestTimes {
 
 impl RequestTimes {
     /// Counts one request.
-    pub fn note(&mut self, took: Ns) {
+    pub(crate) fn note(&mut self, took: Ns) {
         let above = libm::log((took.as_f64() / LEAST_NS).max(1.0)) / libm::log(STEP);
         self.classes[(libm::ceil(above) as usize).min(CLASSES - 1)] += 1;
         self.sum_ns += took.as_f64();
     }
 
     /// Subtracts the counts of an earlier state.
-    pub fn less(&mut self, earlier: &RequestTimes) {
+    pub(crate) fn less(&mut self, earlier: &RequestTimes) {
         for (now, then) in self.classes.iter_mut().zip(&*earlier.classes) {
             *now -= then;
         }
@@ -43,19 +43,19 @@ impl RequestTimes {
     }
 
     /// Returns the number of requests.
-    pub fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.classes.iter().map(|count| u64::from(*count)).sum()
     }
 
     /// Returns the mean duration of the requests in nanoseconds, or `None` if there were none.
-    pub fn mean_ns(&self) -> Option<f64> {
+    pub(crate) fn mean_ns(&self) -> Option<f64> {
         let count = self.count();
         (count > 0).then(|| self.sum_ns / count as f64)
     }
 
     /// Returns the time, in nanoseconds, within which this share of the requests was done: up to 5 percent too long. Returns
     /// `None` if there were none.
-    pub fn quantile_ns(&self, share: f64) -> Option<f64> {
+    pub(crate) fn quantile_ns(&self, share: f64) -> Option<f64> {
         let wanted = (self.count() as f64 * share).max(1.0);
         let mut sum = 0.0;
         let is_reached = |count: &u32| {

@@ -55,7 +55,7 @@ pub(crate) struct Thread {
 }
 
 impl Thread {
-    pub fn new(shared_share: f64) -> Thread {
+    pub(crate) fn new(shared_share: f64) -> Thread {
         Thread {
             doing: Doing::Idle,
             left: 0.0,
@@ -75,7 +75,7 @@ impl Thread {
     }
 
     /// Carries over the counts of an earlier life of the thread's VM. A timer that is set will still fire.
-    pub fn counts_on(&mut self, earlier: &Thread) {
+    pub(crate) fn counts_on(&mut self, earlier: &Thread) {
         self.timer_set = earlier.timer_set;
         self.instructions = earlier.instructions;
         self.cycles = earlier.cycles;
@@ -85,13 +85,13 @@ impl Thread {
     }
 
     /// Begins to run instructions of the thread's program, up to the next request.
-    pub fn compute(&mut self, instructions: f64) {
+    pub(crate) fn compute(&mut self, instructions: f64) {
         self.doing = Doing::Computing;
         self.left = self.requests.cut(instructions);
     }
 
     /// Whether the vCPU has something to run.
-    pub fn runnable(&self) -> bool {
+    pub(crate) fn runnable(&self) -> bool {
         !matches!(
             self.doing,
             Doing::Idle | Doing::AtBarrier | Doing::WaitingForIo | Doing::Resting
@@ -99,7 +99,7 @@ impl Thread {
     }
 
     /// Continues with the next region to touch. Returns true if there was one.
-    pub fn next_touch(&mut self, ns_per_page: f64) -> bool {
+    pub(crate) fn next_touch(&mut self, ns_per_page: f64) -> bool {
         while let Some(touch) = self.touches.pop() {
             if touch.pages > 0 {
                 self.doing = Doing::Touching { touch, ns_per_page };
@@ -113,7 +113,7 @@ impl Thread {
 
     /// Returns how many whole pages `progress` more pages of touching complete. At the end of a touch `left` is 0 and every page
     /// has been handed out.
-    pub fn pages_completed(&mut self, progress: f64) -> u64 {
+    pub(crate) fn pages_completed(&mut self, progress: f64) -> u64 {
         let Doing::Touching { touch, .. } = &mut self.doing else {
             return 0;
         };

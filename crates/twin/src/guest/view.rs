@@ -52,7 +52,7 @@ pub(crate) enum Told {
 
 impl View {
     /// Returns what the guest of a VM knows before it has booted.
-    pub fn of(spec: &VmSpec, hypervisor: Hypervisor) -> View {
+    pub(crate) fn of(spec: &VmSpec, hypervisor: Hypervisor) -> View {
         let told = match (hypervisor, spec.vnuma) {
             (Hypervisor::Native, _) => return View::Truth,
             (_, Vnuma::None) => return View::Blind,
@@ -67,7 +67,7 @@ impl View {
     }
 
     /// Boots a guest with `pages` pages on a host of `nodes` nodes. Its vCPUs are on the nodes `on`, which have memory.
-    pub fn boot(&mut self, on: Vec<usize>, nodes: usize, pages: u64) {
+    pub(crate) fn boot(&mut self, on: Vec<usize>, nodes: usize, pages: u64) {
         if let View::Virtual { of_vcpu, room, .. } = self {
             let mut vcpus = vec![0; nodes];
             for node in &on {
@@ -79,12 +79,12 @@ impl View {
     }
 
     /// Whether the guest chooses nodes at all.
-    pub fn chooses(&self) -> bool {
+    pub(crate) fn chooses(&self) -> bool {
         *self != View::Blind
     }
 
     /// Returns the node that the guest believes a vCPU's CPU is on; `real` is the true one.
-    pub fn node_of(&self, vcpu: ThreadIx, real: usize) -> usize {
+    pub(crate) fn node_of(&self, vcpu: ThreadIx, real: usize) -> usize {
         match self {
             View::Virtual {
                 told: Told::AtBoot,
@@ -96,7 +96,7 @@ impl View {
     }
 
     /// Returns the nodes that the guest knows, ascending; `all` is the host's nodes with memory.
-    pub fn nodes(&self, all: &[usize]) -> Vec<usize> {
+    pub(crate) fn nodes(&self, all: &[usize]) -> Vec<usize> {
         match self {
             View::Blind | View::Truth => all.to_vec(),
             View::Virtual { of_vcpu, .. } => {
@@ -109,7 +109,7 @@ impl View {
     }
 
     /// Returns how many pages the guest has left on a node; unlimited if it does not count them.
-    pub fn room(&self, node: usize) -> u64 {
+    pub(crate) fn room(&self, node: usize) -> u64 {
         match self {
             View::Blind | View::Truth => u64::MAX,
             View::Virtual { room, .. } => room[node],
@@ -117,7 +117,7 @@ impl View {
     }
 
     /// Notes that the guest moved pages from one of its nodes to another that had room.
-    pub fn moved(&mut self, from: usize, to: usize, pages: u64) {
+    pub(crate) fn moved(&mut self, from: usize, to: usize, pages: u64) {
         if let View::Virtual { room, .. } = self {
             room[from] += pages;
             room[to] -= pages;
@@ -125,7 +125,7 @@ impl View {
     }
 
     /// Returns pages to the guest's room on a node.
-    pub fn give_back(&mut self, node: usize, pages: u64) {
+    pub(crate) fn give_back(&mut self, node: usize, pages: u64) {
         if let View::Virtual { room, .. } = self {
             room[node] += pages;
         }
@@ -133,7 +133,7 @@ impl View {
 
     /// Takes pages from virtual nodes. Pages that do not fit on the wanted node go to the nearest node with room. `wanted` is
     /// indexed by node; `near` lists for each node the others, nearest first.
-    pub fn take(&mut self, wanted: &mut [u64], near: &[Vec<usize>]) {
+    pub(crate) fn take(&mut self, wanted: &mut [u64], near: &[Vec<usize>]) {
         let View::Virtual { room, .. } = self else { return };
         let mut over = vec![0; wanted.len()];
         for ((wanted, room), over) in wanted.iter_mut().zip(room.iter_mut()).zip(&mut over) {

@@ -147,7 +147,7 @@ pub(crate) struct HostCare {
 
 impl HostCare {
     /// Returns how many times per page the kernel does work that it does once for a huge page and once for each other page.
-    pub fn per_page(&self) -> f64 {
+    pub(crate) fn per_page(&self) -> f64 {
         1.0 - self.huge + self.huge / HUGE_PAGES
     }
 }
@@ -205,13 +205,13 @@ pub(crate) struct Life {
 
 impl Course {
     /// Returns how long the program ran, in seconds; `None` if it has not ended.
-    pub fn runtime_s(&self) -> Option<f64> {
+    pub(crate) fn runtime_s(&self) -> Option<f64> {
         let (started, ended) = (self.started?, self.ended?);
         Some(Ns(ended.0 - started.0).as_secs_f64())
     }
 
     /// Whether the program is the VM's only one.
-    pub fn is_only(&self) -> bool {
+    pub(crate) fn is_only(&self) -> bool {
         self.ran.is_empty() && self.then.is_empty()
     }
 
@@ -291,7 +291,7 @@ fn processes(program: Option<&Program>, vcpus: usize) -> Vec<Range<usize>> {
 }
 
 impl Vm {
-    pub fn new(
+    pub(crate) fn new(
         spec: &VmSpec,
         hypervisor: Hypervisor,
         workload: Workload,
@@ -366,18 +366,18 @@ impl Vm {
     }
 
     /// Returns the task of the vCPU that a thread runs on.
-    pub fn task(&self, thread: ThreadIx) -> TaskIx {
+    pub(crate) fn task(&self, thread: ThreadIx) -> TaskIx {
         TaskIx(self.first_vcpu.0 + thread.0)
     }
 
     /// Returns the tasks of the VM's vCPUs, in order.
-    pub fn tasks(&self) -> impl ExactSizeIterator<Item = TaskIx> + Clone + use<> {
+    pub(crate) fn tasks(&self) -> impl ExactSizeIterator<Item = TaskIx> + Clone + use<> {
         let first = self.first_vcpu.0;
         (first..first + self.threads.len()).map(TaskIx)
     }
 
     /// Returns the page mover of the guest's own kernel or of the host's.
-    pub fn autonuma_by(&self, by: By) -> Option<&Autonuma> {
+    pub(crate) fn autonuma_by(&self, by: By) -> Option<&Autonuma> {
         match by {
             By::Guest => self.autonuma.as_ref(),
             By::Host => self.host.autonuma.as_ref(),
@@ -385,22 +385,22 @@ impl Vm {
     }
 
     /// Returns the page movers of the guest's own kernel and of the host's.
-    pub fn page_movers(&self) -> impl Iterator<Item = &Autonuma> {
+    pub(crate) fn page_movers(&self) -> impl Iterator<Item = &Autonuma> {
         self.autonuma.iter().chain(&self.host.autonuma)
     }
 
     /// Whether the VM is on the host.
-    pub fn present(&self) -> bool {
+    pub(crate) fn present(&self) -> bool {
         !matches!(self.stage, Stage::Absent | Stage::Gone)
     }
 
     /// Whether the VM has a program that has not ended.
-    pub fn busy(&self) -> bool {
+    pub(crate) fn busy(&self) -> bool {
         self.course.program.is_some() && self.course.ended.is_none() && self.stage != Stage::Gone
     }
 
     /// Carries over the counts and the random stream of an earlier life of this VM.
-    pub fn counts_on(&mut self, earlier: &Vm) {
+    pub(crate) fn counts_on(&mut self, earlier: &Vm) {
         self.life = earlier.life + 1;
         self.earlier = earlier.lives().collect();
         if let (Some(autonuma), Some(earlier)) = (&mut self.autonuma, &earlier.autonuma) {
@@ -423,7 +423,7 @@ impl Vm {
     }
 
     /// Starts the VM: every vCPU has something to boot.
-    pub fn boot(&mut self, now: Ns) {
+    pub(crate) fn boot(&mut self, now: Ns) {
         self.stage = Stage::Booting;
         self.arrived = Some(now);
         for (at, (thread, touches)) in self.threads.iter_mut().zip(&self.boots).enumerate() {
@@ -435,7 +435,7 @@ impl Vm {
     }
 
     /// Ends what a vCPU was doing. Returns what the vCPU does next.
-    pub fn next(&mut self, thread: ThreadIx, now: Ns) -> Next {
+    pub(crate) fn next(&mut self, thread: ThreadIx, now: Ns) -> Next {
         match self.threads[thread].doing {
             Doing::Touching { ns_per_page, .. } => {
                 if self.threads[thread].next_touch(ns_per_page) {
@@ -473,7 +473,7 @@ impl Vm {
     }
 
     /// Wakes an idle vCPU to handle its kernel's timers.
-    pub fn housekeep(&mut self, thread: ThreadIx) {
+    pub(crate) fn housekeep(&mut self, thread: ThreadIx) {
         self.threads[thread].doing = Doing::Housekeeping;
         self.threads[thread].left = HOUSEKEEPING_RUN.as_f64();
     }
@@ -517,7 +517,7 @@ impl Vm {
     }
 
     /// Begins the VM's next program, if there is one, after the last has ended. Frees the last program's memory.
-    pub fn begin_next(&mut self, now: Ns) -> Option<Next> {
+    pub(crate) fn begin_next(&mut self, now: Ns) -> Option<Next> {
         let next = self.course.then.pop_front()?;
         self.course.ran.extend(self.program_report());
         self.memory.end_program();
@@ -553,7 +553,7 @@ impl Vm {
     }
 
     /// Returns the VM's starts so far, the present one last.
-    pub fn lives(&self) -> impl Iterator<Item = Life> {
+    pub(crate) fn lives(&self) -> impl Iterator<Item = Life> {
         let now = self.arrived.map(|arrived| Life {
             arrived,
             left: self.left,
@@ -570,7 +570,7 @@ impl Vm {
     }
 
     /// Returns the programs that the VM has begun since its start.
-    pub fn programs(&self) -> impl Iterator<Item = ProgramReport> {
+    pub(crate) fn programs(&self) -> impl Iterator<Item = ProgramReport> {
         self.course.ran.iter().cloned().chain(self.program_report())
     }
 
@@ -587,7 +587,7 @@ impl Vm {
     }
 
     /// Counts pages that the VM's program touched, by node.
-    pub fn count_touched(&mut self, placed: &[u64]) {
+    pub(crate) fn count_touched(&mut self, placed: &[u64]) {
         let home = self.memory.home.as_deref();
         for (node, pages) in placed.iter().enumerate() {
             self.course.touched.0 += pages;
@@ -598,13 +598,13 @@ impl Vm {
     }
 
     /// Returns the size of the VM's I/O pool at creation.
-    pub fn pool_at_start(&self) -> Option<u64> {
+    pub(crate) fn pool_at_start(&self) -> Option<u64> {
         let pool = self.channel.as_ref()?.pool.as_ref()?;
         Some(pool.config.initial.to_pages().0)
     }
 
     /// Whether other vCPUs change what they do when this one finishes, because it is the last to boot or to arrive at a barrier.
-    pub fn is_last(&self) -> bool {
+    pub(crate) fn is_last(&self) -> bool {
         match self.stage {
             Stage::Booting => self.booted + 1 == self.threads.len(),
             _ => self.course.at_barrier + 1 == self.program_threads(),
@@ -761,7 +761,7 @@ impl Vm {
     }
 
     /// Returns the factors on a thread's LLC accesses and cycles at present: those of its program's phase times those of events.
-    pub fn phase(&self, thread: ThreadIx) -> (f64, f64) {
+    pub(crate) fn phase(&self, thread: ThreadIx) -> (f64, f64) {
         // Most programs have no phases. They need not compute their progress.
         let phases = self.course.program.as_ref().map(|program| &program.phases);
         let (accesses, cycles) = match phases {

@@ -39,7 +39,7 @@ pub(crate) struct Paging {
 
 impl Paging {
     /// Returns the cost for a program mapped in pages of this size, in a guest or on the bare machine.
-    pub fn new(hw: &Hardware, page: Bytes, program: &Program, in_guest: bool) -> Paging {
+    pub(crate) fn new(hw: &Hardware, page: Bytes, program: &Program, in_guest: bool) -> Paging {
         let entries = if page > Bytes(homenode_units::PAGE_BYTES) {
             hw.tlb_entries_2m
         } else {
@@ -93,7 +93,7 @@ pub(crate) enum Sibling {
 
 impl CoreCost {
     /// Returns the cost of a program's instructions, scaled by a phase's factors, with this part of the LLC.
-    pub fn of(
+    pub(crate) fn of(
         program: &Program,
         phase: (f64, f64),
         hw: &Hardware,
@@ -127,7 +127,7 @@ impl CoreCost {
     }
 
     /// Whether any part of this cost differs from the other cost by more than this share.
-    pub fn differs(&self, other: &CoreCost, share: f64) -> bool {
+    pub(crate) fn differs(&self, other: &CoreCost, share: f64) -> bool {
         let off = |a: f64, b: f64| (a - b).abs() > share * a;
         off(self.busy_cycles, other.busy_cycles)
             || off(self.misses, other.misses)
@@ -147,7 +147,7 @@ impl CoreCost {
     }
 
     /// Returns nanoseconds per instruction when a miss takes `latency_ns`.
-    pub fn ns_per_instruction(&self, clock_ghz: f64, latency_ns: f64) -> f64 {
+    pub(crate) fn ns_per_instruction(&self, clock_ghz: f64, latency_ns: f64) -> f64 {
         self.busy_cycles / clock_ghz + self.waits * latency_ns
     }
 }

@@ -117,7 +117,7 @@ fn dot(latencies: &[f64], weights: &[f64]) -> f64 {
 }
 
 impl Fabric {
-    pub fn new(topology: &Topology, hw: &Hardware, line_bytes: f64) -> Fabric {
+    pub(crate) fn new(topology: &Topology, hw: &Hardware, line_bytes: f64) -> Fabric {
         let nodes = topology.nodes();
         let controller = |(cap, ns): (&f64, &f64)| Resource::new(*ns, hw.memory_curve, *cap);
         // A hop without latency could not hold the load below the link's capacity.
@@ -151,18 +151,18 @@ impl Fabric {
     }
 
     /// Returns the mean latency of accesses by a CPU of `node` that are spread over the nodes' memory according to `weights`.
-    pub fn latency_ns(&self, node: usize, weights: &[f64]) -> f64 {
+    pub(crate) fn latency_ns(&self, node: usize, weights: &[f64]) -> f64 {
         let row = &self.latency[node * self.nodes..(node + 1) * self.nodes];
         dot(row, weights)
     }
 
     /// Returns the latency of an access from a CPU's node to a memory node.
-    pub fn latency_between(&self, cpu_node: usize, memory_node: usize) -> f64 {
+    pub(crate) fn latency_between(&self, cpu_node: usize, memory_node: usize) -> f64 {
         self.latency[cpu_node * self.nodes + memory_node]
     }
 
     /// Returns the links from one node to another, as positions in [`Topology::links`].
-    pub fn route(&self, from: usize, to: usize) -> impl Iterator<Item = usize> + '_ {
+    pub(crate) fn route(&self, from: usize, to: usize) -> impl Iterator<Item = usize> + '_ {
         self.routes[from * self.nodes + to]
             .iter()
             .map(|resource| resource - self.nodes)
@@ -179,13 +179,13 @@ impl Fabric {
     }
 
     /// Begins a new solution without threads.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.flows.clear();
         self.weights.clear();
     }
 
     /// Adds a thread that runs on a CPU of `node`; returns its number in this solution.
-    pub fn add(&mut self, node: usize, cost: &CoreCost, write_share: f64, weights: &[f64]) -> usize {
+    pub(crate) fn add(&mut self, node: usize, cost: &CoreCost, write_share: f64, weights: &[f64]) -> usize {
         let excess = if self.scattered_excess > 0.0 && cost.misses > 0.0 {
             self.scattered_excess * cost.scattered / cost.misses
         } else {
@@ -204,7 +204,7 @@ impl Fabric {
     }
 
     /// Solves for the latencies at which the added threads run.
-    pub fn solve(&mut self, copying: &[Copying]) {
+    pub(crate) fn solve(&mut self, copying: &[Copying]) {
         for _ in 0..STEPS_MAX {
             self.sum_loads(copying);
             let change = answer(&mut self.resources, &self.loads);
@@ -225,7 +225,7 @@ impl Fabric {
     }
 
     /// Returns the share of its speed that throughput limits leave a thread of the solution (nearly always 1).
-    pub fn granted(&self, flow: usize) -> f64 {
+    pub(crate) fn granted(&self, flow: usize) -> f64 {
         self.granted.get(flow).copied().unwrap_or(1.0)
     }
 

@@ -50,7 +50,7 @@ const POINTS: usize = 1024;
 const ABSENT: usize = usize::MAX;
 
 /// Returns the number of age classes that describe a policy.
-pub fn classes(replacement: Replacement) -> usize {
+pub(crate) fn classes(replacement: Replacement) -> usize {
     match replacement {
         Replacement::Random => 1,
         Replacement::Lru | Replacement::PseudoLru | Replacement::NotRecentlyUsed | Replacement::QuadAge => {

@@ -29,7 +29,7 @@ pub(super) struct Resource {
 }
 
 impl Resource {
-    pub fn new(idle_ns: f64, curve: LoadCurve, capacity: f64) -> Resource {
+    pub(super) fn new(idle_ns: f64, curve: LoadCurve, capacity: f64) -> Resource {
         Resource {
             idle_ns,
             now_ns: idle_ns,

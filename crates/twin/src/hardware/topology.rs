@@ -42,7 +42,7 @@ pub(crate) struct Topology {
 }
 
 impl Topology {
-    pub fn new(machine: &Machine) -> Result<(Topology, Hardware), TwinError> {
+    pub(crate) fn new(machine: &Machine) -> Result<(Topology, Hardware), TwinError> {
         let missing = |what: String| TwinError::MissingFigure {
             machine: machine.name.clone(),
             what,
@@ -123,14 +123,14 @@ impl Topology {
     }
 
     /// Returns the last-level caches of these CPUs, ascending.
-    pub fn llcs_of(&self, cpus: &[CpuIx]) -> Vec<usize> {
+    pub(crate) fn llcs_of(&self, cpus: &[CpuIx]) -> Vec<usize> {
         let mut llcs: Vec<usize> = cpus.iter().map(|cpu| self.cpus[*cpu].llc).collect();
         llcs.sort_unstable();
         llcs.dedup();
         llcs
     }
 
-    pub fn nodes(&self) -> usize {
+    pub(crate) fn nodes(&self) -> usize {
         self.node_cpus.len()
     }
 }

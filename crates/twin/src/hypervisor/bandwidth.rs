@@ -39,7 +39,7 @@ pub(super) struct Bandwidth {
 }
 
 impl Bandwidth {
-    pub fn new(quota: Ns, period: Ns, cpus: usize) -> Bandwidth {
+    pub(super) fn new(quota: Ns, period: Ns, cpus: usize) -> Bandwidth {
         Bandwidth {
             quota_ns: quota.0.cast_signed(),
             period,
@@ -53,18 +53,18 @@ impl Bandwidth {
     }
 
     /// Charges the group for time that it ran on a CPU.
-    pub fn charge(&mut self, cpu: CpuIx, ns: u64) {
+    pub(super) fn charge(&mut self, cpu: CpuIx, ns: u64) {
         self.parts[cpu] -= ns.cast_signed();
     }
 
     /// Whether the group may not run on a CPU before the next period.
-    pub fn throttled(&self, cpu: CpuIx) -> bool {
+    pub(super) fn throttled(&self, cpu: CpuIx) -> bool {
         self.throttled[cpu]
     }
 
     /// Returns how long the group may run on a CPU from now, after taking time from the pool if needed. 0 means that it is
     /// throttled there.
-    pub fn grant(&mut self, cpu: CpuIx, now: Ns) -> u64 {
+    pub(super) fn grant(&mut self, cpu: CpuIx, now: Ns) -> u64 {
         if self.parts[cpu] <= 0 {
             if self.period_end == NEVER {
                 self.pool_ns = self.quota_ns;
@@ -80,7 +80,7 @@ impl Bandwidth {
     }
 
     /// Notes that the group no longer has a runnable vCPU on a CPU.
-    pub fn leave(&mut self, cpu: CpuIx, now: Ns) {
+    pub(super) fn leave(&mut self, cpu: CpuIx, now: Ns) {
         let rest = self.parts[cpu] - KEPT_NS;
         if rest <= 0 {
             return;
@@ -92,12 +92,12 @@ impl Bandwidth {
         }
     }
 
-    pub fn next_event(&self) -> Ns {
+    pub(super) fn next_event(&self) -> Ns {
         self.period_end.min(self.deal_at)
     }
 
     /// Begins a period, or deals out the returned time, if either is due.
-    pub fn handle_event(&mut self, now: Ns) {
+    pub(super) fn handle_event(&mut self, now: Ns) {
         if self.period_end <= now {
             if !self.used && !self.throttled.contains(&true) {
                 self.period_end = NEVER;

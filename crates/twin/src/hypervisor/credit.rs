@@ -164,7 +164,7 @@ pub(crate) struct Credit {
 }
 
 impl Credit {
-    pub fn new(cpus: usize, nodes: usize) -> Credit {
+    pub(super) fn new(cpus: usize, nodes: usize) -> Credit {
         let cpu = Cpu {
             slice_end: NEVER,
             since: Ns::ZERO,
@@ -197,17 +197,17 @@ impl Credit {
 
     /// Sets a vCPU's soft affinity: the CPUs that it prefers among those that it may run on.
     #[cfg(test)]
-    pub fn set_preferred(&mut self, task: TaskIx, preferred: CpuIxSet) {
+    pub(super) fn set_preferred(&mut self, task: TaskIx, preferred: CpuIxSet) {
         self.vcpus[task].preferred = Some(preferred);
     }
 
     /// Caps a VM, in percent of one CPU, in addition to the cap that it has, or lifts that additional cap.
-    pub fn set_cap(&mut self, vm: VmIx, cap_percent: Option<u32>) {
+    pub(super) fn set_cap(&mut self, vm: VmIx, cap_percent: Option<u32>) {
         self.domains[vm.0 + 1].cap_now_percent = cap_percent;
     }
 
     /// Sets a vCPU's standing according to its VM's permit: OVER keeps it from running.
-    pub fn set_standing(&mut self, queues: &mut Queues, task: TaskIx, standing: Standing, now: Ns) {
+    pub(super) fn set_standing(&mut self, queues: &mut Queues, task: TaskIx, standing: Standing, now: Ns) {
         self.vcpus[task].over = standing == Standing::Over;
         match standing {
             Standing::Over => self.park(queues, task, now),

@@ -59,7 +59,7 @@ impl Load {
         self.weight / self.cpus
     }
 
-    pub fn per_task(&self) -> u64 {
+    pub(super) fn per_task(&self) -> u64 {
         self.weight / self.tasks.max(1)
     }
 }
@@ -75,7 +75,7 @@ pub(super) struct Pull {
 impl Domain {
     /// Whether a CPU balances in a tick. Idle CPUs are staggered according to their numbers. In the kernel the turn of a busy CPU
     /// depends on all earlier turns. Here it is drawn at random once per interval, so that turns do not keep step with slices.
-    pub fn has_turn(&self, cpu: CpuIx, level: usize, idle: bool, tick: u64) -> bool {
+    pub(super) fn has_turn(&self, cpu: CpuIx, level: usize, idle: bool, tick: u64) -> bool {
         if idle {
             return (tick + cpu.0 as u64).is_multiple_of(self.interval);
         }
@@ -85,7 +85,7 @@ impl Domain {
     }
 
     /// Returns what a group's balancing CPU should pull, given the loads of all groups.
-    pub fn pull_to(&self, local: usize, loads: &[Load]) -> Option<Pull> {
+    pub(super) fn pull_to(&self, local: usize, loads: &[Load]) -> Option<Pull> {
         if loads[local].idle_cpus > 0 {
             self.pull_to_idle(local, loads)
         } else {
@@ -184,7 +184,7 @@ fn tolerated(topology: &Topology) -> u64 {
 
 impl Domains {
     /// Creates the domains. `balances` says whether the kernel accepts small imbalances between nodes.
-    pub fn new(topology: &Topology, balances: bool) -> Domains {
+    pub(super) fn new(topology: &Topology, balances: bool) -> Domains {
         let mut domains = Vec::new();
         let mut of_cpu = IxVec::filled(Vec::new(), topology.cpus.len());
         for cpus in topology.node_cpus.iter().filter(|cpus| !cpus.is_empty()) {
@@ -262,12 +262,12 @@ impl Domains {
     }
 
     /// Returns [`Domain::tolerated`] between nodes.
-    pub fn tolerated(&self) -> u64 {
+    pub(super) fn tolerated(&self) -> u64 {
         self.domains.last().map_or(0, |nodes| nodes.tolerated)
     }
 
     /// Discards what is known of the domains of these CPUs, because their loads may have changed.
-    pub fn forget(&mut self, touched: &mut CpuIxSet) {
+    pub(super) fn forget(&mut self, touched: &mut CpuIxSet) {
         while let Some(cpu) = touched.first() {
             touched.remove(cpu);
             for domain in &self.of_cpu[cpu] {
@@ -277,14 +277,14 @@ impl Domains {
     }
 
     /// Notes that a run queue has changed: loads may be uneven.
-    pub fn changed(&mut self, now: Ns) {
+    pub(super) fn changed(&mut self, now: Ns) {
         if std::mem::take(&mut self.even) {
             self.tick = now.0 / TICK.0;
         }
     }
 
     /// Returns when the next tick is due, which is never while loads are even.
-    pub fn next_tick(&self) -> Ns {
+    pub(super) fn next_tick(&self) -> Ns {
         if self.even {
             NEVER
         } else {

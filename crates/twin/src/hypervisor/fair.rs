@@ -94,7 +94,7 @@ pub(crate) struct Fair {
 impl Fair {
     /// Creates the scheduler. `balances` says whether the kernel is a present one that balances memory; such a kernel balances
     /// tasks less between nodes.
-    pub fn new(topology: &Topology, balances: bool) -> Fair {
+    pub(super) fn new(topology: &Topology, balances: bool) -> Fair {
         let cpus = topology.cpus.len();
         // 1 + floor(log2(min(cpus, 8))): 4 if there are 8 or more CPUs.
         let factor = u64::from(1 + cpus.min(8).ilog2());
@@ -196,7 +196,7 @@ impl Fair {
     }
 
     /// Limits a vCPU to a quota per period from now on, or lifts the limit.
-    pub fn set_quota(&mut self, queues: &mut Queues, task: TaskIx, quota: Option<(Ns, Ns)>, now: Ns) {
+    pub(super) fn set_quota(&mut self, queues: &mut Queues, task: TaskIx, quota: Option<(Ns, Ns)>, now: Ns) {
         let cpu = queues.tasks[task].cpu;
         self.settle(queues, cpu, now);
         self.quotas[task] = quota.map(|(run, period)| Bandwidth::new(run, period, self.trees.len()));

@@ -83,7 +83,7 @@ pub(crate) struct HostMemory {
 }
 
 impl HostMemory {
-    pub fn new(total: Vec<u64>) -> HostMemory {
+    pub(crate) fn new(total: Vec<u64>) -> HostMemory {
         HostMemory {
             free: total.clone(),
             wanted: vec![0; total.len()],
@@ -93,14 +93,14 @@ impl HostMemory {
     }
 
     /// Returns the nodes with memory.
-    pub fn nodes(&self) -> Vec<usize> {
+    pub(crate) fn nodes(&self) -> Vec<usize> {
         (0..self.total.len())
             .filter(|node| self.total[*node] > 0)
             .collect()
     }
 
     /// Deals out all pages of a newly created VM in pieces of this kind. An earlier check has made sure that they fit.
-    pub fn create(&mut self, vm: &mut VmMemory, pages: u64, pieces: Pieces) {
+    pub(crate) fn create(&mut self, vm: &mut VmMemory, pages: u64, pieces: Pieces) {
         let mut stretches = Vec::new();
         for (pages, turns) in pieces.stretches(pages) {
             self.deal_out(vm, pages, turns, &mut stretches);
@@ -110,7 +110,7 @@ impl HostMemory {
 
     /// Gives a VM up to `pages` pages as its own, as far as there are free pages. They come in turn from all nodes that have
     /// some, the VM's home nodes first.
-    pub fn give(&mut self, vm: &mut VmMemory, pages: u64) {
+    pub(crate) fn give(&mut self, vm: &mut VmMemory, pages: u64) {
         let pages = pages.min(self.free.iter().sum());
         self.deal_out(vm, pages, &[1], &mut Vec::new());
         vm.owns_frames |= pages > 0;
@@ -158,7 +158,7 @@ impl HostMemory {
 
     /// Places all pages of a newly created VM on its home, and those that do not fit on the nearest nodes. An earlier check has
     /// made sure that they fit.
-    pub fn own(&mut self, topology: &Topology, vm: &mut VmMemory, pages: u64) {
+    pub(crate) fn own(&mut self, topology: &Topology, vm: &mut VmMemory, pages: u64) {
         let home = vm.home.clone().unwrap_or_default();
         let mut left = pages;
         let mut next = vm.next_home;
@@ -185,7 +185,7 @@ impl HostMemory {
 
     /// Places `pages` pages of a region that a VM touches for the first time, and adds them to `placed` by node. An earlier check
     /// of the scenario has made sure that there is room.
-    pub fn touch(
+    pub(crate) fn touch(
         &mut self,
         topology: &Topology,
         vm: &mut VmMemory,
@@ -200,7 +200,7 @@ impl HostMemory {
     }
 
     /// Places pages of one class, given by its region and number.
-    pub fn touch_class(
+    pub(crate) fn touch_class(
         &mut self,
         topology: &Topology,
         vm: &mut VmMemory,
@@ -336,7 +336,7 @@ impl HostMemory {
     }
 
     /// Takes back the pages of a VM that leaves.
-    pub fn release(&mut self, pages: &[u64]) {
+    pub(crate) fn release(&mut self, pages: &[u64]) {
         for (free, pages) in self.free.iter_mut().zip(pages) {
             *free += pages;
         }

@@ -68,7 +68,7 @@ pub(crate) struct Permits {
 
 impl Permits {
     /// Opens the ledger for VMs with these permits. Returns `None` if no VM has a permit.
-    pub fn new(
+    pub(crate) fn new(
         enforcer: Enforcer,
         clock_khz: u64,
         line_bytes: f64,
@@ -96,23 +96,23 @@ impl Permits {
     }
 
     /// Returns the permit that a VM booked.
-    pub fn permit(&self, vm: VmIx) -> Option<Permit> {
+    pub(crate) fn permit(&self, vm: VmIx) -> Option<Permit> {
         self.booked[vm].as_ref().map(|booked| booked.permit)
     }
 
     /// Returns a VM's account.
-    pub fn account(&self, vm: VmIx) -> Option<&Account> {
+    pub(crate) fn account(&self, vm: VmIx) -> Option<&Account> {
         self.booked[vm].as_ref().map(|booked| &booked.account)
     }
 
     /// Begins a tick.
-    pub fn tick(&mut self) {
+    pub(crate) fn tick(&mut self) {
         self.ticks += 1;
     }
 
     /// Resets the account of a VM that has left the host, in case a VM comes back under its name. Returns the measure that lets
     /// the VM run again.
-    pub fn forget(&mut self, vm: VmIx) -> Measure {
+    pub(crate) fn forget(&mut self, vm: VmIx) -> Measure {
         let Some(booked) = &mut self.booked[vm] else {
             return Measure::None;
         };
@@ -130,7 +130,7 @@ impl Permits {
     }
 
     /// Debits a VM for its counters since the last tick, lets it earn, and returns the measure to apply.
-    pub fn settle(&mut self, vm: VmIx, readings: Vec<Reading>) -> Measure {
+    pub(crate) fn settle(&mut self, vm: VmIx, readings: Vec<Reading>) -> Measure {
         let Some(booked) = &mut self.booked[vm] else {
             return Measure::None;
         };

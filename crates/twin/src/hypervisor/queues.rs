@@ -51,12 +51,12 @@ pub(crate) struct Task {
 
 impl Task {
     /// Returns the time that the task has waited for a CPU, up to `now`.
-    pub fn waiting_ns(&self, now: Ns) -> u64 {
+    pub(crate) fn waiting_ns(&self, now: Ns) -> u64 {
         self.waiting_ns + self.stretch(Run::Waiting, now)
     }
 
     /// Returns the time that a limit has kept the task from running, up to `now`.
-    pub fn throttled_ns(&self, now: Ns) -> u64 {
+    pub(crate) fn throttled_ns(&self, now: Ns) -> u64 {
         self.throttled_ns + self.stretch(Run::Throttled, now)
     }
 
@@ -121,7 +121,7 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    pub fn new(topology: &Topology) -> Queues {
+    pub(crate) fn new(topology: &Topology) -> Queues {
         let llcs = topology.cpus.iter().map(|cpu| cpu.llc + 1).max().unwrap_or(0);
         let mut llc_cores = vec![Vec::new(); llcs];
         for (core, members) in topology.core_cpus.iter().enumerate() {
@@ -160,12 +160,12 @@ impl Queues {
     }
 
     /// Adds a VM and returns its number.
-    pub fn add_vm(&mut self) -> VmIx {
+    pub(crate) fn add_vm(&mut self) -> VmIx {
         self.vcpus.push(Vcpus::default())
     }
 
     /// Adds a sleeping task that may run on these CPUs.
-    pub fn add(&mut self, allowed: CpuIxSet, vm: Option<VmIx>) -> TaskIx {
+    pub(crate) fn add(&mut self, allowed: CpuIxSet, vm: Option<VmIx>) -> TaskIx {
         let cpu = allowed.iter().next().expect("a task may run somewhere");
         let task = self.tasks.push(Task {
             run: Run::Sleeping,
@@ -187,22 +187,22 @@ impl Queues {
         task
     }
 
-    pub fn cpus(&self) -> usize {
+    pub(crate) fn cpus(&self) -> usize {
         self.queues.len()
     }
 
     /// Returns the task that runs on a CPU.
-    pub fn current(&self, cpu: CpuIx) -> Option<TaskIx> {
+    pub(crate) fn current(&self, cpu: CpuIx) -> Option<TaskIx> {
         self.queues[cpu].current
     }
 
     /// Returns the tasks that wait for a CPU, in queue order.
-    pub fn waiting(&self, cpu: CpuIx) -> &[TaskIx] {
+    pub(crate) fn waiting(&self, cpu: CpuIx) -> &[TaskIx] {
         &self.queues[cpu].waiting
     }
 
     /// Returns the number of tasks that run on a CPU or wait for it.
-    pub fn runnable(&self, cpu: CpuIx) -> usize {
+    pub(crate) fn runnable(&self, cpu: CpuIx) -> usize {
         self.queues[cpu].waiting.len() + usize::from(self.queues[cpu].current.is_some())
     }
 
@@ -228,18 +228,18 @@ impl Queues {
         }
     }
 
-    pub fn idle(&self, cpu: CpuIx) -> bool {
+    pub(crate) fn idle(&self, cpu: CpuIx) -> bool {
         self.idle[cpu]
     }
 
     /// Returns the time that a CPU was not idle, up to `now`.
-    pub fn busy_ns(&self, cpu: CpuIx, now: Ns) -> u64 {
+    pub(crate) fn busy_ns(&self, cpu: CpuIx, now: Ns) -> u64 {
         let queue = &self.queues[cpu];
         queue.busy_ns + queue.current.map_or(0, |_| now.0 - queue.settled.0)
     }
 
     /// Returns the time that a CPU was not idle, up to when it is accounted.
-    pub fn settled_ns(&self, cpu: CpuIx) -> u64 {
+    pub(crate) fn settled_ns(&self, cpu: CpuIx) -> u64 {
         self.queues[cpu].busy_ns
     }
 
@@ -336,7 +336,7 @@ impl Queues {
     }
 
     /// Panics unless every task is in exactly the place that matches its state.
-    pub fn check(&self) {
+    pub(crate) fn check(&self) {
         for (at, task) in self.tasks.placed() {
             let queue = &self.queues[task.cpu];
             let (runs, waits) = (queue.current == Some(at), queue.waiting.contains(&at));

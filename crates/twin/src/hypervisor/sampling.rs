@@ -25,7 +25,7 @@ pub(crate) struct Sampling {
 }
 
 impl Sampling {
-    pub fn new(threads: usize, nodes: usize) -> Sampling {
+    pub(crate) fn new(threads: usize, nodes: usize) -> Sampling {
         Sampling {
             nodes,
             period_cycles: PERIOD_CYCLES,
@@ -36,17 +36,17 @@ impl Sampling {
 
     /// Notes that a thread ran its program for some cycles on a node. `missing` is the share of its instructions that accessed
     /// memory.
-    pub fn ran(&mut self, thread: ThreadIx, node: usize, cycles: f64, missing: f64) {
+    pub(crate) fn ran(&mut self, thread: ThreadIx, node: usize, cycles: f64, missing: f64) {
         self.expected[thread.0 * self.nodes + node] += cycles / self.period_cycles * missing.min(1.0);
     }
 
     /// Returns the share of a vCPU's time that sampling takes.
-    pub fn share_of_time(&self) -> f64 {
+    pub(crate) fn share_of_time(&self) -> f64 {
         MARK_CYCLES / self.period_cycles
     }
 
     /// Ends a second and sets the period for the next.
-    pub fn second(&mut self) {
+    pub(crate) fn second(&mut self) {
         self.period_cycles = if std::mem::take(&mut self.moved) < MOVES_FEW {
             PERIOD_SLOW_CYCLES
         } else {

@@ -33,7 +33,7 @@ pub(crate) struct Scheduler {
 
 impl Scheduler {
     /// Creates the scheduler. `balances` says whether its kernel balances memory (`kernel.numa_balancing`).
-    pub fn new(topology: &Topology, hypervisor: Hypervisor, balances: bool) -> Scheduler {
+    pub(crate) fn new(topology: &Topology, hypervisor: Hypervisor, balances: bool) -> Scheduler {
         let kind = match hypervisor {
             Hypervisor::Native | Hypervisor::Kvm => Kind::Fair(Fair::new(topology, balances)),
             Hypervisor::Xen => Kind::Credit(Credit::new(topology.cpus.len(), topology.nodes())),
@@ -55,7 +55,7 @@ impl Scheduler {
 impl Scheduler {
     /// Adds a VM and returns its number. `weight` is usually 256; `cap_percent` is the most CPU time that its vCPUs together get,
     /// in percent of one CPU.
-    pub fn add_vm(&mut self, weight: u32, cap_percent: Option<u32>) -> VmIx {
+    pub(crate) fn add_vm(&mut self, weight: u32, cap_percent: Option<u32>) -> VmIx {
         let (discipline, queues) = self.parts();
         discipline.add_vm(weight, cap_percent);
         queues.add_vm()
@@ -63,7 +63,7 @@ impl Scheduler {
 
     /// Makes the current task of a CPU yield.
     #[cfg(test)]
-    pub fn give_way(&mut self, cpu: CpuIx, now: Ns) {
+    pub(crate) fn give_way(&mut self, cpu: CpuIx, now: Ns) {
         match &mut self.kind {
             Kind::Fair(_) => unreachable!("only Xen's yield is modelled"),
             Kind::Credit(credit) => credit.schedule(&mut self.queues, cpu, true, now),
@@ -72,7 +72,7 @@ impl Scheduler {
 
     /// Sets a vCPU's soft affinity.
     #[cfg(test)]
-    pub fn set_preferred(&mut self, task: TaskIx, preferred: CpuIxSet) {
+    pub(crate) fn set_preferred(&mut self, task: TaskIx, preferred: CpuIxSet) {
         match &mut self.kind {
             Kind::Fair(_) => unreachable!("Linux has no soft affinity"),
             Kind::Credit(credit) => credit.set_preferred(task, preferred),
@@ -80,7 +80,7 @@ impl Scheduler {
     }
 
     /// Adds a sleeping task that may run on these CPUs: a vCPU of a VM, or a task of the host's own.
-    pub fn add(&mut self, allowed: CpuIxSet, vm: Option<VmIx>) -> TaskIx {
+    pub(crate) fn add(&mut self, allowed: CpuIxSet, vm: Option<VmIx>) -> TaskIx {
         let (discipline, queues) = self.parts();
         let task = queues.add(allowed, vm);
         discipline.added(vm);
@@ -88,25 +88,25 @@ impl Scheduler {
     }
 
     /// Accounts for a CPU's time up to `now`.
-    pub fn settle(&mut self, cpu: CpuIx, now: Ns) {
+    pub(crate) fn settle(&mut self, cpu: CpuIx, now: Ns) {
         let (discipline, queues) = self.parts();
         discipline.settle(queues, cpu, now);
     }
 
     /// Starts a sleeping task for the first time.
-    pub fn fork(&mut self, task: TaskIx, now: Ns, chance: &mut Chance) {
+    pub(crate) fn fork(&mut self, task: TaskIx, now: Ns, chance: &mut Chance) {
         let (discipline, queues) = self.parts();
         discipline.fork(queues, task, now, chance);
     }
 
     /// Wakes a sleeping task. `waker` is the CPU of the task that wakes it, if a task does.
-    pub fn wake(&mut self, task: TaskIx, waker: Option<CpuIx>, now: Ns) {
+    pub(crate) fn wake(&mut self, task: TaskIx, waker: Option<CpuIx>, now: Ns) {
         let (discipline, queues) = self.parts();
         discipline.wake(queues, task, waker, now);
     }
 
     /// Puts the current task of a CPU to sleep.
-    pub fn sleep(&mut self, cpu: CpuIx, now: Ns) {
+    pub(crate) fn sleep(&mut self, cpu: CpuIx, now: Ns) {
         let (discipline, queues) = self.parts();
         discipline.settle(queues, cpu, now);
         queues.take_off(cpu).expect("a running task sleeps");
@@ -114,7 +114,7 @@ impl Scheduler {
     }
 
     /// Takes a task off the host's queues, whatever its state.
-    pub fn stop(&mut self, task: TaskIx, now: Ns) {
+    pub(crate) fn stop(&mut self, task: TaskIx, now: Ns) {
         let cpu = self.queues.tasks[task].cpu;
         match self.queues.tasks[task].run {
             Run::Running => self.sleep(cpu, now),
@@ -128,7 +128,7 @@ impl Scheduler {
     }
 
     /// Puts a runnable task on another CPU that it may use.
-    pub fn migrate(&mut self, task: TaskIx, to: CpuIx, now: Ns) {
+    pub(crate) fn migrate(&mut self, task: TaskIx, to: CpuIx, now: Ns) {
         let from = self.queues.tasks[task].cpu;
         let run = self.queues.tasks[task].run;
         debug_assert!(from != to && run != Run::Sleeping && self.queues.tasks[task].allowed[to]);
@@ -139,7 +139,7 @@ impl Scheduler {
     }
 
     /// Exchanges the running tasks of two CPUs. Each task must be allowed on the other's CPU.
-    pub fn exchange(&mut self, a: CpuIx, b: CpuIx, now: Ns) {
+    pub(crate) fn exchange(&mut self, a: CpuIx, b: CpuIx, now: Ns) {
         let cpus = [a, b];
         let (discipline, queues) = self.parts();
         let tasks = cpus.map(|cpu| {
@@ -154,7 +154,7 @@ impl Scheduler {
     }
 
     /// Confines a task to some CPUs. A task that is on another CPU moves to one of them.
-    pub fn set_affinity(&mut self, task: TaskIx, allowed: CpuIxSet, now: Ns) {
+    pub(crate) fn set_affinity(&mut self, task: TaskIx, allowed: CpuIxSet, now: Ns) {
         let cpu = self.queues.tasks[task].cpu;
         let stays = allowed[cpu];
         self.queues.tasks[task].allowed = allowed;
@@ -184,7 +184,7 @@ impl Scheduler {
 
     /// Limits each of a VM's vCPUs to this much time of every period from now on, or lifts the limit. Xen has no such limit:
     /// there a cap in whole percent of one CPU limits all of them together to the sum.
-    pub fn set_quota(
+    pub(crate) fn set_quota(
         &mut self,
         vcpus: impl ExactSizeIterator<Item = TaskIx>,
         quota: Option<(Ns, Ns)>,
@@ -210,7 +210,7 @@ impl Scheduler {
 
     /// Sets a VM's standing according to its permit: the vCPUs of a VM that is OVER do not run. The fair scheduler has no such
     /// state and uses a quota of zero.
-    pub fn set_standing(
+    pub(crate) fn set_standing(
         &mut self,
         vcpus: impl ExactSizeIterator<Item = TaskIx>,
         standing: Standing,
@@ -230,7 +230,7 @@ impl Scheduler {
     }
 
     /// Returns the time of the next event that can change anything.
-    pub fn next_event(&self) -> Ns {
+    pub(crate) fn next_event(&self) -> Ns {
         match &self.kind {
             Kind::Fair(fair) => fair.next_event(),
             Kind::Credit(credit) => credit.next_event(),
@@ -238,7 +238,7 @@ impl Scheduler {
     }
 
     /// Handles the events that are due.
-    pub fn handle_events(&mut self, now: Ns) {
+    pub(crate) fn handle_events(&mut self, now: Ns) {
         let (discipline, queues) = self.parts();
         discipline.handle_events(queues, now);
     }

@@ -25,7 +25,7 @@ pub(crate) struct Stretch {
 
 impl Turns {
     /// Deals page by page over these nodes, without end.
-    pub fn even(nodes: Vec<usize>) -> Turns {
+    pub(crate) fn even(nodes: Vec<usize>) -> Turns {
         Turns(vec![Stretch {
             pages: u64::MAX,
             turn: 1,
@@ -34,7 +34,7 @@ impl Turns {
     }
 
     /// Adds the `pages` frames from `frame` on to the counts by node. Frames beyond the end go to the last stretch's nodes.
-    pub fn deal(&self, mut frame: u64, mut pages: u64, counts: &mut [u64]) {
+    pub(crate) fn deal(&self, mut frame: u64, mut pages: u64, counts: &mut [u64]) {
         for (at, stretch) in self.0.iter().enumerate() {
             let last = at + 1 == self.0.len();
             if frame >= stretch.pages && !last {
@@ -58,7 +58,7 @@ impl Turns {
 
 impl Stretch {
     /// Adds the `pages` frames from `frame` on to the counts by node.
-    pub fn deal(&self, mut frame: u64, mut pages: u64, counts: &mut [u64]) {
+    pub(crate) fn deal(&self, mut frame: u64, mut pages: u64, counts: &mut [u64]) {
         let rounds = pages / (self.turn * self.nodes.len() as u64);
         for node in &self.nodes {
             counts[*node] += rounds * self.turn;

@@ -41,7 +41,7 @@ pub(crate) struct Watching {
 }
 
 impl Watching {
-    pub fn begin(vm: &Vm, window: Ns, until: Ns, now: Ns) -> Watching {
+    pub(crate) fn begin(vm: &Vm, window: Ns, until: Ns, now: Ns) -> Watching {
         Watching {
             window,
             until,
@@ -54,7 +54,7 @@ impl Watching {
     }
 
     /// Ends the running window, and begins the next.
-    pub fn turn(&mut self, vm: &Vm, now: Ns) {
+    pub(crate) fn turn(&mut self, vm: &Vm, now: Ns) {
         let seen = self.observe(vm, now);
         *self = Watching {
             last: Some(seen),

@@ -23,7 +23,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub fn new(node: usize, bandwidth: BytesPerSec, nodes: usize) -> Device {
+    pub(crate) fn new(node: usize, bandwidth: BytesPerSec, nodes: usize) -> Device {
         Device {
             node,
             bandwidth: bandwidth.as_f64() / 1e9,
@@ -34,7 +34,7 @@ impl Device {
     }
 
     /// Takes a request for memory whose pages are spread over nodes as in `pages`. Returns the time at which the request is done.
-    pub fn serve(&mut self, bytes: f64, latency_ns: f64, now: Ns, pages: &[u64]) -> Ns {
+    pub(crate) fn serve(&mut self, bytes: f64, latency_ns: f64, now: Ns, pages: &[u64]) -> Ns {
         self.free_ns = self.free_ns.max(now.as_f64()) + bytes / self.bandwidth;
         let all = pages.iter().sum::<u64>().max(1) as f64;
         for (left, pages) in self.left.iter_mut().zip(pages) {
@@ -46,7 +46,7 @@ impl Device {
 
     /// Counts the bytes that the device has transferred by `now`, the end of a stretch of `ns`, by node. Returns true if its
     /// rates have changed so much that others feel it.
-    pub fn transfer(&mut self, now: Ns, ns: f64, mut transferred: impl FnMut(usize, f64)) -> bool {
+    pub(crate) fn transfer(&mut self, now: Ns, ns: f64, mut transferred: impl FnMut(usize, f64)) -> bool {
         let all: f64 = self.left.iter().sum();
         let still = (self.bandwidth * (self.free_ns - now.as_f64())).clamp(0.0, all);
         let share = if all > 0.0 { 1.0 - still / all } else { 0.0 };
@@ -72,7 +72,7 @@ impl Device {
     }
 
     /// Returns the device's traffic, as controllers and links see it.
-    pub fn copying(&self) -> impl Iterator<Item = Copying> + '_ {
+    pub(crate) fn copying(&self) -> impl Iterator<Item = Copying> + '_ {
         let rates = self.rates.iter().copied().enumerate();
         rates.filter(|(_, rate)| *rate > 0.0).map(|(to, rate)| Copying {
             from: self.node,

@@ -94,7 +94,7 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    pub fn new(driver: VmIx, transfer: Transfer, pool: Option<Pool>) -> Channel {
+    pub(crate) fn new(driver: VmIx, transfer: Transfer, pool: Option<Pool>) -> Channel {
         Channel {
             driver,
             transfer,
@@ -112,7 +112,7 @@ impl Channel {
     }
 
     /// Carries over the counts of an earlier life of the channel's VM.
-    pub fn counts_on(&mut self, earlier: &Channel) {
+    pub(crate) fn counts_on(&mut self, earlier: &Channel) {
         self.flipped = earlier.flipped;
         self.copied = earlier.copied;
         self.backend_ns = earlier.backend_ns;
@@ -120,7 +120,7 @@ impl Channel {
     }
 
     /// Passes on what a device completes at `done`. Returns when the guest has it, and the cost to the guest's vCPU.
-    pub fn pass(&mut self, bytes: f64, done: Ns, cost: PageCost) -> (Ns, f64) {
+    pub(crate) fn pass(&mut self, bytes: f64, done: Ns, cost: PageCost) -> (Ns, f64) {
         let pages = bytes / PAGE_BYTES as f64;
         self.carry += pages;
         let whole = self.carry as u64;
@@ -133,14 +133,14 @@ impl Channel {
     }
 
     /// Adds time that the driver domain's vCPU will run on behalf of this VM.
-    pub fn owe(&mut self, ns: f64) {
+    pub(crate) fn owe(&mut self, ns: f64) {
         self.owed_ns += ns;
         self.backend_ns += ns;
     }
 
     /// Returns how many of the passed pages are flipped, with a pool of `size` pages of which `used` are used. The others are
     /// copied.
-    pub fn split(&mut self, size: u64, used: u64) -> u64 {
+    pub(crate) fn split(&mut self, size: u64, used: u64) -> u64 {
         self.used_max = self.used_max.max(used);
         let passed = std::mem::take(&mut self.passed);
         let flips = match (self.transfer, &self.pool) {
@@ -158,7 +158,7 @@ impl Channel {
 
 impl Pool {
     /// Returns the size that the pool gets after `flips` flips.
-    pub fn sized(&self, size: u64, used: u64, flips: u64) -> u64 {
+    pub(crate) fn sized(&self, size: u64, used: u64, flips: u64) -> u64 {
         let sized = self
             .config
             .after_flips(Pages(size), Pages(used), Pages(self.most), flips);

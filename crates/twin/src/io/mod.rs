@@ -69,7 +69,7 @@ pub(crate) struct Request {
 
 impl Requests {
     /// Cuts a stretch of instructions at the next request. Returns the part before it.
-    pub fn cut(&mut self, instructions: f64) -> f64 {
+    pub(crate) fn cut(&mut self, instructions: f64) -> f64 {
         let next = self.list.iter().map(|request| request.left);
         self.cut = next.fold(instructions, f64::min);
         self.behind = instructions - self.cut;
@@ -77,7 +77,7 @@ impl Requests {
     }
 
     /// Notes that the part that was cut off last has been run.
-    pub fn pass(&mut self) {
+    pub(crate) fn pass(&mut self) {
         for request in &mut self.list {
             request.left -= self.cut;
         }
@@ -85,14 +85,14 @@ impl Requests {
     }
 
     /// Begins a program with these requests.
-    pub fn restart(&mut self, list: Vec<Request>) {
+    pub(crate) fn restart(&mut self, list: Vec<Request>) {
         self.list = list;
         self.behind = 0.0;
         self.cut = 0.0;
     }
 
     /// Returns a request that has to be made now.
-    pub fn due(&mut self) -> Option<&mut Request> {
+    pub(crate) fn due(&mut self) -> Option<&mut Request> {
         self.list.iter_mut().find(|request| request.left < 1.0)
     }
 }
@@ -109,7 +109,7 @@ pub(crate) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    pub fn new(machine: &'a Machine) -> Plan<'a> {
+    pub(crate) fn new(machine: &'a Machine) -> Plan<'a> {
         Plan {
             machine,
             devices: Vec::new(),
@@ -119,7 +119,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Returns the requests of a program's threads.
-    pub fn requests(
+    pub(crate) fn requests(
         &mut self,
         spec: &VmSpec,
         hypervisor: Hypervisor,

@@ -8,12 +8,12 @@ use homenode_twin::workload::{Barrier, Threads, Waiting};
 use homenode_twin::{Hypervisor, Scenario, Twin, VmSpec, Workload};
 use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns};
 
-pub fn r910() -> Machine {
+pub(crate) fn r910() -> Machine {
     preset("r910").expect("r910 comes with the machines")
 }
 
 /// Returns `count` CPUs of a node, one hyperthread per core, starting with core number `skip`.
-pub fn cores(machine: &Machine, node: u16, skip: usize, count: usize) -> CpuSet {
+pub(crate) fn cores(machine: &Machine, node: u16, skip: usize, count: usize) -> CpuSet {
     let mut seen = Vec::new();
     let mut set = CpuSet::new();
     for cpu in machine.cpus.iter().filter(|cpu| cpu.node == NodeId(node)) {
@@ -28,12 +28,12 @@ pub fn cores(machine: &Machine, node: u16, skip: usize, count: usize) -> CpuSet 
     set
 }
 
-pub fn node(id: u16) -> NodeSet {
+pub(crate) fn node(id: u16) -> NodeSet {
     NodeSet::one(NodeId(id))
 }
 
 /// Returns a VM of 2 vCPUs and 4 GiB that runs on two cores of one node and whose memory is bound to a node.
-pub fn bound(
+pub(crate) fn bound(
     machine: &Machine,
     name: &str,
     workload: &str,
@@ -47,21 +47,21 @@ pub fn bound(
 }
 
 /// Returns a program that streams through 256 MiB per thread and reuses no data.
-pub fn stream() -> Workload {
+pub(crate) fn stream() -> Workload {
     program("stream", 30.0, 1.0, 16.0, "private")
 }
 
 /// Returns a program that reuses 12 MiB, and hardly ever misses if its cache holds them.
-pub fn cached() -> Workload {
+pub(crate) fn cached() -> Workload {
     program("cached", 40.0, 0.02, 4.0, "private")
 }
 
 /// Returns a program whose data fits its private caches.
-pub fn inert() -> Workload {
+pub(crate) fn inert() -> Workload {
     program("inert", 0.01, 0.02, 4.0, "private")
 }
 
-pub fn program(name: &str, accesses: f64, m_inf: f64, in_flight: f64, kind: &str) -> Workload {
+pub(crate) fn program(name: &str, accesses: f64, m_inf: f64, in_flight: f64, kind: &str) -> Workload {
     let text = format!(
         "name = \"{name}\"\nabout = \"test\"\n[program]\nthreads = \"one-copy-per-vcpu\"\ninstructions_g_per_thread = 4.0\n\
          cpi_core = 0.7\nllc_accesses_per_kilo_instruction = {accesses}\nmisses_in_flight = {in_flight}\nhits_in_flight = 6.0\n\
@@ -71,7 +71,7 @@ pub fn program(name: &str, accesses: f64, m_inf: f64, in_flight: f64, kind: &str
     Workload::from_toml("test.toml", &text).expect("a possible workload")
 }
 
-pub fn scenario(vms: Vec<VmSpec>) -> Scenario {
+pub(crate) fn scenario(vms: Vec<VmSpec>) -> Scenario {
     Scenario::of("test", vms)
         .with_workload(stream())
         .with_workload(cached())
@@ -79,7 +79,7 @@ pub fn scenario(vms: Vec<VmSpec>) -> Scenario {
 }
 
 /// Returns the run time of the first VM's program.
-pub fn runtime(machine: &Machine, vms: Vec<VmSpec>) -> f64 {
+pub(crate) fn runtime(machine: &Machine, vms: Vec<VmSpec>) -> f64 {
     let mut twin = Twin::new(machine.clone(), &scenario(vms), 1).expect("the scenario fits");
     while twin.report().vms[0].runtime_s.is_none() {
         assert!(twin.now() < Ns::from_secs(400), "the program does not end");
@@ -88,29 +88,29 @@ pub fn runtime(machine: &Machine, vms: Vec<VmSpec>) -> f64 {
     twin.report().vms[0].runtime_s.expect("checked above")
 }
 
-pub fn amd48() -> Machine {
+pub(crate) fn amd48() -> Machine {
     preset("amd48").expect("amd48 comes with the machines")
 }
 
 /// Returns a scenario of one VM on a hypervisor, with these workloads of its own.
-pub fn one(hypervisor: Hypervisor, spec: VmSpec, workloads: &[Workload]) -> Scenario {
+pub(crate) fn one(hypervisor: Hypervisor, spec: VmSpec, workloads: &[Workload]) -> Scenario {
     let mut scenario = Scenario::of("guests", vec![spec]);
     scenario.hypervisor = hypervisor;
     scenario.workloads = workloads.to_vec();
     scenario
 }
 
-pub fn start(machine: &Machine, scenario: &Scenario) -> Twin {
+pub(crate) fn start(machine: &Machine, scenario: &Scenario) -> Twin {
     Twin::new(machine.clone(), scenario, 1).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Returns a VM of 8 vCPUs and 8 GiB.
-pub fn vm(workload: &str) -> VmSpec {
+pub(crate) fn vm(workload: &str) -> VmSpec {
     VmSpec::new("a", 8, Bytes::from_gib(8), workload)
 }
 
 /// Returns a program whose threads meet every 0.2 M instructions, 20 000 times.
-pub fn meeting(waiting: Waiting) -> Workload {
+pub(crate) fn meeting(waiting: Waiting) -> Workload {
     let mut workload = program("meeting", 0.01, 0.02, 4.0, "private");
     let program = workload.program.as_mut().expect("it has one");
     program.threads = Threads::OnePerVcpu;

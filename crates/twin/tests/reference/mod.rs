@@ -2,5 +2,5 @@
 
 #![allow(dead_code)] // the test and the document each use their part
 
-pub mod sharing;
-pub mod traffic;
+pub(crate) mod sharing;
+pub(crate) mod traffic;

@@ -9,12 +9,12 @@ use homenode_tracking::stream::{Pattern, Stream};
 use homenode_twin::models::{Llc, Sharer};
 
 /// Lines of the caches in these tests: enough sets that their number does not matter, few enough that the cache fills many times.
-pub const LINES: usize = 16_384;
+pub(crate) const LINES: usize = 16_384;
 /// Number of points of a solo curve.
 const POINTS: usize = 24;
 
 /// A stream and its name.
-pub struct Named {
+pub(crate) struct Named {
     pub name: &'static str,
     pub pattern: Pattern,
 }
@@ -24,7 +24,7 @@ fn named(name: &'static str, pattern: Pattern) -> Named {
 }
 
 /// Returns streams of every kind. Sizes are shares of the cache. Three streams have the curve of a workload on an 18 MiB cache.
-pub fn streams() -> Vec<Named> {
+pub(crate) fn streams() -> Vec<Named> {
     let lines = |share: f64| (share * LINES as f64) as u64;
     let profile = |m_inf, share, k| Pattern::StackDistance {
         m_inf,
@@ -53,7 +53,7 @@ pub fn streams() -> Vec<Named> {
 }
 
 /// Returns a cache of `LINES` lines with the ways and the policy of a preset.
-pub fn shape_of(machine: &str) -> Shape {
+pub(crate) fn shape_of(machine: &str) -> Shape {
     let machine = preset(machine).expect("a preset");
     let llc = &machine.llcs[0];
     let ways = llc.ways.expect("presets state ways") as usize;
@@ -61,7 +61,7 @@ pub fn shape_of(machine: &str) -> Shape {
 }
 
 /// Returns a stream's miss ratio when it runs alone, by size of a cache with this shape.
-pub fn solo_curve(pattern: &Pattern, shape: Shape, accesses: usize) -> Curve {
+pub(crate) fn solo_curve(pattern: &Pattern, shape: Shape, accesses: usize) -> Curve {
     let mut ratios = vec![1.0];
     for point in 1..=POINTS {
         let smaller = Shape::of_lines(LINES * point / POINTS, shape.ways, shape.replacement);
@@ -83,12 +83,12 @@ fn drop_outcome(cache: &mut Cache, at: usize, stream: &mut Stream) {
 
 /// Returns what the twin knows of a stream. A measured curve levels off where more lines are of no use, so no footprint has to be
 /// stated. Stating it would count conflict misses of a cache of exactly that size.
-pub fn sharer(curve: &Curve) -> Sharer {
+pub(crate) fn sharer(curve: &Curve) -> Sharer {
     Sharer::new(LINES as f64, f64::INFINITY, |lines| curve.at(lines))
 }
 
 /// Returns the miss ratios of two streams side by side in the reference.
-pub fn reference(pair: [&Pattern; 2], rates: [usize; 2], shape: Shape, accesses: usize) -> [f64; 2] {
+pub(crate) fn reference(pair: [&Pattern; 2], rates: [usize; 2], shape: Shape, accesses: usize) -> [f64; 2] {
     let mut cache = Cache::new(shape, 2, 5);
     let mut streams = [Stream::new(pair[0], 0, 9), Stream::new(pair[1], 1 << 50, 10)];
     let mut run = |cache: &mut Cache| {
@@ -105,7 +105,7 @@ pub fn reference(pair: [&Pattern; 2], rates: [usize; 2], shape: Shape, accesses:
 }
 
 /// Returns the same for the epoch model with this number of age classes, over as many accesses to a cache that is empty at first.
-pub fn model(
+pub(crate) fn model(
     sharers: &[Sharer; 2],
     curves: [&Curve; 2],
     rates: [usize; 2],
@@ -131,7 +131,7 @@ pub fn model(
 }
 
 /// Errors of one number of classes over many cases.
-pub struct Errors {
+pub(crate) struct Errors {
     pub classes: usize,
     pub mean: f64,
     pub worst: f64,
@@ -140,7 +140,7 @@ pub struct Errors {
 }
 
 /// Compares the epoch model with the reference for all pairs of the given streams, at rates of 1:1, 1:4 and 4:1.
-pub fn compare(shape: Shape, streams: &[Named], classes: &[usize], accesses: usize) -> Vec<Errors> {
+pub(crate) fn compare(shape: Shape, streams: &[Named], classes: &[usize], accesses: usize) -> Vec<Errors> {
     let curves: Vec<Curve> = streams
         .iter()
         .map(|named| solo_curve(&named.pattern, shape, accesses / 3))
@@ -198,7 +198,7 @@ pub fn compare(shape: Shape, streams: &[Named], classes: &[usize], accesses: usi
 
 /// Runs a stream alone, lets it sleep while another runs, then runs both. Returns for each phase the mean error in lines held, as
 /// a share of the cache's lines.
-pub fn transient(shape: Shape, first: &Named, second: &Named, classes: usize) -> [f64; 3] {
+pub(crate) fn transient(shape: Shape, first: &Named, second: &Named, classes: usize) -> [f64; 3] {
     const STEP: f64 = 0.05;
     let phases: [([f64; 2], usize); 3] = [([1.0, 0.0], 100), ([0.0, 1.0], 30), ([1.0, 1.0], 60)];
     let curves = [first, second].map(|named| solo_curve(&named.pattern, shape, 100_000));
@@ -234,7 +234,7 @@ pub fn transient(shape: Shape, first: &Named, second: &Named, classes: usize) ->
 
 /// Returns memory accesses per access of a program whose data fits its private cache, next to streams: for an inclusive LLC, then
 /// for a non-inclusive one.
-pub fn back_invalidation(machine: &str) -> [f64; 2] {
+pub(crate) fn back_invalidation(machine: &str) -> [f64; 2] {
     let whole = preset(machine).expect("a preset");
     let l2 = whole
         .hardware

@@ -12,7 +12,7 @@ use homenode_units::{Bytes, Ns};
 const LINE_BYTES: f64 = 64.0;
 
 /// Returns the reference's controllers, links and routes for a machine.
-pub fn paths(machine: &Machine) -> Paths {
+pub(crate) fn paths(machine: &Machine) -> Paths {
     let hw = machine.hardware.as_ref().expect("presets have figures");
     let server = |idle_ns: f64, rate: f64| Server {
         idle_ns,
@@ -51,7 +51,7 @@ pub fn paths(machine: &Machine) -> Paths {
 
 /// A group of equal threads whose memory is on one node.
 #[derive(Clone, Debug)]
-pub struct Group {
+pub(crate) struct Group {
     pub threads: usize,
     pub node: usize,
     pub memory: usize,
@@ -61,7 +61,7 @@ pub struct Group {
 }
 
 /// Returns the service that a thread of each group gets: misses per nanosecond and their latency.
-pub fn reference(machine: &Machine, groups: &[Group], micros: f64) -> Vec<(f64, f64)> {
+pub(crate) fn reference(machine: &Machine, groups: &[Group], micros: f64) -> Vec<(f64, f64)> {
     let nodes = machine.nodes.len();
     let mut pages = Pages::new(Placement::FirstTouch, nodes);
     let mut threads = Vec::new();
@@ -108,7 +108,7 @@ pub fn reference(machine: &Machine, groups: &[Group], micros: f64) -> Vec<(f64, 
 }
 
 /// Returns the same figures for the epoch model.
-pub fn model(machine: &Machine, groups: &[Group]) -> Vec<(f64, f64)> {
+pub(crate) fn model(machine: &Machine, groups: &[Group]) -> Vec<(f64, f64)> {
     let load = |group: &Group| {
         let mut weights = vec![0.0; machine.nodes.len()];
         weights[group.memory] = 1.0;
@@ -138,7 +138,7 @@ pub fn model(machine: &Machine, groups: &[Group]) -> Vec<(f64, f64)> {
 
 /// Returns a machine with the load curves of the reference. They are fitted to one kind of thread, alone on a controller and then
 /// on a link, at eight loads each, just as a real machine's curves are measured.
-pub fn with_measured_curves(name: &str) -> Machine {
+pub(crate) fn with_measured_curves(name: &str) -> Machine {
     let mut machine = preset(name).expect("a preset");
     let node_cap = machine
         .nodes
@@ -238,7 +238,7 @@ fn fit(points: &[(f64, f64)]) -> LoadCurve {
 }
 
 /// Returns groups that share controllers and links, with the names of the cases.
-pub fn cases() -> Vec<(&'static str, Vec<Group>)> {
+pub(crate) fn cases() -> Vec<(&'static str, Vec<Group>)> {
     let group = |threads, node, memory, ns_between, in_flight| Group {
         threads,
         node,
@@ -298,7 +298,7 @@ pub fn cases() -> Vec<(&'static str, Vec<Group>)> {
 
 /// Returns accesses by node of 48 threads on amd48, in the reference and in the twin. A share of the accesses goes to memory that
 /// thread 0 touched first, a share to memory that all threads touched, and the rest to the threads' own memory.
-pub fn accesses_by_node(by_one: f64, shared: f64) -> [Vec<f64>; 2] {
+pub(crate) fn accesses_by_node(by_one: f64, shared: f64) -> [Vec<f64>; 2] {
     [reference_by_node(by_one, shared), twin_by_node(by_one, shared)]
 }
 

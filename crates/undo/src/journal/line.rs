@@ -24,7 +24,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub fn new(vm: VmId, lever: &str, entry: &impl Serialize) -> Line {
+    pub(super) fn new(vm: VmId, lever: &str, entry: &impl Serialize) -> Line {
         let entry = serde_json::to_value(entry).expect("entries hold nothing that JSON cannot");
         Line {
             number: None,
@@ -34,7 +34,7 @@ impl Line {
         }
     }
 
-    pub fn none(vm: VmId, lever: &str) -> Line {
+    pub(super) fn none(vm: VmId, lever: &str) -> Line {
         Line {
             number: None,
             vm,
@@ -44,23 +44,23 @@ impl Line {
     }
 
     /// Returns a line that strikes out everything in earlier lines.
-    pub fn reset() -> Line {
+    pub(super) fn reset() -> Line {
         Line::none(VmId(0), RESET)
     }
 
-    pub fn numbered(self, number: u64) -> Line {
+    pub(super) fn numbered(self, number: u64) -> Line {
         Line {
             number: Some(number),
             ..self
         }
     }
 
-    pub fn encode(&self) -> String {
+    pub(super) fn encode(&self) -> String {
         let json = serde_json::to_string(self).expect("lines hold nothing that JSON cannot");
         format!("{:08x} {json}\n", crc32fast::hash(json.as_bytes()))
     }
 
-    pub fn decode(line: &[u8]) -> Option<Line> {
+    pub(super) fn decode(line: &[u8]) -> Option<Line> {
         let line = std::str::from_utf8(line).ok()?;
         let (sum, json) = line.split_once(' ')?;
         let is_whole =
@@ -72,7 +72,7 @@ impl Line {
         line.entry.as_ref().is_none_or(starts).then_some(line)
     }
 
-    pub fn apply(self, entries: &mut BTreeMap<VmId, Entry>) {
+    pub(super) fn apply(self, entries: &mut BTreeMap<VmId, Entry>) {
         match (self.lever.as_str(), self.entry) {
             (RESET, None) => entries.clear(),
             (RUN, None) => {

@@ -15,7 +15,7 @@ pub(crate) mod levers {
     macro_rules! written {
         ($name:ident($($of:ty)?), $key:expr) => {
             #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-            pub struct $name($(pub $of)?);
+            pub(crate) struct $name($(pub $of)?);
 
             impl Written for $name {
                 const KEY: &'static str = $key;

@@ -35,7 +35,7 @@ const SUSPENDS: &str = "control/feature-suspend";
 
 /// State of all moves.
 #[derive(Debug, Default)]
-pub struct Moves {
+pub(super) struct Moves {
     current: Option<Move>,
     /// Time until which each domain is not moved again.
     rests: BTreeMap<VmId, Ns>,
@@ -62,12 +62,12 @@ struct Move {
 
 impl Moves {
     /// Returns the domain that is on its way.
-    pub fn on_its_way(&self) -> Option<VmId> {
+    pub(super) fn on_its_way(&self) -> Option<VmId> {
         self.current.as_ref().map(|current| current.job.vm)
     }
 
     /// Returns true if another agent began to move this domain. It is left out of samples meanwhile.
-    pub fn is_anothers(&self, vm: VmId) -> bool {
+    pub(super) fn is_anothers(&self, vm: VmId) -> bool {
         let anothers = self.current.as_ref().filter(|current| current.mover.is_none());
         anothers.is_some_and(|current| current.job.vm == vm)
     }

@@ -12,7 +12,7 @@ use crate::trace::Trace;
 use crate::waiting::Waiting;
 
 /// Finds the modelled PMU of an emulated host. Adds a notice about where counts come from.
-pub fn model(options: &Options, notices: &mut Notices) -> Option<Model> {
+pub(super) fn model(options: &Options, notices: &mut Notices) -> Option<Model> {
     let found = match options.acting {
         Acting::Live => modelled_pmu::find(&options.root),
         Acting::DryRun => Ok(None),
@@ -34,7 +34,7 @@ pub fn model(options: &Options, notices: &mut Notices) -> Option<Model> {
 }
 
 /// Starts to read Xen's trace, if the operator wants that. Otherwise adds a notice with the reason.
-pub fn waiting(hypervisor: &Hypervisor, options: &Options, notices: &mut Notices) -> Option<Waiting> {
+pub(super) fn waiting(hypervisor: &Hypervisor, options: &Options, notices: &mut Notices) -> Option<Waiting> {
     let begun = match (options.trace_waiting, options.acting) {
         (true, Acting::Live) => Trace::begin(hypervisor, &options.root).map_err(|error| error.to_string()),
         (true, Acting::DryRun) => Err("a dry run does not trace".to_owned()),

@@ -20,7 +20,7 @@ impl Hypervisor {
     ///
     /// # Errors
     /// If the call fails.
-    pub fn frame_count(&self) -> Result<u64, CallError> {
+    pub(crate) fn frame_count(&self) -> Result<u64, CallError> {
         let mut last = 0;
         // SAFETY: there is room for one number.
         match unsafe { (self.control.xc_maximum_ram_page)(self.at(), &raw mut last) } {
@@ -33,7 +33,7 @@ impl Hypervisor {
     ///
     /// # Errors
     /// If the call fails, for example because the domain has ended.
-    pub fn frames(&self, domid: u32, all: &[u64]) -> Result<Vec<u64>, CallError> {
+    pub(crate) fn frames(&self, domid: u32, all: &[u64]) -> Result<Vec<u64>, CallError> {
         let mut its = Vec::new();
         for batch in all.chunks(BATCH) {
             let mut kinds = batch.to_vec();

@@ -7,7 +7,7 @@ use crate::library::HostInfo;
 
 impl Hypervisor {
     /// Returns true if Xen has trace buffers, which means that a program traces, or has traced since boot.
-    pub fn has_trace_buffers(&self) -> bool {
+    pub(crate) fn has_trace_buffers(&self) -> bool {
         let mut size = 0;
         // SAFETY: there is room for one number.
         unsafe { (self.control.xc_tbuf_get_size)(self.at(), &raw mut size) == 0 }
@@ -17,7 +17,7 @@ impl Hypervisor {
     ///
     /// # Errors
     /// If the call fails.
-    pub fn stop_tracing(&self) -> Result<(), CallError> {
+    pub(crate) fn stop_tracing(&self) -> Result<(), CallError> {
         // SAFETY: the handle is open.
         match unsafe { (self.control.xc_tbuf_disable)(self.at()) } {
             0 => Ok(()),
@@ -29,7 +29,7 @@ impl Hypervisor {
     ///
     /// # Errors
     /// If the call fails.
-    pub fn cycles_per_s(&self) -> Result<f64, CallError> {
+    pub(crate) fn cycles_per_s(&self) -> Result<f64, CallError> {
         let mut of = HostInfo::default();
         // SAFETY: there is room for one, and more than any version of this library writes.
         match unsafe { (self.control.xc_physinfo)(self.at(), &raw mut of) } {

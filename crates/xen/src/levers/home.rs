@@ -57,7 +57,7 @@ impl LeverState<Xen> for OfDomain {
 ///
 /// # Errors
 /// Returns what failed. The journal lists what may be in force.
-pub fn set(host: &mut XenHost, vm: VmId, nodes: &NodeSet) -> Result<Outcome, LeverError> {
+pub(crate) fn set(host: &mut XenHost, vm: VmId, nodes: &NodeSet) -> Result<Outcome, LeverError> {
     host.begin(vm)?;
     let mut home: Home = host.written(vm)?.unwrap_or_default();
     newest(&mut home.0, nodes.clone());

@@ -19,7 +19,7 @@ use crate::error::LeverError;
 const KIB: u64 = 1024;
 
 /// Returns the balloon for a sample of a domain with this target and this many pages.
-pub fn sample(target: u64, pages: u64, entry: Option<&Entry>) -> Balloon {
+pub(crate) fn sample(target: u64, pages: u64, entry: Option<&Entry>) -> Balloon {
     let ours = entry.and_then(Entry::get::<Target>);
     let ours = ours.filter(|ours| ours.ours.contains(&target));
     let bytes = |kib: u64| Bytes(kib.saturating_mul(KIB));

@@ -37,7 +37,7 @@ impl LeverState<Xen> for OfDomain {
 ///
 /// # Errors
 /// Returns why it cannot.
-pub fn is_possible(policy: MemoryPolicy) -> Result<(), Failure> {
+pub(crate) fn is_possible(policy: MemoryPolicy) -> Result<(), Failure> {
     match policy == MemoryPolicy::default() {
         true => Ok(()),
         false => Err(Failure::MemoryPolicy {

@@ -53,7 +53,7 @@ impl LeverState<Xen> for OfDomain {
 ///
 /// # Errors
 /// Returns what failed. The journal lists what may be in force.
-pub fn pin(host: &mut XenHost, vm: VmId, vcpus: &[u16], cpus: &CpuSet) -> Result<Outcome, LeverError> {
+pub(crate) fn pin(host: &mut XenHost, vm: VmId, vcpus: &[u16], cpus: &CpuSet) -> Result<Outcome, LeverError> {
     host.begin(vm)?;
     let mut pins: Pins = host.written(vm)?.unwrap_or_default();
     for index in vcpus {

@@ -11,7 +11,7 @@ use super::devices;
 use super::error::{ConfigurationError, Unmovable};
 
 /// Most bytes to read, which is more than any configuration has.
-pub const BYTES_MAX: usize = 1 << 20;
+pub(crate) const BYTES_MAX: usize = 1 << 20;
 /// The top-level keys that are known, except those for devices.
 const KNOWN: [&str; 5] = [
     "on_poweroff",
@@ -23,7 +23,7 @@ const KNOWN: [&str; 5] = [
 
 /// How a domain is virtualised, if it can be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Paravirtualised: the hypervisor handles its page tables.
     Pv,
     /// Hardware virtualisation without an emulated PC.
@@ -32,7 +32,7 @@ pub enum Kind {
 
 /// A domain's configuration; see the module.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Configuration {
+pub(crate) struct Configuration {
     /// `c_info`: its identity.
     info: Map<String, Value>,
     /// `b_info`: how it is built.
@@ -45,7 +45,7 @@ impl Configuration {
     ///
     /// # Errors
     /// Returns what is wrong with it, as the end of a sentence.
-    pub fn read(text: &[u8]) -> Result<Configuration, ConfigurationError> {
+    pub(crate) fn read(text: &[u8]) -> Result<Configuration, ConfigurationError> {
         if text.len() > BYTES_MAX {
             return Err(ConfigurationError::TooLong { bytes: text.len() });
         }
@@ -68,7 +68,7 @@ impl Configuration {
     }
 
     /// Returns the text in the form that `xl` reads.
-    pub fn written(&self) -> Vec<u8> {
+    pub(crate) fn written(&self) -> Vec<u8> {
         let mut all = self.rest.clone();
         all.insert("c_info".into(), self.info.clone().into());
         all.insert("b_info".into(), self.built.clone().into());
@@ -76,32 +76,32 @@ impl Configuration {
     }
 
     /// Returns the domain's UUID.
-    pub fn vm(&self) -> Option<VmId> {
+    pub(crate) fn vm(&self) -> Option<VmId> {
         VmId::parse(self.info.get("uuid")?.as_str()?)
     }
 
     /// Returns the domain's name.
-    pub fn name(&self) -> Option<&str> {
+    pub(crate) fn name(&self) -> Option<&str> {
         self.info.get("name")?.as_str()
     }
 
     /// Changes the name.
-    pub fn rename(&mut self, name: &str) {
+    pub(crate) fn rename(&mut self, name: &str) {
         self.info.insert("name".into(), name.into());
     }
 
     /// Returns true if the operator set a soft affinity for the domain's vCPUs.
-    pub fn prefers_cpus(&self) -> bool {
+    pub(crate) fn prefers_cpus(&self) -> bool {
         self.built.contains_key("vcpu_soft_affinity")
     }
 
     /// Returns the nodes that its memory comes from, if its operator set them.
-    pub fn nodemap(&self) -> Option<&Value> {
+    pub(crate) fn nodemap(&self) -> Option<&Value> {
         self.built.get("nodemap")
     }
 
     /// Makes the domain's memory come from these nodes. With `None`, `xl` or the domain's affinities decide.
-    pub fn set_nodemap(&mut self, nodes: Option<Value>) {
+    pub(crate) fn set_nodemap(&mut self, nodes: Option<Value>) {
         match nodes {
             Some(nodes) => drop(self.built.insert("nodemap".into(), nodes)),
             None => drop(self.built.remove("nodemap")),
@@ -112,7 +112,7 @@ impl Configuration {
     ///
     /// # Errors
     /// Returns why it cannot, as the end of a sentence.
-    pub fn movable(&self) -> Result<Kind, Unmovable> {
+    pub(crate) fn movable(&self) -> Result<Kind, Unmovable> {
         let (info, built) = (&self.info, &self.built);
         let kind = match info.get("type").and_then(Value::as_str) {
             Some("pv") => Kind::Pv,
@@ -164,11 +164,11 @@ fn is_exact(value: &Value) -> bool {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// A configuration that Xen 4.17.7 keeps for a PVH domain, without line breaks.
-    pub const KEPT: &str = r#"{"c_info":{"type":"pvh","name":"pvh","domid":4294967295,
+    pub(crate) const KEPT: &str = r#"{"c_info":{"type":"pvh","name":"pvh","domid":4294967295,
         "uuid":"560f06d7-3070-4efa-981f-ca7533542446","run_hotplug_scripts":"True"},
         "b_info":{"max_vcpus":1,"avail_vcpus":[0],"vcpu_hard_affinity":[[3]],"vcpu_soft_affinity":[[3]],
         "numa_placement":"False","tsc_mode":"native","max_memkb":131072,"target_memkb":131072,"video_memkb":0,

@@ -96,7 +96,7 @@ const KINDS: [Kind; 2] = [
 const BRIDGE: &str = "/etc/xen/scripts/vif-bridge";
 
 /// Returns true if a configuration uses this name for devices that may be moved.
-pub fn is_known(name: &str) -> bool {
+pub(crate) fn is_known(name: &str) -> bool {
     KINDS.iter().any(|kind| kind.configured == name)
 }
 
@@ -104,7 +104,7 @@ pub fn is_known(name: &str) -> bool {
 ///
 /// # Errors
 /// Returns the device that cannot, as the end of a sentence.
-pub fn configured(of: &Map<String, Value>) -> Result<(), Unmovable> {
+pub(crate) fn configured(of: &Map<String, Value>) -> Result<(), Unmovable> {
     for kind in &KINDS {
         let Some(devices) = of.get(kind.configured) else {
             continue;
@@ -139,10 +139,10 @@ impl Kind {
 }
 
 /// A device of a domain: its kind and number, as in xenstore.
-pub type Device = (String, String);
+pub(crate) type Device = (String, String);
 
 /// Returns what dom0 finds at a path: the number of a block device, or the target of a link in `/sys`.
-pub fn found(path: &str) -> Option<String> {
+pub(crate) fn found(path: &str) -> Option<String> {
     if path.starts_with("/sys/") {
         let to = std::fs::read_link(path).ok()?;
         return Some(to.file_name()?.to_str()?.to_owned());
@@ -163,7 +163,7 @@ pub fn found(path: &str) -> Option<String> {
 ///
 /// # Errors
 /// Returns the device that cannot, as the end of a sentence.
-pub fn attached(
+pub(crate) fn attached(
     store: &mut Asking,
     domid: u32,
     found: &dyn Fn(&str) -> Option<String>,

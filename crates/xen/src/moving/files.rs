@@ -19,9 +19,9 @@ use super::error::FileError;
 use crate::xl;
 
 /// Lock that the process that moves a domain holds.
-pub const MOVING: &str = "moving.lock";
+pub(crate) const MOVING: &str = "moving.lock";
 /// Lock that is held while a domain is being copied.
-pub const COPYING: &str = "copying.lock";
+pub(crate) const COPYING: &str = "copying.lock";
 const JOB: &str = "move.job";
 const COPIED: &str = "move.copied";
 /// File for the output of `xl`.
@@ -39,7 +39,7 @@ fn place() -> Result<StateDir, StateError> {
 ///
 /// # Errors
 /// If the lock file cannot be opened.
-pub fn lock(name: &str) -> Result<Option<File>, FileError> {
+pub(crate) fn lock(name: &str) -> Result<Option<File>, FileError> {
     let dir = place()?;
     let file = dir.open_to_write(name)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -65,7 +65,7 @@ fn read(name: &str) -> Option<String> {
 ///
 /// # Errors
 /// If the file cannot be written.
-pub fn begin(job: &Job) -> Result<(), FileError> {
+pub(crate) fn begin(job: &Job) -> Result<(), FileError> {
     write(COPIED, "0")?;
     write(
         JOB,
@@ -74,12 +74,12 @@ pub fn begin(job: &Job) -> Result<(), FileError> {
 }
 
 /// Returns the last job, if it was not completed.
-pub fn job() -> Option<Job> {
+pub(crate) fn job() -> Option<Job> {
     serde_json::from_str(&read(JOB)?).ok()
 }
 
 /// Marks the job as completed.
-pub fn end() {
+pub(crate) fn end() {
     if let Ok(dir) = place() {
         for name in [JOB, COPIED, SAID] {
             let _ = dir.remove(name);
@@ -88,12 +88,12 @@ pub fn end() {
 }
 
 /// Records how many pages were copied.
-pub fn copied(pages: u64) {
+pub(crate) fn copied(pages: u64) {
     let _ = write(COPIED, &pages.to_string());
 }
 
 /// Reads how many pages were copied.
-pub fn how_many_copied() -> u64 {
+pub(crate) fn how_many_copied() -> u64 {
     read(COPIED)
         .and_then(|text| text.trim().parse().ok())
         .unwrap_or(0)
@@ -103,7 +103,7 @@ pub fn how_many_copied() -> u64 {
 ///
 /// # Errors
 /// If it cannot be opened.
-pub fn for_what_is_said() -> Result<File, FileError> {
+pub(crate) fn for_what_is_said() -> Result<File, FileError> {
     let file = place()?.open_to_write(SAID)?;
     file.set_len(0)
         .map_err(|error| FileError::System(error.to_string()))?;
@@ -111,7 +111,7 @@ pub fn for_what_is_said() -> Result<File, FileError> {
 }
 
 /// Returns the part of `xl`'s last output that tells why it failed.
-pub fn what_was_said() -> String {
+pub(crate) fn what_was_said() -> String {
     xl::reason(&read(SAID).unwrap_or_default())
 }
 
@@ -123,7 +123,7 @@ fn kept(domid: u32, vm: VmId, what: &str) -> PathBuf {
 ///
 /// # Errors
 /// If libxl keeps nothing about the domain, or its directory cannot be read.
-pub fn others_notes(domid: u32, vm: VmId) -> Result<Vec<String>, FileError> {
+pub(crate) fn others_notes(domid: u32, vm: VmId) -> Result<Vec<String>, FileError> {
     let entries = fs::read_dir(USERDATA).map_err(|error| FileError::at(Path::new(USERDATA), error))?;
     let mine = format!("userdata-d.{domid}.{vm}.");
     let names = entries
@@ -144,7 +144,7 @@ pub fn others_notes(domid: u32, vm: VmId) -> Result<Vec<String>, FileError> {
 ///
 /// # Errors
 /// Returns why it cannot be read, as the end of a sentence.
-pub fn configuration(domid: u32, vm: VmId) -> Result<Configuration, FileError> {
+pub(crate) fn configuration(domid: u32, vm: VmId) -> Result<Configuration, FileError> {
     let path = kept(domid, vm, KEPT);
     let failed = |error: std::io::Error| FileError::at(&path, error);
     let mut text = Vec::new();
@@ -161,7 +161,7 @@ pub fn configuration(domid: u32, vm: VmId) -> Result<Configuration, FileError> {
 ///
 /// # Errors
 /// If it cannot be changed. It then stays unchanged.
-pub fn change(domid: u32, vm: VmId, change: impl FnOnce(&mut Configuration)) -> Result<(), FileError> {
+pub(crate) fn change(domid: u32, vm: VmId, change: impl FnOnce(&mut Configuration)) -> Result<(), FileError> {
     let lock = Path::new(USERDATA).join(format!("userdata-l.{domid}.{vm}.domain-userdata-lock"));
     let failed = |error: std::io::Error| FileError::at(&lock, error);
     let held = loop {

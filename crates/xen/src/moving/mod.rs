@@ -11,10 +11,10 @@
 //! again, or its guard restores what is left of the old domain. The job is in a file until it is completed ([`settle`]): by the
 //! mover or, if that was killed, by the next agent, its guard or `homenode release`.
 
-pub mod configuration;
-pub mod devices;
-pub mod error;
-pub mod files;
+pub(crate) mod configuration;
+pub(crate) mod devices;
+pub(crate) mod error;
+pub(crate) mod files;
 mod relay;
 mod stream;
 
@@ -34,14 +34,14 @@ pub use error::{MoveError, StreamError};
 pub use relay::relay;
 
 /// Environment variable from which the processes of a move read their job.
-pub const JOB: &str = "HOMENODE_MOVE";
+pub(crate) const JOB: &str = "HOMENODE_MOVE";
 /// Environment variable with the mover's program.
 const SELF: &str = "HOMENODE_MOVER";
 const DOMID: &str = "HOMENODE_DOMID";
 /// `xl`'s suffix for the name of a domain that is arriving here.
-pub const INCOMING: &str = "--incoming";
+pub(crate) const INCOMING: &str = "--incoming";
 /// `xl`'s suffix for the name of a domain that has left.
-pub const LEFT: &str = "--migratedaway";
+pub(crate) const LEFT: &str = "--migratedaway";
 /// How often to check whether the domain runs.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Time limit for a command of `xl` that copies nothing.
@@ -66,7 +66,7 @@ const NAMES_MAX: Duration = Duration::from_secs(60);
 
 /// A domain to be moved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Job {
+pub(crate) struct Job {
     /// Its UUID.
     pub vm: VmId,
     /// Its number before the move.
@@ -89,7 +89,7 @@ pub struct Job {
 
 /// Result of a move.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ended {
+pub(crate) struct Ended {
     /// The domain's new number, if it has arrived.
     pub arrived: Option<u32>,
     /// Why it has not arrived, or what could not be restored.
@@ -107,7 +107,7 @@ impl Job {
     ///
     /// # Errors
     /// If the agent did not start this process.
-    pub fn of_environment() -> Result<Job, JobError> {
+    pub(crate) fn of_environment() -> Result<Job, JobError> {
         let text = std::env::var(JOB).map_err(|_| JobError::NotStarted)?;
         serde_json::from_str(&text).map_err(|error| JobError::Unreadable {
             variable: JOB,
@@ -116,7 +116,7 @@ impl Job {
     }
 
     /// Returns the new domain's name while there are two domains.
-    pub fn incoming(&self) -> String {
+    pub(crate) fn incoming(&self) -> String {
         format!("{}{INCOMING}", self.name)
     }
 
@@ -131,7 +131,7 @@ impl Job {
 }
 
 /// Returns the job that is under way, if there is one.
-pub fn under_way() -> Option<Job> {
+pub(crate) fn under_way() -> Option<Job> {
     match files::lock(files::MOVING) {
         Ok(None) => files::job(),
         _ => None,
@@ -139,12 +139,12 @@ pub fn under_way() -> Option<Job> {
 }
 
 /// Returns true if no process is moving a domain.
-pub fn is_free() -> bool {
+pub(crate) fn is_free() -> bool {
     matches!(files::lock(files::MOVING), Ok(Some(_)))
 }
 
 /// Completes the job of a mover that was killed. Returns a message if there was one.
-pub fn recover(hypervisor: &Hypervisor) -> Option<String> {
+pub(crate) fn recover(hypervisor: &Hypervisor) -> Option<String> {
     let job = files::job()?;
     let locks = [files::MOVING, files::COPYING].map(|name| files::lock(name).ok().flatten());
     if locks.iter().any(Option::is_none) {
@@ -299,7 +299,7 @@ fn hand_over(hypervisor: &Hypervisor, job: &Job) -> Result<(), MoveError> {
 ///
 /// # Errors
 /// If the domain is where it was, or has ended. The error also says what could not be restored.
-pub fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, MoveError> {
+pub(crate) fn settle(hypervisor: &Hypervisor, job: &Job) -> Result<u32, MoveError> {
     let all = hypervisor.domains()?;
     let (old, new) = both(&all, job);
     let named = |of: Option<&Listed>| of.map_or(Ok(None), |of| name(hypervisor, of.domid));

@@ -16,7 +16,7 @@ use super::error::StreamError;
 /// Start of the header.
 const MAGIC: &[u8; 32] = b"Xen saved domain, xl format\n \0 \r";
 /// Number of bytes before the configuration.
-pub const HEAD_BYTES: usize = 48;
+pub(super) const HEAD_BYTES: usize = 48;
 /// How this machine's byte order is marked.
 const ORDER: u32 = 0x0102_0304;
 /// Flags: the configuration is JSON, and libxl's records are of version 2.
@@ -40,7 +40,7 @@ const PAGE_BYTES: u32 = 4096;
 ///
 /// # Errors
 /// If this is not such a header, or its kind is unknown.
-pub fn configuration_bytes(head: &[u8; HEAD_BYTES]) -> Result<usize, StreamError> {
+pub(super) fn configuration_bytes(head: &[u8; HEAD_BYTES]) -> Result<usize, StreamError> {
     let (magic, words) = head.split_at(MAGIC.len());
     if magic != MAGIC {
         return Err(StreamError::NotXl);
@@ -63,7 +63,7 @@ pub fn configuration_bytes(head: &[u8; HEAD_BYTES]) -> Result<usize, StreamError
 ///
 /// # Errors
 /// If there is anything else, or the configuration cannot be read.
-pub fn configuration(data: &[u8]) -> Result<Configuration, StreamError> {
+pub(super) fn configuration(data: &[u8]) -> Result<Configuration, StreamError> {
     let text = data.get(4..).unwrap_or_default();
     if data.len() < 4 || little(data, 0) as usize != text.len() {
         return Err(StreamError::SomethingElse);
@@ -72,7 +72,7 @@ pub fn configuration(data: &[u8]) -> Result<Configuration, StreamError> {
 }
 
 /// Returns the header with another configuration.
-pub fn header(head: &[u8; HEAD_BYTES], configuration: &Configuration) -> Vec<u8> {
+pub(super) fn header(head: &[u8; HEAD_BYTES], configuration: &Configuration) -> Vec<u8> {
     let mut text = configuration.written();
     text.push(0);
     let bytes = |count: usize| u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes();
@@ -105,7 +105,7 @@ enum Next {
 
 /// Follows the part of the stream after the header.
 #[derive(Clone, Debug)]
-pub struct Follower {
+pub(super) struct Follower {
     next: Next,
     /// The part of the next item that was read so far.
     held: Vec<u8>,
@@ -125,7 +125,7 @@ impl Default for Follower {
 
 impl Follower {
     /// Returns true if all of the domain was sent.
-    pub fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.next == Next::Talk
     }
 
@@ -133,7 +133,7 @@ impl Follower {
     ///
     /// # Errors
     /// If it does not have the expected form.
-    pub fn take(&mut self, mut bytes: &[u8]) -> Result<(), StreamError> {
+    pub(super) fn take(&mut self, mut bytes: &[u8]) -> Result<(), StreamError> {
         while !bytes.is_empty() {
             let wanted = match self.next {
                 Next::Talk => return Ok(()),
@@ -200,11 +200,11 @@ impl Follower {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(super) mod tests {
     use super::super::configuration::tests::KEPT;
     use super::*;
 
-    pub fn head(bytes: u32) -> [u8; HEAD_BYTES] {
+    pub(crate) fn head(bytes: u32) -> [u8; HEAD_BYTES] {
         let words = [ORDER, MUST, 0, bytes].map(u32::to_le_bytes).concat();
         [MAGIC.as_slice(), &words].concat().try_into().unwrap()
     }
@@ -216,7 +216,7 @@ pub mod tests {
     }
 
     /// Returns a domain as Xen 4.17.7 sends it: two pages, another record, libxl's data, and the end.
-    pub fn sent() -> Vec<u8> {
+    pub(crate) fn sent() -> Vec<u8> {
         let domain = [1u32, 12, 4, 17].map(u32::to_le_bytes).concat();
         let pages = vec![7; 8 + 2 * 8 + 2 * 4096];
         [

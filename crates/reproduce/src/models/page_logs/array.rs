@@ -14,27 +14,27 @@ use super::mb;
 use crate::design::array::{Array, Axis, Named};
 use crate::models::{Values, named, numbered};
 
-pub const MU: Ns = Ns::from_secs(30);
-pub const PASSES: u64 = 17;
+pub(crate) const MU: Ns = Ns::from_secs(30);
+pub(crate) const PASSES: u64 = 17;
 /// Nanoseconds per page with which 17 passes fill an interval.
-pub const GEM5_NS: f64 = 30e9 / (PASSES * ARRAY) as f64;
+pub(crate) const GEM5_NS: f64 = 30e9 / (PASSES * ARRAY) as f64;
 /// Nanoseconds per page on the real machine: 60 s for 63 G instructions, with 26 instructions per turn (profile
 /// `array.rrww`).
-pub const NATIVE_NS: f64 = 60e9 / (63e9 / 26.0);
+pub(crate) const NATIVE_NS: f64 = 60e9 / (63e9 / 26.0);
 /// Number of intervals in each half. Tau is reached in the third interval, and the loop ends four intervals later.
 const HALF: u64 = 8;
 const SAMPLES: u64 = 30;
 
 /// A program: its name, and its accesses to each page in each half of its run.
-pub type Program = (&'static str, [&'static [Access]; 2]);
-pub const PROGRAMS: [Program; 3] = [
+pub(crate) type Program = (&'static str, [&'static [Access]; 2]);
+pub(crate) const PROGRAMS: [Program; 3] = [
     ("RWRW", [&[Access::Read, Access::Write]; 2]),
     ("RRWW", [&[Access::Read], &[Access::Write]]),
     ("WWRR", [&[Access::Write], &[Access::Read]]),
 ];
 
 /// Makes one pass over the array.
-pub fn pass(model: &mut Model, operations: &[Access], page_ns: f64) {
+pub(crate) fn pass(model: &mut Model, operations: &[Access], page_ns: f64) {
     for page in 0..ARRAY {
         let each_ns = page_ns / operations.len() as f64;
         for access in operations {
@@ -122,7 +122,7 @@ mod repairs {
     /// Passes per interval. With this number, two intervals exceed plain PRL's tau.
     const PASSES: u64 = 30;
 
-    pub const PROGRAMS: [&str; 4] = [
+    pub(super) const PROGRAMS: [&str; 4] = [
         "constant",
         "falls to a quarter",
         "hot pages in the TLB, cold scan",
@@ -141,7 +141,7 @@ mod repairs {
     }
 
     /// Returns the error of the last estimate in MB, and the number of the interval in which the loop first ended.
-    pub fn run(program: usize, config: Config) -> (f64, f64) {
+    pub(super) fn run(program: usize, config: Config) -> (f64, f64) {
         let mut model = Model::new(PAGES + INTERVALS, Mode::Paml, 512, Options::PUBLISHED);
         let mut estimator = Logged::new(config);
         let (mut last, mut ended) = (0.0, f64::NAN);
@@ -166,7 +166,7 @@ mod repairs {
         (last - mb(pages(program, INTERVALS).1), ended)
     }
 
-    pub fn configs() -> [(&'static str, Config); 4] {
+    pub(super) fn configs() -> [(&'static str, Config); 4] {
         let plain = Config::published();
         let heat = HeatBy::Logs {
             tau: 50,
@@ -194,7 +194,7 @@ mod repairs {
 /// if it never does). By `program` and `interval`: `hot_mb`, at the first speed. By `program`: `pml_mb` after each `half`,
 /// `tables_mb`, the page tables in PML's log, and `poll_mb`, the error of a poll. `past_mb` is PRL's estimate for RRWW if
 /// the index begins one past the last entry. By `rule` and `case`: `error_mb`, and the interval in which the loop `ended`.
-pub fn accuracy(_: Values<'_>) -> Result<Named> {
+pub(crate) fn accuracy(_: Values<'_>) -> Result<Named> {
     let run = |page_ns| {
         PROGRAMS
             .each_ref()

@@ -6,14 +6,14 @@ use homenode_tracking::tlb::{Access, PageSize, core};
 use homenode_units::{Ns, Pages};
 
 /// Frames of a VM of 1 GiB [PRL, section 3.1].
-pub const FRAMES: u64 = 1 << 18;
+pub(super) const FRAMES: u64 = 1 << 18;
 /// Number of 4-KiB pages of the array: 400 MB (section 3.1) as the paper counts them.
-pub const ARRAY: u64 = 102_400;
+pub(super) const ARRAY: u64 = 102_400;
 
 /// Duration of a cycle of the machine, in nanoseconds: 3.4 GHz.
 const CYCLE_NS: f64 = 1.0 / 3.4;
 /// Time of a VM exit and entry: 2500 cycles (measured on AMD by KVM's authors, facts 4).
-pub const EXIT_NS: f64 = 2500.0 * CYCLE_NS;
+pub(super) const EXIT_NS: f64 = 2500.0 * CYCLE_NS;
 /// Time of an interrupt to another CPU: native, from the machine file.
 const IPI_NS: f64 = 900.0;
 /// Time to copy and count an entry: the figure of the estimator's benchmark, rounded up.
@@ -22,14 +22,14 @@ const ENTRY_NS: f64 = 10.0;
 const REFRESH_NS: f64 = 100.0;
 
 /// Costs of a run of PRL's handler.
-pub const HANDLER: Costs = Costs {
+pub(super) const HANDLER: Costs = Costs {
     begin_ns: IPI_NS + EXIT_NS,
     entry_ns: ENTRY_NS,
     refresh_ns: REFRESH_NS,
 };
 
 /// The running guest.
-pub struct Model {
+pub(crate) struct Model {
     guest: Guest,
     vcpu: [Vcpu; 1],
     handler: Handler,
@@ -41,13 +41,13 @@ pub struct Model {
 }
 
 /// Returns the guest frame of a page. Frames are scattered, as in a real guest, and unique.
-pub fn frame(page: u64) -> u64 {
+pub(super) fn frame(page: u64) -> u64 {
     page.wrapping_mul(40_503) % FRAMES
 }
 
 impl Model {
     /// Creates a guest that uses this number of pages, and that logs in this mode.
-    pub fn new(pages: u64, mode: Mode, entries: u16, options: Options) -> Model {
+    pub(crate) fn new(pages: u64, mode: Mode, entries: u16, options: Options) -> Model {
         // The guest's page tables have frames beyond those tracked here, because they belong to the guest's kernel.
         let mut guest = Guest::new(2 * FRAMES, FRAMES, PageSize::Small, Flags::Kept);
         let space = guest.tables.space().expect("frames for tables");
@@ -70,7 +70,7 @@ impl Model {
 
     /// Accesses a page. `takes_ns` is the time that the program itself takes for the access.
     #[inline]
-    pub fn access(&mut self, page: u64, access: Access, takes_ns: f64) {
+    pub(crate) fn access(&mut self, page: u64, access: Access, takes_ns: f64) {
         self.now_ns += takes_ns;
         self.handler
             .advance(self.now_ns, &mut self.vcpu, &mut self.frames);
@@ -93,7 +93,7 @@ impl Model {
     }
 
     /// Ends an interval, and returns the estimator's estimate.
-    pub fn close(&mut self, estimator: &mut Logged, interval: Ns) -> Estimate {
+    pub(crate) fn close(&mut self, estimator: &mut Logged, interval: Ns) -> Estimate {
         let tracker = match self.vcpu[0].log.mode() {
             Mode::Pml => Tracker::Pml,
             Mode::Paml | Mode::Off => Tracker::Prl,
@@ -124,33 +124,33 @@ impl Model {
     }
 
     /// Flushes TLBs and walkers' caches.
-    pub fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         self.vcpu[0].flush();
     }
 
     /// Returns the number of logged frames that are page tables.
-    pub fn kernel_logged(&self) -> u64 {
+    pub(crate) fn kernel_logged(&self) -> u64 {
         self.kernel
     }
 
     /// Returns true if a frame has been used so far.
-    pub fn used(&self, frame: u64) -> bool {
+    pub(crate) fn used(&self, frame: u64) -> bool {
         self.guest.ept.flags(frame).0
     }
 
     /// Returns the number of logged frames, and of full buffers.
-    pub fn logged(&self) -> (u64, u64) {
+    pub(crate) fn logged(&self) -> (u64, u64) {
         let (logged, _, filled) = self.vcpu[0].log.counts();
         (logged, filled)
     }
 
     /// Returns the number of lost frames, including each frame that found the buffer full.
-    pub fn lost(&self) -> u64 {
+    pub(crate) fn lost(&self) -> u64 {
         self.vcpu[0].log.counts().1
     }
 
     /// Returns the nanoseconds for which the privileged VM used its CPU, and for which the guest ran.
-    pub fn times_ns(&self) -> (f64, f64) {
+    pub(crate) fn times_ns(&self) -> (f64, f64) {
         (self.handler.counts().2, self.now_ns)
     }
 }

@@ -18,7 +18,7 @@ use crate::models::{Values, named, numbered};
 
 /// Returns `hot_mb` by interval, with PRL; `prl_mb`, the last of these estimates; `ended`, the interval in which PRL's loop
 /// ended; `pml_mb` and `used_mb`.
-pub fn working_set(_: Values<'_>) -> Result<Named> {
+pub(crate) fn working_set(_: Values<'_>) -> Result<Named> {
     let (hot, ended) = prl();
     let one = |number: Option<f64>| Array::one(number.into());
     let axis = numbered("interval", 1..=INTERVALS);
@@ -83,7 +83,7 @@ fn page_ns() -> f64 {
 }
 
 /// Returns the model after the first third of a run's steps, with PRL's log.
-pub fn third_of_a_run(entries: u16) -> Model {
+pub(crate) fn third_of_a_run(entries: u16) -> Model {
     let each_ns = page_ns();
     let mut model = Model::new(PAGES, Mode::Paml, entries, Options::PUBLISHED);
     let done = visit(STEPS / 3, |page, access| {

@@ -20,7 +20,7 @@ const INTERVAL: Ns = Ns::from_secs(30);
 
 /// Returns, along axis `written`, the percentage of pages that one pass writes: `written_mb` and `pml_mb`. By `tracker`:
 /// `cold_mb`, the tracker's estimate for 400 MB of which only `hot_mb` are still in use.
-pub fn limits(value: Values<'_>) -> Result<Named> {
+pub(crate) fn limits(value: Values<'_>) -> Result<Named> {
     let percents = value("written")?;
     let mut estimates = Vec::new();
     let written = percents.map_numbers(|percent| {

@@ -52,7 +52,7 @@ fn array(program: &Program, entries: u16, buffers: Buffers, page_ns: f64) -> Cou
 
 /// Returns, by program and `entries`: `full`, the number of full buffers; `logged`, the number of logged frames; and `lost`,
 /// the number of frames lost while the handler ran.
-pub fn missed(_: Values<'_>) -> Result<Named> {
+pub(crate) fn missed(_: Values<'_>) -> Result<Named> {
     let rrww = &PROGRAMS[1];
     let array = |buffers, page_ns| ENTRIES.map(|entries| array(rrww, entries, buffers, page_ns));
     let hpl = ENTRIES.map(|entries| Counted::of(&hpl::third_of_a_run(entries), Buffers::One));
@@ -79,7 +79,7 @@ pub fn missed(_: Values<'_>) -> Result<Named> {
 
 /// Returns, by `speed` of a program that writes the whole array: the VM's `slowdown`, and the share of a core that the
 /// `estimator` takes, both in percent.
-pub fn costs(_: Values<'_>) -> Result<Named> {
+pub(crate) fn costs(_: Values<'_>) -> Result<Named> {
     let costs = |page_ns: f64| {
         let mut model = Model::new(super::guest::ARRAY, Mode::Paml, 512, Options::PUBLISHED);
         for _ in 0..2 * PASSES {

@@ -22,7 +22,7 @@ const ACCURATE: f64 = 0.95;
 /// Returns, along axis `program`: the used and written pages, as `used_mb`, `written_mb` and `percent`; and whether PML is
 /// `accurate`. If the program was run, `rest` is the percentage in the whole run; otherwise it is the number of accesses to
 /// each used page, from the runs of grid `alone`.
-pub fn parsec(value: Values<'_>) -> Result<Named> {
+pub(crate) fn parsec(value: Values<'_>) -> Result<Named> {
     let real = Measured::parse(PROGRAMS_FILE, PROGRAMS)?.program;
     let programs = value("program")?;
     let mut found = Vec::new();

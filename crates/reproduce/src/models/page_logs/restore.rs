@@ -192,7 +192,7 @@ fn restored(program: &Program, hot: &[u64], way: Way, gbit: f64) -> Restored {
 
 /// Returns, by `gbit` of the link, `program` and `way`: `loaded_mb` before the start; the times of the `start`, of the first
 /// 100 ms of `useful` work, and when all work was done (`worked`), in nanoseconds; and the number of `fetched` pages.
-pub fn restore(value: Values<'_>) -> Result<Named> {
+pub(crate) fn restore(value: Values<'_>) -> Result<Named> {
     let links = value("gbit")?;
     let sets = programs().map(|program| {
         let hot = program.working_set();

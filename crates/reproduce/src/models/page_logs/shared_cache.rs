@@ -15,7 +15,7 @@ use crate::models::{Values, named};
 
 /// Returns arrays by axis `pair`, whose labels name two programs (`astar, lbm`), and by `divided`: `ways` of the first
 /// program, and `lost`, the percentage that both lose on average.
-pub fn shared(value: Values<'_>) -> Result<Named> {
+pub(crate) fn shared(value: Values<'_>) -> Result<Named> {
     let pairs = value("pair")?;
     let machine = preset("i7_pml")?;
     let hw = hardware(&machine)?;

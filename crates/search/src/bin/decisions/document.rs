@@ -33,7 +33,7 @@ use crate::{read, seeds, swept};
 const POLICY_PATH: &str = "crates/policy";
 
 #[derive(Debug, Args)]
-pub struct Held {
+pub(crate) struct Held {
     /// Number of cases
     #[arg(long, default_value_t = 24)]
     cases: usize,
@@ -52,7 +52,7 @@ pub struct Held {
 }
 
 #[derive(Debug, Args)]
-pub struct Document {
+pub(crate) struct Document {
     /// Folder of `cases`, `known` and `held-out.toml`
     #[arg(long, default_value = "data/decisions")]
     data: PathBuf,
@@ -70,7 +70,7 @@ pub struct Document {
     jobs: usize,
 }
 
-pub fn held_out(args: &Held) -> anyhow::Result<()> {
+pub(crate) fn held_out(args: &Held) -> anyhow::Result<()> {
     // An unreadable list is reported before the runs.
     HeldOut::read(&args.keep)?;
     let commit = drawn_from(args.commit.as_deref())?;
@@ -97,7 +97,7 @@ pub fn held_out(args: &Held) -> anyhow::Result<()> {
 }
 
 /// Returns the commit that cases are drawn from: the requested one, else the last one that touched the policies.
-pub fn drawn_from(named: Option<&str>) -> anyhow::Result<String> {
+pub(crate) fn drawn_from(named: Option<&str>) -> anyhow::Result<String> {
     match named {
         Some(commit) => Ok(commit.to_owned()),
         None => last_commit(POLICY_PATH)
@@ -106,7 +106,7 @@ pub fn drawn_from(named: Option<&str>) -> anyhow::Result<String> {
 }
 
 /// Appends the result of a held-out run to the list in a file.
-pub fn keep(
+pub(crate) fn keep(
     path: &Path,
     commit: &str,
     (cases, seeds, drawn_as): (usize, usize, DrawnAs),
@@ -139,7 +139,7 @@ fn today() -> anyhow::Result<String> {
         .to_string())
 }
 
-pub fn write(args: &Document) -> anyhow::Result<()> {
+pub(crate) fn write(args: &Document) -> anyhow::Result<()> {
     let paths = cases(&args.data.join("cases"))?;
     let setups: Vec<Setup> = paths
         .iter()

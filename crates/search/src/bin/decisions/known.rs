@@ -18,7 +18,7 @@ use homenode_units::file_name;
 use crate::{read, seeds, show};
 
 #[derive(Debug, Args)]
-pub struct Search {
+pub(crate) struct Search {
     /// Scenario files
     #[arg(required = true, value_name = "SCENARIO.toml")]
     cases: Vec<PathBuf>,
@@ -39,7 +39,7 @@ pub struct Search {
     jobs: usize,
 }
 
-pub fn search(args: &Search) -> anyhow::Result<()> {
+pub(crate) fn search(args: &Search) -> anyhow::Result<()> {
     fs::create_dir_all(&args.known).with_context(|| format!("cannot make {}", args.known.display()))?;
     let commit = last_commit(".").unwrap_or_default();
     for path in &args.cases {
@@ -75,7 +75,7 @@ pub fn search(args: &Search) -> anyhow::Result<()> {
 }
 
 /// Returns the id of the last commit that touched a path; `None` without git or a work tree.
-pub fn last_commit(path: &str) -> Option<String> {
+pub(crate) fn last_commit(path: &str) -> Option<String> {
     let output = Command::new("git")
         .args(["log", "-1", "--format=%H", "--", path])
         .output()

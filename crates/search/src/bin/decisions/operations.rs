@@ -19,7 +19,7 @@ use crate::scores::{print_case, print_total, scores};
 use crate::{seeds, show, write_all};
 
 #[derive(Debug, Args)]
-pub struct Operations {
+pub(crate) struct Operations {
     /// Number of cases, in rotation over kinds of hosts and four degrees of fullness
     #[arg(long, default_value_t = 24)]
     cases: usize,
@@ -46,7 +46,7 @@ pub struct Operations {
     jobs: usize,
 }
 
-pub fn run(args: &Operations) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Operations) -> anyhow::Result<()> {
     let commit = drawn_from(args.commit.as_deref())?;
     let drawn = generate::held_out(&commit, args.cases).into_iter().enumerate();
     let cases: Vec<(Class, u64)> = drawn

@@ -14,7 +14,7 @@ use homenode_units::stats::mean;
 use crate::{Common, read, show};
 
 #[derive(Debug, Args)]
-pub struct Scores {
+pub(crate) struct Scores {
     /// Scenario files
     #[arg(required = true, value_name = "SCENARIO.toml")]
     cases: Vec<PathBuf>,
@@ -26,7 +26,7 @@ pub struct Scores {
 }
 
 /// Returns the scores of every contender in every case.
-pub fn scores(
+pub(crate) fn scores(
     setups: &[Setup],
     seeds: &[u64],
     contenders: &[Contender],
@@ -42,11 +42,11 @@ pub fn scores(
     Ok((0..contenders.len()).map(of_policies).collect())
 }
 
-pub fn score(setup: &Setup, base: &[Run], other: &[Run]) -> CaseScore {
+pub(crate) fn score(setup: &Setup, base: &[Run], other: &[Run]) -> CaseScore {
     CaseScore::of(&setup.scenario.name, base, other)
 }
 
-pub fn print(args: &Scores) -> anyhow::Result<()> {
+pub(crate) fn print(args: &Scores) -> anyhow::Result<()> {
     let setups: Vec<Setup> = args
         .cases
         .iter()
@@ -72,7 +72,7 @@ pub fn print(args: &Scores) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub fn print_case(score: &CaseScore) {
+pub(crate) fn print_case(score: &CaseScore) {
     println!(
         "{:14} mean {} worst-run {} worst-vm {} decisions {:.0} moved {:.1} GiB",
         score.case,
@@ -107,7 +107,7 @@ fn print_vms(score: &CaseScore, base: &[Run], other: &[Run]) {
     }
 }
 
-pub fn print_total(scores: &[CaseScore]) {
+pub(crate) fn print_total(scores: &[CaseScore]) {
     let total = Total::of(scores);
     let slowed: Vec<String> = scores
         .iter()

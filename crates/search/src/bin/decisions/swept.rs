@@ -12,7 +12,7 @@ use homenode_units::stats::mean;
 use crate::{Common, show};
 
 #[derive(Debug, Args)]
-pub struct Swept {
+pub(crate) struct Swept {
     /// Programs [default: a few of different kinds, or all for `lone`]
     #[arg(long, value_delimiter = ',')]
     programs: Vec<String>,
@@ -29,16 +29,16 @@ pub struct Swept {
     below: Option<f64>,
 }
 
-pub fn sweep(args: &Swept) -> anyhow::Result<()> {
+pub(crate) fn sweep(args: &Swept) -> anyhow::Result<()> {
     print(args, sweep::PROGRAMS.map(str::to_owned).to_vec(), sweep::sweep)
 }
 
-pub fn lone(args: &Swept) -> anyhow::Result<()> {
+pub(crate) fn lone(args: &Swept) -> anyhow::Result<()> {
     print(args, all_programs(), sweep::lone)
 }
 
 /// Returns the names of all workloads with a program.
-pub fn all_programs() -> Vec<String> {
+pub(crate) fn all_programs() -> Vec<String> {
     generate::programs()
         .into_iter()
         .map(|(name, _)| name.to_owned())
@@ -46,7 +46,7 @@ pub fn all_programs() -> Vec<String> {
 }
 
 /// Runs the cells, and returns each with its result.
-pub fn run(
+pub(crate) fn run(
     cells: Vec<Cell>,
     contenders: &[Contender],
     seeds: &[u64],

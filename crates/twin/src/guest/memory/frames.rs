@@ -29,12 +29,12 @@ impl VmMemory {
     }
 
     /// Returns how many pages may be exchanged.
-    pub fn spare_pages(&mut self) -> u64 {
+    pub(crate) fn spare_pages(&mut self) -> u64 {
         self.spare().iter().map(|on| on.iter().sum::<u64>()).sum()
     }
 
     /// Takes out `pages` pages, drawn evenly from those that may be exchanged. At least that many must exist.
-    pub fn lift(&mut self, pages: u64, chance: &mut Chance) -> Lifted {
+    pub(crate) fn lift(&mut self, pages: u64, chance: &mut Chance) -> Lifted {
         let mut lifted = Lifted {
             slots: Vec::new(),
             on: vec![0; self.nodes],
@@ -50,7 +50,7 @@ impl VmMemory {
     }
 
     /// Puts pages, counted by node, where as many were lifted.
-    pub fn lay(&mut self, lifted: &Lifted, mut pages: Vec<u64>, chance: &mut Chance) {
+    pub(crate) fn lay(&mut self, lifted: &Lifted, mut pages: Vec<u64>, chance: &mut Chance) {
         debug_assert_eq!(pages.iter().sum::<u64>(), lifted.slots.iter().sum::<u64>());
         let mut slots = lifted.slots.iter();
         for population in self.spare() {
@@ -69,7 +69,13 @@ impl VmMemory {
 
     /// Touches pages of a region for the first time, drawn evenly from the guest's own free pages, and adds them to `placed` by
     /// node. Returns how many pages are missing because no more were free.
-    pub fn touch_own(&mut self, region: usize, pages: u64, placed: &mut [u64], chance: &mut Chance) -> u64 {
+    pub(crate) fn touch_own(
+        &mut self,
+        region: usize,
+        pages: u64,
+        placed: &mut [u64],
+        chance: &mut Chance,
+    ) -> u64 {
         let here = pages.min(self.free_list.iter().sum());
         for (class, pages) in self.by_class(region, here).into_iter().enumerate() {
             let mut free: u64 = self.free_list.iter().sum();
@@ -85,7 +91,7 @@ impl VmMemory {
     }
 
     /// Returns the number of pages outside the VM's home nodes; 0 if it has no home.
-    pub fn pages_away(&self) -> u64 {
+    pub(crate) fn pages_away(&self) -> u64 {
         let Some(home) = &self.home else { return 0 };
         let pages = self.pages().into_iter().enumerate();
         pages
@@ -95,13 +101,13 @@ impl VmMemory {
     }
 
     /// Returns the number of pages in the pool.
-    pub fn pool_pages(&self) -> u64 {
+    pub(crate) fn pool_pages(&self) -> u64 {
         self.pool.iter().flatten().sum()
     }
 
     /// Brings the pool to a size, as far as possible. Grows it with free pages, drawn evenly, and shrinks it by pages on the VM's
     /// home nodes.
-    pub fn size_pool(&mut self, size: u64, chance: &mut Chance) {
+    pub(crate) fn size_pool(&mut self, size: u64, chance: &mut Chance) {
         let Some(pool) = &mut self.pool else { return };
         let has: u64 = pool.iter().sum();
         let mut free: u64 = self.free_list.iter().sum();
@@ -117,7 +123,7 @@ impl VmMemory {
     }
 
     /// Ends the program. Its pages are free for the next program.
-    pub fn end_program(&mut self) {
+    pub(crate) fn end_program(&mut self) {
         self.swapped = 0;
         for region in self.regions.drain(1..) {
             for class in region.classes {

@@ -8,7 +8,7 @@ use crate::index::{IxVec, ThreadIx};
 impl VmMemory {
     /// Releases pages of a thread, drawn evenly from its own pages, or from all that it uses if it has no own. The host takes
     /// back those that are not on node `stay`. Returns these as (region, node, pages).
-    pub fn invalidate(
+    pub(crate) fn invalidate(
         &mut self,
         thread: ThreadIx,
         stay: usize,
@@ -56,7 +56,7 @@ impl VmMemory {
 
     /// Mixes the threads' own pages: each thread puts in as many as `pages` says, and gets as many back, drawn from those of all
     /// threads.
-    pub fn mix(&mut self, pages: &IxVec<ThreadIx, u64>, chance: &mut Chance) {
+    pub(crate) fn mix(&mut self, pages: &IxVec<ThreadIx, u64>, chance: &mut Chance) {
         let mut pool = vec![0; self.nodes];
         let mut given = Vec::new();
         for (thread, &pages) in pages.placed() {
@@ -94,7 +94,7 @@ impl VmMemory {
     }
 
     /// Lets all threads use one thread's own pages in place of their own.
-    pub fn gather(&mut self, thread: ThreadIx) {
+    pub(crate) fn gather(&mut self, thread: ThreadIx) {
         for region in &mut self.regions {
             match region.owner {
                 Some(owner) if owner == thread => region.users = Users::All,

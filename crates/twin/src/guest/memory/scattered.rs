@@ -24,7 +24,7 @@ pub(crate) struct Scattered {
 
 impl Scattered {
     /// Creates the state for this share of all pages that a program touches.
-    pub fn new(share: f64) -> Scattered {
+    pub(crate) fn new(share: f64) -> Scattered {
         Scattered {
             share,
             ..Scattered::default()
@@ -32,7 +32,7 @@ impl Scattered {
     }
 
     /// Deals the part of `pages` that was touched before out in turn over `nodes`, into `wanted`. Returns how many pages that is.
-    pub fn deal(&mut self, pages: u64, nodes: impl FnOnce() -> Vec<usize>, wanted: &mut [u64]) -> u64 {
+    pub(crate) fn deal(&mut self, pages: u64, nodes: impl FnOnce() -> Vec<usize>, wanted: &mut [u64]) -> u64 {
         if self.share == 0.0 {
             return 0;
         }

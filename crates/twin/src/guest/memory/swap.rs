@@ -20,18 +20,18 @@ use crate::index::ThreadIx;
 
 impl VmMemory {
     /// Returns the number of the programs' pages in swap.
-    pub fn swapped(&self) -> u64 {
+    pub(crate) fn swapped(&self) -> u64 {
         self.swapped
     }
 
     /// Returns the number of touched pages that the guest cannot spare and that are not in swap.
-    pub fn resident(&self, needs: Needs) -> u64 {
+    pub(crate) fn resident(&self, needs: Needs) -> u64 {
         let needed = self.regions.iter().filter(|region| region.is_needed(needs));
         needed.map(Region::touched).sum()
     }
 
     /// Writes up to `pages` of the programs' pages to swap, the coldest first. Returns how many left each node.
-    pub fn swap_out(&mut self, pages: u64, chance: &mut Chance) -> Vec<u64> {
+    pub(crate) fn swap_out(&mut self, pages: u64, chance: &mut Chance) -> Vec<u64> {
         let mut taken = vec![0; self.nodes];
         let of_program = self
             .regions
@@ -61,7 +61,7 @@ impl VmMemory {
     }
 
     /// Returns the share of a thread's accesses that hit a page in swap.
-    pub fn fault_share(&self, thread: ThreadIx) -> f64 {
+    pub(crate) fn fault_share(&self, thread: ThreadIx) -> f64 {
         if self.swapped == 0 {
             return 0.0;
         }
@@ -79,7 +79,7 @@ impl VmMemory {
 
     /// Takes up to `pages` of a thread's pages out of swap, the hottest first. Returns them by region and class; the host has to
     /// place them.
-    pub fn swap_in(&mut self, thread: ThreadIx, pages: u64) -> Vec<(usize, usize, u64)> {
+    pub(crate) fn swap_in(&mut self, thread: ThreadIx, pages: u64) -> Vec<(usize, usize, u64)> {
         let mut found: Vec<(f64, usize, usize)> = Vec::new();
         for (at, region) in self.regions.iter().enumerate() {
             if region.users == Users::All || region.users == Users::One(thread) {
