@@ -1,4 +1,4 @@
-//! What clients ask of the agent, and what it answers: what reads can be written and read again.
+//! Fuzzes the agent's requests and replies: one that can be parsed can be written as JSON and parsed again.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Settings of the agent, each followed by four cycles of the control loop on a small twin: whatever the operator sets, pages add
-//! up and no plan is impossible.
+//! Fuzzes the agent's settings. Runs four cycles of the control loop on a small twin with each. Whatever the settings are, every
+//! plan can be carried out, and no VM has more pages than memory.
 
 #![no_main]
 
@@ -20,9 +20,9 @@ fuzz_target!(|text: &str| {
     let vms =
         ["cg.B", "povray", "soplex"].map(|program| VmSpec::new(program, 2, Bytes::from_gib(2), program));
     let mut twin = Twin::new(machine, &Scenario::of("fuzz", vms.to_vec()), 1).expect("a possible scenario");
-    // Known in so few cycles, so that homes are sought in them.
+    // A VM must count as known within four cycles, or no policy looks for a home.
     config.predict.known_cycles = config.predict.known_cycles.min(2);
-    // Longer periods are the same work many times.
+    // Longer periods only repeat the same work.
     let period = config.period.clamp(Ns::from_millis(1), Ns::from_millis(200));
     let mut control = Control::new(config, Mode::Act);
     for _ in 0..CYCLES {

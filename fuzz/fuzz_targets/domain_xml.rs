@@ -1,4 +1,4 @@
-//! What libvirt says of a domain, and what the operator wrote into its metadata.
+//! Fuzzes libvirt's XML of a domain, and the operator's settings in its metadata.
 
 #![no_main]
 
@@ -13,7 +13,7 @@ fuzz_target!(|text: &str| {
     assert!((1..=4096).contains(&domain.vcpus_current));
     let _ = domain.device_nodes(std::path::Path::new("/does-not-exist"));
     let _ = domain.settings(None, Vec::new());
-    // What the agent writes back into the metadata reads, and says what was said before.
+    // The metadata that the agent writes can be parsed again, and keeps the operator's other settings.
     let Ok(said) = &domain.settings else { return };
     let Some(element) = element(&said.with(Setting::MemoryFloor(Some(Bytes::from_mib(64))))) else {
         panic!("an element with a floor is not empty");

@@ -1,4 +1,4 @@
-//! Experiment files: what reads is an experiment all of whose runs can be listed, or is refused with a sentence.
+//! Fuzzes experiment files: a file is either refused with a message, or is an experiment whose runs can all be listed.
 
 #![no_main]
 

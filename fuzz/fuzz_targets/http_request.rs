@@ -1,8 +1,8 @@
-//! A client's request, as bytes, through the routes and checks that the agent has: whatever it says it is answered, by a problem
-//! where it cannot have what it wants, and nothing changes but for an operator.
+//! Fuzzes HTTP requests, as bytes, with the agent's own routes and checks. Every request is answered, with a problem document if
+//! it is refused. Only an operator's request changes anything.
 //!
-//! `KEY` in the header Authorization stands for the key of this run. The header X-Came says who came over the socket, `viewer` or
-//! `operator`; without it the request came over loopback.
+//! `KEY` in the header Authorization stands for this run's key. The header X-Came gives the role of a client on the socket,
+//! `viewer` or `operator`; without it, the request came over loopback.
 
 #![no_main]
 
@@ -16,14 +16,14 @@ use homenode_agent::role::Role;
 use homenode_fuzz::site::Served;
 use libfuzzer_sys::fuzz_target;
 
-/// More headers than any input needs.
+/// Maximum number of headers; more than any input needs.
 const HEADERS_MAX: usize = 32;
 
 thread_local! {
     static SERVED: RefCell<Option<Served>> = const { RefCell::new(None) };
 }
 
-/// The request that a server makes of bytes.
+/// Parses bytes into a request, as a server does.
 fn parsed(bytes: &[u8], key: &str) -> Option<Request<Body>> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut head = httparse::Request::new(&mut headers);
@@ -51,7 +51,7 @@ fn came(request: &Request<Body>) -> Came {
     }
 }
 
-/// Whether it is an operator's.
+/// Returns true if the request comes from an operator.
 fn may_change(came: Came, request: &Request<Body>, key: &str) -> bool {
     let said = request.headers().get(header::AUTHORIZATION);
     match came {
@@ -80,7 +80,7 @@ fuzz_target!(|bytes: &[u8]| {
             "{method} {path} changed something: {answered:?}"
         );
         if is_changed {
-            // The next input finds what this one did.
+            // The next input must not see this one's changes.
             *kept = None;
         }
     });

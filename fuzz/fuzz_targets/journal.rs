@@ -1,4 +1,5 @@
-//! Journals that are torn, damaged or of another: opening one twice finds the same, and the second time nothing is damaged.
+//! Fuzzes journals, which may be torn, damaged or of another VM. A journal that is opened twice has the same entries both times,
+//! and the second time no damage is reported.
 
 #![no_main]
 
@@ -7,7 +8,7 @@ use homenode_undo::journal::{Entry, Journal, peek};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    // As it is, and each line behind the checksum that it should have.
+    // The input is tried unchanged, and with the right checksum before each line.
     let mut with_sums = Vec::new();
     for line in bytes.split(|byte| *byte == b'\n') {
         with_sums.extend(format!("{:08x} ", crc32fast::hash(line)).bytes());
@@ -15,7 +16,7 @@ fuzz_target!(|bytes: &[u8]| {
         with_sums.push(b'\n');
     }
     for bytes in [bytes, &with_sums] {
-        // The same lines in a VM's own mark.
+        // A VM's own mark has entries in the same format.
         if let Some(entry) = std::str::from_utf8(bytes).ok().and_then(Entry::from_written) {
             assert_eq!(Entry::from_written(&entry.written(|_| true)), Some(entry));
         }

@@ -1,4 +1,4 @@
-//! Machine files: what reads is whole, and can be written and read again.
+//! Fuzzes machine files: a machine that can be parsed is complete, and can be written and parsed again.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Measured programs: parts are no larger than wholes, and the file is written as it was read.
+//! Fuzzes files of measured programs: no part is larger than its whole, and a file that is written, parsed and written again
+//! stays the same.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! `maps`, `numa_maps` and `pagemap` of a QEMU that may say anything: ranges are what they should be, and no page counts twice.
+//! Fuzzes `maps`, `numa_maps` and `pagemap` of a QEMU process: ranges are sorted, disjoint and as large as the guest's memory,
+//! and no page is counted twice.
 
 #![no_main]
 

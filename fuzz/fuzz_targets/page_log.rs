@@ -1,11 +1,11 @@
-//! Page logs with their checksums put right, so that what lies behind them is reached.
+//! Fuzzes page logs. Their checksums are corrected, so that inputs reach the code after the checks.
 
 #![no_main]
 
 use homenode_formats::page_log::{Header, Log};
 use libfuzzer_sys::fuzz_target;
 
-/// Bytes of a record without rows, and of a row.
+/// Sizes in bytes of a record without rows, and of a row.
 const RECORD_BYTES: usize = 96;
 const ROW_BYTES: usize = 8;
 
@@ -27,7 +27,7 @@ fn put_right(bytes: &mut [u8]) {
     }
 }
 
-/// The checksum of what lies before it.
+/// Writes at `at` the checksum of the bytes before it.
 fn put_sum(bytes: &mut [u8], at: usize) {
     let sum = crc32fast::hash(&bytes[..at]);
     bytes[at..at + 4].copy_from_slice(&sum.to_le_bytes());
@@ -45,7 +45,7 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(window.begin_ns <= window.end_ns);
         assert!(window.rows.iter().all(|row| u64::from(row.frame) < frames));
     }
-    // A log may keep nothing, wherever that begins.
+    // A log may have no kept records; the offset of the first one may then be anywhere.
     let Some(head) = usize::try_from(log.header.kept.at)
         .ok()
         .filter(|at| *at <= bytes.len())
@@ -53,7 +53,7 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(log.windows.is_empty());
         return;
     };
-    // What was read, written again, is read as the same.
+    // The log can be written and parsed again unchanged.
     let mut written = log.header.to_bytes().to_vec();
     written.resize(head, 0);
     written.extend(

@@ -1,6 +1,6 @@
-//! Plans of a policy from outside, a line for each of four cycles of the control loop on a small twin: what is no plan is refused
-//! with a sentence, what is refused has changed nothing, and whatever is carried out pages add up. A plan of version 0 stands for
-//! one of the view's.
+//! Fuzzes the plans of an external policy: one line for each of four cycles of the control loop on a small twin. A line that is
+//! not a plan is refused with a message. A refused plan changes nothing. Whatever is carried out, no VM has more pages than
+//! memory. Version 0 in a plan stands for the view's version.
 
 #![no_main]
 

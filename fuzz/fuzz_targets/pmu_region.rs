@@ -1,4 +1,5 @@
-//! The modelled PMU's region: a header that is accepted is within bounds, and counts and samples come from within the region.
+//! Fuzzes the memory region of the modelled PMU: an accepted header is within bounds, and counts and samples are read only from
+//! inside the region.
 
 #![no_main]
 
@@ -7,7 +8,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 use homenode_formats::pmu_region::{HEADER_WORDS, Layout, Page};
 use libfuzzer_sys::fuzz_target;
 
-/// No larger regions are made here.
+/// Size of the largest region that is built here.
 const BYTES_MAX: u64 = 4 << 20;
 
 fuzz_target!(|input: (Vec<u64>, Vec<u64>, u8, bool)| {
@@ -19,7 +20,7 @@ fuzz_target!(|input: (Vec<u64>, Vec<u64>, u8, bool)| {
         .zip(&figures)
         .for_each(|(word, figure)| *word = *figure);
     let _ = Layout::parse(header, figure(7));
-    // Nearly right: only what its own figures do not decide is the input's.
+    // A header that is nearly valid: it is built from the input's figures, and only the mapped size may contradict it.
     let (cpus, tags, frames) = (figure(0) % 5000, figure(1) % 300, figure(2) % (1 << 21));
     let (line_bytes, samples) = (figure(3) % 5000, 1 << (figure(4) % 22));
     let layout = Layout {

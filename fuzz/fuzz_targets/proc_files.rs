@@ -1,4 +1,5 @@
-//! Threads, cgroups, busy CPUs, free memory and memory blocks, as any kernel and any QEMU may show them.
+//! Fuzzes the files that describe threads, cgroups, busy CPUs, free memory and memory blocks, with contents from any kernel or
+//! QEMU.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Profile logs: every figure of one that is accepted is possible, and it is read again as it was.
+//! Fuzzes profile logs: every figure in an accepted log is possible, and the log can be written and read again unchanged.
 
 #![no_main]
 

@@ -1,5 +1,6 @@
-//! A history, row by row as an input has it (`homenode_fuzz::history`), and what `why`, `replay`, `record scenario`, `record
-//! export` and `top --at` make of it: a damaged minute takes no other with it, and nothing is shown that is not there.
+//! Fuzzes a history, whose rows are the input (see `homenode_fuzz::history`), with the code of `why`, `replay`, `record
+//! scenario`, `record export` and `top --at`. A damaged minute must not affect any other minute, and nothing may be shown that
+//! was not recorded.
 
 #![no_main]
 
@@ -25,12 +26,12 @@ use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
 const ALWAYS: (i64, i64) = (i64::MIN, i64::MAX);
-/// More minutes than an input can have.
+/// Maximum number of minutes; more than an input can have.
 const MINUTES_MAX: usize = 100;
-/// Periods of a column that is read without a history.
+/// Number of periods in a column that is read without a history.
 const COUNT: usize = 3;
 
-/// What an agent is asked of it over HTTP.
+/// HTTP requests that read the history.
 const PATHS: [&str; 4] = [
     "/v1/history?vm=web&from=1970-01-01T00:00:00Z&to=1970-01-01T00:02:00Z",
     "/v1/overview?at=1970-01-01T00:00:30Z",
@@ -46,7 +47,7 @@ thread_local! {
     });
 }
 
-/// An agent that is asked says no more than that it cannot.
+/// Requests all `PATHS` from an agent, which must answer or report a problem.
 fn served(served: &mut Served) {
     for path in PATHS {
         let request = Request::builder().uri(path).body(Body::empty());
@@ -66,7 +67,7 @@ fn frames(archive: &Archive, run: Option<i64>, kind: Kind) -> Vec<Frame> {
     }
 }
 
-/// A column says the same of what is picked, and of some places, as of everything.
+/// Checks that reading only some keys or places of a column gives the same values as reading all of it.
 fn picks_agree(column: &[u8]) {
     let Ok(whole) = read(column, Pick::All) else {
         return;
@@ -93,7 +94,7 @@ fn picks_agree(column: &[u8]) {
     }
 }
 
-/// What is whole is given, whatever is beside it.
+/// Checks that the undamaged minute is read, whatever the other rows are.
 fn is_whole(archive: &Archive) {
     for kind in Kind::ALL {
         for run in [Some(WHOLE_RUN), None] {
@@ -121,7 +122,7 @@ fn is_whole(archive: &Archive) {
     }
 }
 
-/// The host as it was.
+/// Shows the host at several times in the past.
 fn past(archive: &Archive) {
     let span = archive.span(Kind::Status).expect("it can be read");
     let (first, last) = span.expect("there is a minute");
@@ -137,7 +138,7 @@ fn past(archive: &Archive) {
     }
 }
 
-/// As `record export` has it.
+/// Exports the history as `record export` does.
 fn exported(archive: &Archive, frames: &[Frame], history: &History) {
     let mut parquet = Parquet::new(Vec::new()).expect("columns are possible");
     for frame in frames {
@@ -157,7 +158,7 @@ fn exported(archive: &Archive, frames: &[Frame], history: &History) {
     }
 }
 
-/// As `record scenario` has it.
+/// Makes a scenario from the samples as `record scenario` does.
 fn simulated(samples: &[Frame]) {
     let machine = machine();
     let mut seen = Seen::new(&machine);

@@ -1,4 +1,4 @@
-//! Xen's trace of runstates: any bytes are read alike in any parts, and sums only grow.
+//! Fuzzes Xen's trace of runstates: the result does not depend on how the bytes are split, and sums only grow.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Scenario files: what reads is a scenario that a machine takes or refuses with a sentence.
+//! Fuzzes scenario files: the twin either accepts a scenario that can be parsed, or refuses it with a message.
 
 #![no_main]
 
@@ -6,7 +6,7 @@ use homenode_machine_files::preset;
 use homenode_twin::{Scenario, Twin};
 use libfuzzer_sys::fuzz_target;
 
-/// Larger hosts are the same work many times.
+/// Maximum number of vCPUs. More would only repeat the same work.
 const VCPUS_MAX: u64 = 64;
 
 fuzz_target!(|text: &str| {

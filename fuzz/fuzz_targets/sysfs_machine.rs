@@ -1,4 +1,4 @@
-//! A host's `/sys` and `/proc`: a machine that was read is whole, and can be written and read again.
+//! Fuzzes a host's `/sys` and `/proc`: a machine that was read from them is complete, and can be written and parsed again.
 
 #![no_main]
 

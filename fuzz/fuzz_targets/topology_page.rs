@@ -1,4 +1,5 @@
-//! Topology pages that anybody may have written to: what is accepted is within bounds, and is read again as it was published.
+//! Fuzzes topology pages, which any program may have written to: an accepted page is within bounds, and can be published and read
+//! again unchanged.
 
 #![no_main]
 
@@ -18,7 +19,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let reader = Reader::new(&words);
     let _ = reader.read();
-    // Past magic, layout and size, which an input finds late.
+    // Sets the right magic, layout and size, which the fuzzer would take long to find.
     words[0].store(MAGIC, Ordering::Relaxed);
     words[1].store(u64::from(LAYOUT) | ((WORDS * 8) as u64) << 32, Ordering::Relaxed);
     let Ok((sequence, topology)) = reader.read() else {

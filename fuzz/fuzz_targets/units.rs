@@ -1,4 +1,5 @@
-//! Quantities, sets, permits and policies as people write them: what reads can be written and read again.
+//! Fuzzes quantities, sets, permits and policies as people write them: a value that can be parsed can be written and parsed
+//! again.
 
 #![no_main]
 
@@ -8,7 +9,7 @@ use std::str::FromStr;
 use homenode_units::{Bytes, BytesPerSec, CpuSet, MemoryPolicy, NodeSet, Ns, Permit, VmId};
 use libfuzzer_sys::fuzz_target;
 
-/// Where writing rounds nothing.
+/// Checks a type whose written form is exact.
 fn is_the_same_again<T: FromStr + Display + PartialEq>(text: &str) {
     if let Ok(value) = text.parse::<T>() {
         let written = value.to_string();
@@ -19,7 +20,8 @@ fn is_the_same_again<T: FromStr + Display + PartialEq>(text: &str) {
     }
 }
 
-/// Where writing rounds: two decimals of sizes, one of seconds. Beyond this rounding up may leave the type.
+/// Largest value for which rounding is checked. Sizes are written with two decimals, seconds with one; above this value, rounding
+/// up may overflow the type.
 const ROUNDED_MAX: u64 = 1 << 62;
 
 fn is_nearly_the_same_again<T: FromStr + Display + Copy>(text: &str, number: impl Fn(T) -> u64) {

@@ -1,8 +1,8 @@
-//! The file of TLS and passwords, and what a client says of itself in the header Authorization: the first line of the input is
-//! the header's value, and the rest a tree of files with `web.yml`, as `=== path` lines before each.
+//! Fuzzes `web.yml`, the file of TLS and passwords, and a client's header Authorization. The first line of the input is the
+//! header's value. The rest is a tree of files with `web.yml`, with a line `=== path` before each file.
 //!
-//! A file is refused with a sentence that names it, or every client must meet it. With a file of known passwords a client
-//! without one is not let in.
+//! A file is either accepted, or refused with a message of limited length. If the passwords are known, a client without a right
+//! one is refused.
 
 #![no_main]
 
@@ -19,7 +19,7 @@ use homenode_fuzz::Tree;
 use homenode_fuzz::site::Served;
 use libfuzzer_sys::fuzz_target;
 
-/// bcrypt of `correct horse`, with the least cost.
+/// A web configuration with the bcrypt hash of `correct horse`, at the lowest cost.
 const KNOWN: &str =
     "basic_auth_users:\n  web: $2b$04$K08QjgoDisLXmecYm6C23Ol5IpNA4Oymq6Olsi34gjEulRPJlE/5G\n";
 
@@ -34,7 +34,7 @@ fn is_right(said: &[u8]) -> bool {
         .is_ok_and(|said| said == b"web:correct horse")
 }
 
-/// Asks with that header.
+/// Sends a request with this header.
 fn ask(said: &[u8]) {
     let Ok(value) = HeaderValue::from_bytes(said) else {
         return;
@@ -83,6 +83,6 @@ fuzz_target!(|bytes: &[u8]| {
             "{refused}"
         );
     }
-    // What suffices for the world suffices for loopback.
+    // A configuration that is good enough for a public address is good enough for loopback.
     assert!(far.is_err() || near.is_ok(), "{text}");
 });

@@ -1,4 +1,4 @@
-//! Workload files: the figures of one that is accepted are possible, wherever they are asked for.
+//! Fuzzes workload files: the footprint and the miss ratios of an accepted workload are possible at every size.
 
 #![no_main]
 

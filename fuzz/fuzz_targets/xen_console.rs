@@ -1,5 +1,5 @@
-//! What Xen's console says after its debug key `u`: no guest's line there changes what is told of domains, no figure is too
-//! large, and whatever it says, Xen is not soon asked again.
+//! Fuzzes the text on Xen's console after its debug key `u`. No guest's line there changes the page counts of domains. No sum of
+//! counts overflows. Whatever the text is, Xen is not asked again soon.
 
 #![no_main]
 
@@ -11,21 +11,21 @@ use homenode_xen::page_counts::PageCounts;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    // As the console is read.
+    // The agent reads the console in the same way.
     let text = String::from_utf8_lossy(bytes);
     let told = by_node(&text);
 
     let of_xen = text.lines().filter(|line| line.starts_with("(XEN)"));
     let of_xen: Vec<&str> = of_xen.collect();
     assert_eq!(by_node(&of_xen.join("\n")), told);
-    // A guest that says all of it after Xen, of itself and of others.
+    // A guest repeats every line of Xen's.
     let said_again: String = text
         .lines()
         .map(|line| format!("{line}\n(d1) {line}\n"))
         .collect();
     assert_eq!(by_node(&said_again), told);
 
-    // Each adds up, and one that is not told is asked for, too.
+    // The counts of each domain can be added up. Domain 7 is asked for even if the console does not list it.
     let mut domains = BTreeMap::from([(7, 32_768)]);
     for (domid, of) in &told {
         let mut pages = of.values().map(|pages| pages.0);

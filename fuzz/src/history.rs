@@ -1,14 +1,14 @@
-//! A history whose rows are an input's, beside a minute that is whole.
+//! A history that has the rows of an input, and one undamaged minute.
 //!
 //! ```text
-//!   === run RUN                               machine and settings as JSON; of run 1 good ones are there already
+//!   === run RUN                               machine and settings as JSON; run 1 already has valid ones
 //!   === tail RUN KIND AT WALL                 a period as JSON
 //!   === block RUN KIND COUNT AT WALL          a minute as JSON in columns
-//!   === raw RUN KIND COUNT AT WALL            the same, as it is: not compressed, and text where bytes should be
-//!   === event RUN AT WALL KIND POLICY OUTCOME VM  its text, and its detail as JSON in a line of its own
+//!   === raw RUN KIND COUNT AT WALL            the same, stored as text and not compressed
+//!   === event RUN AT WALL KIND POLICY OUTCOME VM  a line of text, then its detail as JSON
 //! ```
 //!
-//! Numbers that are missing or none are 0. `KIND` is 0 for status and 1 for samples. Times may be any.
+//! A number that is missing or cannot be parsed is 0. `KIND` is 0 for status and 1 for samples. Times can have any value.
 
 use std::path::PathBuf;
 
@@ -22,16 +22,16 @@ use serde_json::{Value, json};
 
 use crate::Tree;
 
-/// The run of the minute that is whole; an input's are lower.
+/// The run of the undamaged minute. The runs of inputs have lower numbers.
 pub const WHOLE_RUN: i64 = 9;
-/// How many periods the whole minute has.
+/// Number of periods in the undamaged minute.
 pub const WHOLE_COUNT: i64 = 3;
-/// Most rows of an input.
+/// Maximum number of rows in an input.
 const ROWS_MAX: usize = 64;
-/// Bytes of all columns of an input, each as often as it says that there are periods: more is the same work many times.
+/// Maximum of the sum over an input's blocks of bytes times stated periods. More would only repeat the same work.
 const WEIGHT_MAX: usize = 1 << 19;
 
-/// A file that is used again and again.
+/// A history file that is reused for each input.
 pub struct History {
     tree: Tree,
     rows: Connection,
@@ -44,24 +44,24 @@ impl Default for History {
     }
 }
 
-/// What a period of the whole minute holds.
+/// Returns the contents of a period in the undamaged minute.
 pub fn whole(at: i64) -> Value {
     json!({"at_ns": at, "vms": [], "whole": at})
 }
 
-/// The machine that run 1 says it ran on.
+/// Returns the machine in the record of run 1.
 ///
 /// # Panics
-/// Where the preset is not there.
+/// If the preset does not exist.
 pub fn machine() -> Machine {
     preset("r420").expect("a preset")
 }
 
 impl History {
-    /// An empty one, as the recorder makes it.
+    /// Creates an empty history, as the recorder does.
     ///
     /// # Panics
-    /// Where it cannot be made.
+    /// If the file cannot be created.
     pub fn new() -> History {
         let tree = Tree::new();
         let path = tree.root().join("history.sqlite");
@@ -88,15 +88,15 @@ impl History {
         }
     }
 
-    /// Where it lies.
+    /// Returns the path of the file.
     pub fn path(&self) -> PathBuf {
         self.tree.root().join("history.sqlite")
     }
 
-    /// Puts these rows in, and nothing else.
+    /// Replaces all rows by those of an input and the undamaged minute.
     ///
     /// # Panics
-    /// Where it cannot be written.
+    /// If the file cannot be written.
     pub fn fill(&mut self, text: &str) -> Archive {
         let detail = self.detail.clone();
         let change = self.rows.transaction().expect("it is not in use");
@@ -128,7 +128,7 @@ fn compressed(text: &str) -> Vec<u8> {
     zstd::bulk::compress(text.as_bytes(), 1).expect("memory suffices")
 }
 
-/// Numbers as they are said, and 0 for those that are missing.
+/// Parses the next words as numbers, with 0 for one that is missing or cannot be parsed.
 fn numbers<const N: usize>(words: &mut dyn Iterator<Item = &str>) -> [i64; N] {
     std::array::from_fn(|_| words.next().and_then(|word| word.parse().ok()).unwrap_or(0))
 }
@@ -185,7 +185,7 @@ fn put_block(
     [run, kind, count, at, wall]: [i64; 5],
     frames: &dyn rusqlite::ToSql,
 ) -> rusqlite::Result<()> {
-    // As many seconds as periods, as an agent that looks each second has it.
+    // One second for each period, as for an agent that samples every second.
     let last = |first: i64| first.saturating_add(count.saturating_mul(1_000_000_000));
     let sql =
         "INSERT INTO block (run, kind, first_at_ns, last_at_ns, first_wall_ns, last_wall_ns, count, frames)
@@ -195,7 +195,7 @@ fn put_block(
     Ok(())
 }
 
-/// The plainest column of these values.
+/// Returns a column of these values in its simplest form.
 fn column(values: &[Value]) -> Value {
     std::iter::once(Value::from("*"))
         .chain(values.iter().cloned())

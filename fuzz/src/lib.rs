@@ -1,8 +1,8 @@
-//! What the fuzz targets share: a tree of files as a kernel shows it, made from one text; what holds of any machine; an agent
-//! that answers HTTP; and a history whose rows are an input's.
+//! Shared by the fuzz targets: a tree of files like a kernel's, unpacked from one text; checks for any machine; an agent that
+//! answers HTTP; and a history that has the rows of an input.
 //!
-//! Targets go through the functions that the agent calls, files included: on a memory file system that costs little, and nothing
-//! has to be made public for them.
+//! Targets call the same functions as the agent, and these read files. On a memory file system that costs little, and no private
+//! function has to be made public.
 
 pub mod history;
 pub mod site;
@@ -16,13 +16,13 @@ use homenode_machine::Machine;
 use homenode_machine_files::{Comments, from_toml, render_text, to_toml};
 use tempfile::TempDir;
 
-/// More files than any input needs.
+/// Maximum number of files in a tree; more than any input needs.
 const FILES_MAX: usize = 400;
 
-/// A machine that was read is whole, can be drawn, and can be written and read again.
+/// Checks that a machine is complete, can be drawn, and can be written and parsed again.
 ///
 /// # Panics
-/// Where one of these does not hold.
+/// If a check fails.
 pub fn reads_as_written(machine: Machine) {
     let _ = render_text(&machine);
     let machine = machine.checked().expect("what was read is whole");
@@ -33,7 +33,7 @@ pub fn reads_as_written(machine: Machine) {
     assert_eq!(again.distances, machine.distances);
 }
 
-/// A directory that vanishes with the value.
+/// A directory that is removed when the value is dropped.
 pub struct Tree(TempDir);
 
 impl Default for Tree {
@@ -43,7 +43,7 @@ impl Default for Tree {
 }
 
 impl Tree {
-    /// An empty one, in memory where the host has such a file system.
+    /// Creates an empty directory, in memory if the host has a memory file system.
     pub fn new() -> Tree {
         let memory = Path::new("/dev/shm");
         let dir = match memory.is_dir() {
@@ -53,8 +53,8 @@ impl Tree {
         Tree(dir.expect("a temporary directory"))
     }
 
-    /// Unpacks lines `=== path`, each followed by that file's contents, as the saved trees of `machine-files` are. Paths that
-    /// lead out of the tree, or cannot be made, are left out.
+    /// Unpacks a text that has a line `=== path` before each file's contents, like the saved trees of `machine-files`. Skips
+    /// paths that lead out of the tree or cannot be created.
     pub fn unpack(text: &str) -> Tree {
         let tree = Tree::new();
         for section in text.split("=== ").skip(1).take(FILES_MAX) {
@@ -64,7 +64,7 @@ impl Tree {
         tree
     }
 
-    /// Writes a file for its owner alone, if its path can be.
+    /// Writes a file that only its owner may access; skips a path that leads out of the tree or cannot be created.
     pub fn write(&self, path: &str, contents: &[u8]) {
         let is_inside = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
         let path = Path::new(path);
@@ -84,12 +84,12 @@ impl Tree {
         }
     }
 
-    /// A file's text; empty where it is not there.
+    /// Returns the text of a file, or an empty text if the file cannot be read.
     pub fn text(&self, path: &str) -> String {
         fs::read_to_string(self.0.path().join(path)).unwrap_or_default()
     }
 
-    /// Where it lies.
+    /// Returns the path of the directory.
     pub fn root(&self) -> &Path {
         self.0.path()
     }

@@ -1,5 +1,5 @@
-//! What answers HTTP, with a host behind it that was looked at a few times: two VMs of a twin, recommendations that wait, a
-//! reservation, and a history.
+//! The agent's HTTP server, for a simulated host that was sampled a few times: it has two VMs, open recommendations, a
+//! reservation and a history.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,18 +30,18 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::Tree;
 
-/// Where it says that it is listened on.
+/// The address that the agent is told it listens on.
 const ADDRESS: &str = "127.0.0.1:9464";
-/// How long the host is simulated.
+/// Length of the simulation before the first request.
 const LOOKED: Ns = Ns::from_secs(4);
-/// Most bytes of an answer: those of the page and of the interface's description are the longest.
+/// Maximum size of an answer. The longest are the page and the description of the interface.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
-/// Most events that are taken from a stream.
+/// Maximum number of events that are read from a stream.
 const EVENTS_MAX: usize = 64;
-/// How long an answer is waited for before it is looked what waits for the loop.
+/// How long to wait for an answer before carrying out the settings that wait for the control loop.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// What answers, and everything behind it.
+/// The server, and the simulated host that it describes.
 pub struct Served {
     twin: Twin,
     control: Arc<Mutex<Control>>,
@@ -52,18 +52,18 @@ pub struct Served {
     tree: Tree,
 }
 
-/// An answer, as far as it was read.
+/// The part of an answer that was read.
 #[derive(Debug)]
 pub struct Answered {
     /// The status.
     pub status: StatusCode,
     /// Its headers.
     pub headers: HeaderMap,
-    /// Its body; of a stream what was there at once.
+    /// Its body; for a stream, only the events that were available at once.
     pub body: Vec<u8>,
 }
 
-/// Shows nothing.
+/// An output that discards everything.
 struct Dark;
 
 impl Show for Dark {
@@ -76,13 +76,13 @@ impl Show for Dark {
 }
 
 impl Served {
-    /// With this file of TLS and passwords, without which there is a key; and with the history of this host, or another.
+    /// Creates a server with a `web.yml`, or with a key if there is none, and with this history, or the simulated host's own.
     ///
     /// # Errors
-    /// What the agent says against the file.
+    /// The agent's reason to refuse the `web.yml`.
     ///
     /// # Panics
-    /// Where the host cannot be simulated.
+    /// If the host cannot be simulated.
     pub fn new(web_yml: Option<&str>, history: Option<&Path>) -> anyhow::Result<Served> {
         let tree = Tree::new();
         let mut config = Config {
@@ -159,12 +159,12 @@ impl Served {
         })
     }
 
-    /// What makes an operator of who knows it; empty where users have passwords.
+    /// Returns the key that makes a client an operator; it is empty if users have passwords.
     pub fn key(&self) -> String {
         self.tree.text("http.key").trim().to_owned()
     }
 
-    /// Everything that a request can change.
+    /// Returns everything that a request can change.
     pub fn state(&self) -> impl PartialEq + std::fmt::Debug + use<> {
         let control = lock(&self.control);
         let vms = control
@@ -176,10 +176,10 @@ impl Served {
         (settings.collect::<Vec<_>>(), reservations, recommendations)
     }
 
-    /// Answers, and carries out meanwhile what the loop would.
+    /// Answers a request, and meanwhile carries out settings in place of the control loop.
     ///
     /// # Panics
-    /// Where the answer is longer than any may be.
+    /// If the answer is longer than `ANSWER_BYTES_MAX`.
     pub fn answer(&mut self, came: Came, request: Request<Body>) -> Answered {
         let Served {
             twin,
@@ -215,7 +215,7 @@ async fn read(answer: Response) -> Answered {
     };
     if is_stream {
         for _ in 0..EVENTS_MAX {
-            // What does not come at once comes with the next cycle, and there is none.
+            // Further events would come with the next cycle, but no cycle runs here.
             let Some(Some(part)) = parts.next().now_or_never() else {
                 break;
             };
@@ -234,10 +234,10 @@ async fn read(answer: Response) -> Answered {
 }
 
 impl Answered {
-    /// Looks at what must hold of any answer.
+    /// Checks what must be true of any answer.
     ///
     /// # Panics
-    /// Where it does not hold.
+    /// If a check fails.
     pub fn is_one(&self, has_body: bool, is_for_probes: bool) {
         let Answered {
             status,

@@ -1,4 +1,4 @@
-//! Questions about scenarios: how fast VMs would be elsewhere, and the best known decisions.
+//! Questions about scenarios: how fast VMs would be with other homes, and which decisions are the best known.
 
 use std::collections::BTreeMap;
 

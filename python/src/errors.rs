@@ -41,7 +41,8 @@ pub fn bad_input(error: impl Display) -> PyErr {
     BadInput::new_err(error.to_string())
 }
 
-/// Passes on Python's own exceptions; the twin's refusals become bad input; everything else is a failure.
+/// Converts an error to an exception. Python's own exceptions stay as they are, the twin's refusals become bad input, and every
+/// other error becomes a failure.
 pub fn raised(error: anyhow::Error) -> PyErr {
     match error.downcast::<PyErr>() {
         Ok(own) => own,

@@ -1,4 +1,4 @@
-//! Experiments in files, and published claims.
+//! Runs experiments from files, and compares published claims with the twin.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ fn words(changes: Option<&End>) -> Option<String> {
 
 #[pymethods]
 impl MadeExperiment {
-    /// Its subject.
+    /// The experiment's title.
     fn title(&self) -> &str {
         self.design.title()
     }
@@ -97,7 +97,7 @@ impl MadeExperiment {
             .table()
     }
 
-    /// Its figures as SVG, by name.
+    /// The experiment's figures as SVG, by name.
     fn figures(&self) -> Vec<(String, String)> {
         let first = self.all.first().into_iter();
         let figures = first.flat_map(|made| &made.decision.figures);
@@ -112,7 +112,7 @@ impl MadeExperiment {
     }
 }
 
-/// Makes an experiment. See `homenode.experiment`.
+/// Runs an experiment. See `homenode.experiment`.
 #[pyfunction]
 #[pyo3(signature = (path, text, vary, jobs, progress))]
 pub fn experiment(
@@ -145,7 +145,7 @@ fn selected(words: &[String]) -> PyResult<Vec<Claim>> {
 /// Published values: a row for each value, bound, ranking and shape. See `homenode.published`.
 #[pyfunction]
 pub fn published(words: Vec<String>) -> PyResult<Table> {
-    // Claim, part, its words, number and test.
+    // Claim, kind of value, its name, the number, and the ranking.
     type Row<'a> = (Claim, &'a str, Option<String>, Option<f64>, Option<String>);
     let mut rows: Vec<Row<'_>> = Vec::new();
     for claim in selected(&words)? {
@@ -211,7 +211,7 @@ pub fn published(words: Vec<String>) -> PyResult<Table> {
         .table()
 }
 
-/// Results of claims. See `homenode.reproduce`.
+/// Claims and their verdicts. See `homenode.reproduce`.
 #[pyclass(frozen, module = "homenode._native")]
 pub struct Decided {
     all: Vec<Reproduced>,
@@ -243,7 +243,7 @@ impl Decided {
             .table()
     }
 
-    /// A row for each part of each claim: ours and the published one.
+    /// A row for each part of each claim, with our value and the published one.
     fn parts(&self) -> PyResult<Table> {
         let rows: Vec<_> = self
             .all
@@ -304,7 +304,7 @@ impl Decided {
     }
 }
 
-/// Decides claims. See `homenode.reproduce`.
+/// Compares claims with results of the twin. See `homenode.reproduce`.
 #[pyfunction]
 #[pyo3(signature = (words, jobs, progress))]
 pub fn reproduce(

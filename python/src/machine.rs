@@ -11,7 +11,7 @@ use crate::errors::{Failed, bad_input};
 use crate::table::{Columns, Table};
 use crate::values;
 
-/// A host's hardware: nodes, CPUs, caches, links, and, for presets, their speeds.
+/// A host's hardware: nodes, CPUs, caches and links, with their speeds if these are known.
 #[pyclass(frozen, eq, module = "homenode", from_py_object)]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {

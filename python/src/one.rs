@@ -12,21 +12,21 @@ pub struct One {
     pub trial: Trial,
     /// The agent's events, with their times.
     pub said: Vec<(f64, Event)>,
-    /// Its states over time, if requested.
+    /// The states of the run over time, if requested.
     pub over_time: Option<Vec<Moment>>,
 }
 
-/// The interval between two moments of a run.
+/// The state of a run at one moment, and the rates since the moment before.
 #[derive(Debug)]
 pub struct Moment {
     pub at: Ns,
     pub status: Status,
     pub rates: Rates,
-    /// VMs at its end.
+    /// The VMs at this moment.
     pub vms: Vec<VmSample>,
 }
 
-/// Records moments.
+/// Records the moments of a run.
 #[derive(Debug)]
 pub struct OverTime {
     every: Ns,
@@ -44,7 +44,7 @@ impl OverTime {
         }
     }
 
-    /// Takes in a cycle.
+    /// Records a moment at this cycle if the interval since the last one is over.
     pub fn take(&mut self, machine: &Machine, cycle: &Cycle, control: &Control) {
         let Some(sample) = control.sample() else { return };
         if let Some(last) = &self.last {

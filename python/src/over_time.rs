@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use crate::one::{Moment, One};
 use crate::table::{Columns, Table};
 
-/// Returns all moments of some runs, with the policies' name.
+/// Returns all moments of the given runs, each with the name of the run's policies.
 fn moments<'a>(runs: &'a [&'a One]) -> impl Iterator<Item = (&'a str, &'a Moment)> + Clone {
     runs.iter().flat_map(|run| {
         let of = run.over_time.iter().flatten();

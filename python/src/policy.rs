@@ -1,4 +1,4 @@
-//! A policy in Python as a planner of the control loop: it receives a view as a dictionary, and returns a list of actions.
+//! A policy in Python that plans for the control loop: it receives a view as a dictionary, and returns a list of actions.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::values;
 
-/// The exception that a policy raised, for the caller of the run.
+/// The exception that a policy raised, which the run reports to its caller.
 pub type Raised = Arc<Mutex<Option<PyErr>>>;
 
 /// A policy in Python.
@@ -19,10 +19,10 @@ pub struct PyPolicy {
 }
 
 impl PyPolicy {
-    /// Wraps an object with a method `plan`; exceptions that it raises will be in `raised`.
+    /// Wraps an object that has a method `plan`. An exception raised by `plan` is stored in `raised`.
     ///
     /// # Errors
-    /// Reading its attribute `name` raised.
+    /// An exception from reading the attribute `name`.
     pub fn new(policy: &Bound<'_, PyAny>, raised: Raised) -> PyResult<PyPolicy> {
         Ok(PyPolicy {
             name: PyPolicy::name_of(policy)?,
@@ -31,10 +31,10 @@ impl PyPolicy {
         })
     }
 
-    /// Returns a policy's name: its attribute `name`, else its class.
+    /// Returns a policy's name: its attribute `name`, or the name of its class.
     ///
     /// # Errors
-    /// Reading it raised.
+    /// An exception from reading either name.
     pub fn name_of(policy: &Bound<'_, PyAny>) -> PyResult<String> {
         match policy.getattr_opt("name")? {
             Some(name) => Ok(name.str()?.to_string()),
@@ -42,12 +42,12 @@ impl PyPolicy {
         }
     }
 
-    /// Returns the text of its plan.
+    /// Asks the policy for a plan, and returns the plan as JSON.
     fn ask(&self, py: Python<'_>, view: &ViewDocument<'_>) -> PyResult<String> {
         let version = view.version;
         let view = values::to_python(py, view)?;
         let answer = self.policy.bind(py).call_method1("plan", (view,))?;
-        // None is the result of a method without `return`: no action.
+        // A method without `return` returns None, which means no action.
         let actions = match answer.is_none() {
             true => PyList::empty(py),
             false => answer

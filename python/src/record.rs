@@ -1,4 +1,4 @@
-//! Records on disk by agents and the emulator's plugin.
+//! Reads files that agents and the emulator's plugin write: histories and page logs.
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ impl Recording {
     }
 }
 
-/// Returns columns of a table in which a cell of a period is looked up by name.
+/// Returns the columns of `record export` for rows of periods and VMs.
 fn status_columns(rows: &[(Frame, Value)]) -> Columns {
     let mut columns = Columns::default();
     for column in COLUMNS {
@@ -46,7 +46,7 @@ fn status_columns(rows: &[(Frame, Value)]) -> Columns {
         let cells = || rows.iter().map(cell);
         let about = "as in docs/HISTORY.md";
         columns = match column.cell {
-            // Redundant with `wall_ns`.
+            // `wall_ns` has the same time.
             Cell::Time => columns,
             Cell::Whole => columns.wholes(column.name, about, cells().map(|cell| cell.as_i64())),
             Cell::Figure => columns.numbers(column.name, about, cells().map(|cell| cell.as_f64())),
@@ -225,7 +225,7 @@ impl PageLog {
         self.log.header.frames
     }
 
-    /// The missing part of an incomplete log.
+    /// A message about the missing part, if the log is incomplete.
     #[getter]
     fn missing(&self) -> Option<String> {
         self.log.missing.map(|missing| missing.to_string())

@@ -11,7 +11,7 @@ use crate::over_time;
 use crate::table::{Columns, Table};
 use crate::values;
 
-/// Rows of a table, each with its run.
+/// Rows of a table, each with the run that it belongs to.
 type Rows<'a, T> = Vec<(&'a One, T)>;
 
 fn rows<'a, T, I: IntoIterator<Item = T>>(runs: &[&'a One], of: impl Fn(&'a TwinReport) -> I) -> Rows<'a, T> {
@@ -310,7 +310,7 @@ fn summary(runs: &[&One]) -> PyResult<Table> {
         .table()
 }
 
-/// Returns a table of some runs.
+/// Returns the table with this name for the given runs.
 fn table(name: &str, runs: &[&One]) -> PyResult<Table> {
     if name.ends_with("_over_time") && runs.iter().any(|run| run.over_time.is_none()) {
         return Err(bad_input(format!(
@@ -344,7 +344,7 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// Returns one of the runs, or all.
+    /// Returns the run at this position, or all runs.
     fn chosen(&self, at: Option<usize>) -> Vec<&One> {
         self.runs
             .iter()

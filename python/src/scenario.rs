@@ -1,5 +1,5 @@
-//! Scenarios: the text of a file, and its parsed form. Changing a scenario means changing its text and parsing it again, so
-//! errors are reported as for files.
+//! Scenarios: the text of a file, and its parsed form. A change edits the text and parses it again, so its errors are reported
+//! like those of a file.
 
 use homenode_machine_files::file::read_text_file;
 use homenode_twin::named::{self, is_file, is_workload};
@@ -11,7 +11,7 @@ use crate::errors::bad_input;
 use crate::values;
 use crate::workload::Workload;
 
-/// Path in messages about a scenario without a file.
+/// The path that messages name for a scenario without a file.
 const PATH: &str = "scenario.toml";
 
 /// VMs, their programs, arrivals and events. It is immutable: methods return changed copies.
@@ -20,7 +20,7 @@ const PATH: &str = "scenario.toml";
 #[pyclass(frozen, eq, module = "homenode", from_py_object)]
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// The file, whose folder is the base of relative paths; only for messages if there is none.
+    /// The path of the file. Its folder is the base of relative paths. If there is no file, messages still name this path.
     pub path: String,
     text: String,
     pub inner: homenode_twin::Scenario,
@@ -155,8 +155,8 @@ fn named_vm<'a>(
 
 #[pymethods]
 impl Scenario {
-    /// Opens a built-in scenario by its name, or a file, whose name ends with `.toml`; a workload's file becomes one VM that
-    /// runs it.
+    /// Opens a built-in scenario by its name, or a file, whose name ends with `.toml`. A workload file becomes a scenario with
+    /// one VM that runs the workload.
     #[new]
     fn new(what: &str) -> PyResult<Scenario> {
         if !is_file(what) {
@@ -183,7 +183,7 @@ impl Scenario {
         Scenario::read(PATH, values::text_of(&values::to_toml(keys)?)?)
     }
 
-    /// One VM that runs this workload and has memory for it.
+    /// Creates a scenario with one VM that runs this workload and has enough memory for it.
     #[staticmethod]
     fn alone(workload: &Workload) -> PyResult<Scenario> {
         Scenario::of_workload(&workload.inner)
@@ -195,13 +195,13 @@ impl Scenario {
         homenode_twin::Scenario::names().collect()
     }
 
-    /// Its name.
+    /// The scenario's name.
     #[getter]
     fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// Its purpose.
+    /// The scenario's purpose.
     #[getter]
     fn about(&self) -> &str {
         &self.inner.about
@@ -243,7 +243,7 @@ impl Scenario {
         self.inner.vms.iter().map(|vm| vm.name.as_str()).collect()
     }
 
-    /// A copy with these keys (`duration="60s"`, `policies=["default"]`); `None` removes one.
+    /// A copy with these keys (`duration="60s"`, `policies=["default"]`); `None` removes a key.
     #[pyo3(signature = (**keys))]
     fn replace(&self, keys: Option<&Bound<'_, PyDict>>) -> PyResult<Scenario> {
         self.changed(|table| put(table, keys))
@@ -260,7 +260,7 @@ impl Scenario {
         })
     }
 
-    /// A copy with other keys of the VM `name`: `change_vm("web", vcpus=8)`; `None` removes one.
+    /// A copy with other keys of the VM `name`: `change_vm("web", vcpus=8)`; `None` removes a key.
     #[pyo3(signature = (name, /, **keys))]
     fn change_vm(&self, name: &str, keys: Option<&Bound<'_, PyDict>>) -> PyResult<Scenario> {
         self.changed(|table| put(named_vm(&self.inner, table, name)?, keys))
@@ -290,12 +290,12 @@ impl Scenario {
         })
     }
 
-    /// A copy with a workload of its own, which VMs may name.
+    /// A copy that contains this workload, which VMs may then name.
     fn with_workload(&self, workload: &Workload) -> PyResult<Scenario> {
         self.changed(|table| add_workload(table, &workload.inner))
     }
 
-    /// Formats it as a scenario file: the original with its comments, unless it was changed since.
+    /// Formats it as a scenario file. A scenario that was not changed keeps the comments of its file.
     pub fn to_toml(&self) -> &str {
         &self.text
     }

@@ -21,7 +21,7 @@ use crate::scenario::Scenario;
 use crate::table::duration;
 use crate::wait::Signals;
 
-/// The deciding policies of a run.
+/// The policies that decide in a run.
 enum Who {
     /// Built-in policies, or a program.
     Contender(Contender),
@@ -41,11 +41,11 @@ pub struct Options<'py> {
     /// Path and text of a settings file.
     config: Option<(String, String)>,
     every: Option<String>,
-    /// Called with the policies' name, the simulated seconds so far, and their maximum.
+    /// A function that is called with the policies' name, the simulated seconds so far, and the maximum duration.
     pub progress: Option<Bound<'py, PyAny>>,
 }
 
-/// Returns the scenario on a machine, according to the options.
+/// Combines the scenario with the machine, seed and resolution from the options.
 pub fn setup(scenario: &Scenario, options: &Options<'_>) -> PyResult<Setup> {
     let mut inner = scenario.inner.clone();
     if let Some(names) = &options.disturb {
@@ -147,7 +147,7 @@ impl<'a> Watched<'a> {
         }
     }
 
-    /// Runs without the interpreter's lock.
+    /// Simulates the scenario under these policies, without holding the interpreter's lock.
     fn run(mut self, py: Python<'_>, who: &Who, config: &Config) -> PyResult<(Run, Watched<'a>)> {
         let (setup, progress) = (self.setup, self.progress);
         let raised = Raised::default();

@@ -1,4 +1,4 @@
-//! Sweeps: a plan, the rows of some of its tasks as bytes for other processes, and the table of all.
+//! Sweeps: a plan, the rows of its tasks as bytes that processes exchange, and the table of all rows.
 
 use std::path::Path;
 
@@ -116,8 +116,8 @@ impl SweepPlan {
         self.plan.tasks()
     }
 
-    /// Runs these tasks, or all, and returns their rows, as bytes per task. `library` is this extension's own file, by which
-    /// a store distinguishes builds.
+    /// Runs these tasks, or all, and returns the rows of each task as bytes. `library` is this extension's own file: a store uses
+    /// its contents to tell builds apart.
     #[pyo3(signature = (tasks, jobs, store, library, progress))]
     fn run<'py>(
         &self,
@@ -148,7 +148,7 @@ impl SweepPlan {
         rows.map(|rows| Ok(PyBytes::new(py, &bytes(rows)?))).collect()
     }
 
-    /// The table of all tasks' rows: means over seeds, or a row for each run.
+    /// The table of all rows: means over seeds, or a row for each run.
     fn table(&self, rows: Vec<Vec<u8>>, all_runs: bool) -> PyResult<SweepTable> {
         let read = |bytes: &Vec<u8>| serde_json::from_slice::<Rows>(bytes);
         let mut rows: Vec<Rows> = rows

@@ -1,4 +1,4 @@
-//! Tables: columns with names, types and meanings, which Arrow readers take without a copy.
+//! Tables: columns with names, types and meanings. Arrow readers use them without a copy.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use crate::errors::{Failed, bad_input};
 
-/// Maximum number of rows shown of a table.
+/// Maximum number of rows that a table prints.
 const SHOWN_MAX: usize = 20;
 
 /// Columns of a table under construction.
@@ -61,7 +61,7 @@ impl Columns {
         self.with(name, about, DataType::UInt64, Arc::new(array))
     }
 
-    /// Adds a column of words.
+    /// Adds a column of text.
     pub fn words<T: Into<Option<String>>>(
         self,
         name: &str,
@@ -99,7 +99,7 @@ impl Columns {
         )
     }
 
-    /// Adds a column for each name in rows with named cells: of numbers if every cell is one, else of words.
+    /// Adds a column for each cell name in the rows. It has numbers if all of its cells are numbers, else text.
     pub fn cells<'a>(mut self, rows: impl Iterator<Item = &'a Vec<(String, Value)>> + Clone) -> Columns {
         let mut names: Vec<&str> = Vec::new();
         for (name, _) in rows.clone().flatten() {
@@ -126,7 +126,7 @@ impl Columns {
     /// Returns the table.
     ///
     /// # Errors
-    /// Columns of different lengths, which is a bug.
+    /// Columns of different lengths, which are a bug.
     pub fn table(self) -> PyResult<Table> {
         let batch = RecordBatch::try_new(Arc::new(Schema::new(self.fields)), self.arrays);
         let batch = batch.map_err(|error| Failed::new_err(error.to_string()))?;
@@ -134,10 +134,11 @@ impl Columns {
     }
 }
 
-/// Columns of equal length with names: a mapping from names to lists, and a stream of Arrow.
+/// Named columns of equal length: a mapping from names to lists, and an Arrow stream.
 ///
-/// `polars.DataFrame(table)`, `pyarrow.table(table)` and `pandas.DataFrame.from_arrow(table)` take it without a copy; none
-/// of them is needed for `table["runtime_s"]`. `None` means unknown or not applicable. Names end in the unit.
+/// `polars.DataFrame(table)`, `pyarrow.table(table)` and `pandas.DataFrame.from_arrow(table)` read it without a copy.
+/// `table["runtime_s"]` needs none of these packages. `None` means unknown or not applicable. The name of a column ends in its
+/// unit.
 #[pyclass(frozen, module = "homenode", mapping)]
 #[derive(Debug)]
 pub struct Table {
@@ -341,7 +342,7 @@ fn escaped(text: &str) -> String {
 /// Parses a duration.
 ///
 /// # Errors
-/// Text that is not a duration, with its name.
+/// Text that is not a duration; the message contains `name`.
 pub fn duration(name: &str, text: &str) -> PyResult<homenode_units::Ns> {
     text.parse()
         .map_err(|error| bad_input(format!("{name}: {error}")))

@@ -30,7 +30,7 @@ pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound
     py.import("json")?.call_method1("loads", (text,))
 }
 
-/// Converts a document as printed by the command: it names its kind, and renamed keys keep their old names for a version.
+/// Converts a value to the document that the command prints, which names its kind and the version of the format.
 ///
 /// # Errors
 /// A value that JSON cannot express.
@@ -59,7 +59,7 @@ fn without_nulls(value: Value) -> Value {
     }
 }
 
-/// Formats a table.
+/// Formats a table as TOML.
 ///
 /// # Errors
 /// A value that TOML cannot express.

@@ -5,24 +5,24 @@ use std::time::{Duration, Instant};
 use homenode_reproduce::jobs::Progress;
 use pyo3::prelude::*;
 
-/// How long a signal may wait. Taking the lock costs a few microseconds, unless other Python threads are busy: then up to
-/// their time slice of 5 ms.
+/// Time between checks for signals. Each check takes the lock, which costs a few microseconds, or up to a time slice of 5 ms if
+/// other Python threads are busy.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Time of the last check for signals.
 #[derive(Debug)]
 pub struct Signals {
-    /// `None` before the first check, which is immediate, so that short work reports progress as well.
+    /// `None` before the first check. The first check does not wait, so that short work reports progress, too.
     looked: Option<Instant>,
 }
 
 impl Signals {
-    /// Starts without a check so far.
+    /// Starts with the first check still due.
     pub fn new() -> Signals {
         Signals { looked: None }
     }
 
-    /// Checks for signals if it is time, and runs `then` with the lock held.
+    /// If a check is due, checks for signals and calls `then`, with the lock held.
     ///
     /// # Errors
     /// The exception of a signal handler (`KeyboardInterrupt` on Ctrl-C), or of `then`.
@@ -38,11 +38,12 @@ impl Signals {
     }
 }
 
-/// Runs work on a thread of its own, without the interpreter's lock. `progress` is regularly called with the work and its
-/// progress; an exception from it or from a signal ends the work after the pieces that have begun.
+/// Runs `work` on its own thread, without the interpreter's lock. Regularly calls `progress` with `what`, the number of finished
+/// pieces and the total. An exception from `progress` or from a signal handler ends the work once the pieces in progress are
+/// finished.
 ///
 /// # Errors
-/// The exception raised meanwhile.
+/// The exception from `progress` or from the signal handler.
 pub fn apart<T: Send>(
     py: Python<'_>,
     what: &str,

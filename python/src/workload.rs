@@ -10,7 +10,7 @@ use pyo3::types::PyTuple;
 use crate::errors::bad_input;
 use crate::values;
 
-/// A program in a VM: its instructions, its memory, its waits.
+/// A program in a VM: its instructions, its memory use and its waits.
 #[pyclass(frozen, eq, module = "homenode", from_py_object)]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
@@ -73,7 +73,7 @@ impl Workload {
         values::to_python(py, &self.inner)
     }
 
-    /// Memory in bytes that it touches in a VM with this many vCPUs.
+    /// Memory in bytes that the program touches in a VM with this many vCPUs.
     fn footprint_bytes(&self, vcpus: u16) -> u64 {
         let program = self.inner.program.as_ref();
         program.map_or(0, |program| program.footprint(vcpus).0)
