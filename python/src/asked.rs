@@ -22,7 +22,7 @@ use crate::wait::{Signals, apart};
 /// Predicts how fast VMs would be. See `homenode.whatif`.
 #[pyfunction]
 #[pyo3(signature = (scenario, at, homes, options))]
-pub fn whatif<'py>(
+pub(crate) fn whatif<'py>(
     py: Python<'py>,
     scenario: &Scenario,
     at: &str,
@@ -180,7 +180,7 @@ impl Searched {
 /// Searches for the best decisions. See `homenode.search`.
 #[pyfunction]
 #[pyo3(signature = (scenario, evaluations, jobs, options))]
-pub fn search(
+pub(crate) fn search(
     py: Python<'_>,
     scenario: &Scenario,
     evaluations: usize,

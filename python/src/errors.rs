@@ -29,7 +29,7 @@ create_exception!(
 );
 
 /// Adds the exceptions to the module.
-pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
+pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     module.add("Error", py.get_type::<Error>())?;
     module.add("BadInput", py.get_type::<BadInput>())?;
@@ -37,13 +37,13 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 /// Returns the exception for invalid input.
-pub fn bad_input(error: impl Display) -> PyErr {
+pub(crate) fn bad_input(error: impl Display) -> PyErr {
     BadInput::new_err(error.to_string())
 }
 
 /// Converts an error to an exception. Python's own exceptions stay as they are, the twin's refusals become bad input, and every
 /// other error becomes a failure.
-pub fn raised(error: anyhow::Error) -> PyErr {
+pub(crate) fn raised(error: anyhow::Error) -> PyErr {
     match error.downcast::<PyErr>() {
         Ok(own) => own,
         Err(error) if error.is::<TwinError>() || error.is::<NotStarted>() => bad_input(format!("{error:#}")),
@@ -52,7 +52,7 @@ pub fn raised(error: anyhow::Error) -> PyErr {
 }
 
 /// Returns the exception of a run that ended because a policy in Python failed, with the policy's exception as its cause.
-pub fn raised_by_policy(error: anyhow::Error, cause: Option<PyErr>, py: Python<'_>) -> PyErr {
+pub(crate) fn raised_by_policy(error: anyhow::Error, cause: Option<PyErr>, py: Python<'_>) -> PyErr {
     let is_policys = error.is::<PlannerFailed>();
     let raised = raised(error);
     if is_policys && cause.is_some() {

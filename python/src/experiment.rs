@@ -115,7 +115,7 @@ impl MadeExperiment {
 /// Runs an experiment. See `homenode.experiment`.
 #[pyfunction]
 #[pyo3(signature = (path, text, vary, jobs, progress))]
-pub fn experiment(
+pub(crate) fn experiment(
     py: Python<'_>,
     path: &str,
     text: Option<&str>,
@@ -144,7 +144,7 @@ fn selected(words: &[String]) -> PyResult<Vec<Claim>> {
 
 /// Published values: a row for each value, bound, ranking and shape. See `homenode.published`.
 #[pyfunction]
-pub fn published(words: Vec<String>) -> PyResult<Table> {
+pub(crate) fn published(words: Vec<String>) -> PyResult<Table> {
     // Claim, kind of value, its name, the number, and the ranking.
     type Row<'a> = (Claim, &'a str, Option<String>, Option<f64>, Option<String>);
     let mut rows: Vec<Row<'_>> = Vec::new();
@@ -307,7 +307,7 @@ impl Decided {
 /// Compares claims with results of the twin. See `homenode.reproduce`.
 #[pyfunction]
 #[pyo3(signature = (words, jobs, progress))]
-pub fn reproduce(
+pub(crate) fn reproduce(
     py: Python<'_>,
     words: Vec<String>,
     jobs: Option<usize>,

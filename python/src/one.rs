@@ -28,7 +28,7 @@ pub struct Moment {
 
 /// Records the moments of a run.
 #[derive(Debug)]
-pub struct OverTime {
+pub(crate) struct OverTime {
     every: Ns,
     last: Option<Sample>,
     pub moments: Vec<Moment>,
@@ -36,7 +36,7 @@ pub struct OverTime {
 
 impl OverTime {
     /// Records one moment per interval of this length, or as soon afterwards as the agent samples.
-    pub fn new(every: Ns) -> OverTime {
+    pub(crate) fn new(every: Ns) -> OverTime {
         OverTime {
             every,
             last: None,
@@ -45,7 +45,7 @@ impl OverTime {
     }
 
     /// Records a moment at this cycle if the interval since the last one is over.
-    pub fn take(&mut self, machine: &Machine, cycle: &Cycle, control: &Control) {
+    pub(crate) fn take(&mut self, machine: &Machine, cycle: &Cycle, control: &Control) {
         let Some(sample) = control.sample() else { return };
         if let Some(last) = &self.last {
             if sample.at.saturating_sub(last.at) < self.every {

@@ -15,7 +15,7 @@ fn moments<'a>(runs: &'a [&'a One]) -> impl Iterator<Item = (&'a str, &'a Moment
 }
 
 /// Returns a row for each VM of each moment.
-pub fn vms(runs: &[&One]) -> PyResult<Table> {
+pub(crate) fn vms(runs: &[&One]) -> PyResult<Table> {
     let rows: Vec<_> = moments(runs)
         .flat_map(|(policy, moment)| moment.vms.iter().map(move |vm| (policy, moment, vm)))
         .collect();
@@ -88,7 +88,7 @@ pub fn vms(runs: &[&One]) -> PyResult<Table> {
 }
 
 /// Returns a row for each VM and node of each moment: where its memory is.
-pub fn memory(runs: &[&One]) -> PyResult<Table> {
+pub(crate) fn memory(runs: &[&One]) -> PyResult<Table> {
     let rows: Vec<_> = moments(runs)
         .flat_map(|(policy, moment)| moment.vms.iter().map(move |vm| (policy, moment, vm)))
         .flat_map(|(policy, moment, vm)| {
@@ -123,7 +123,7 @@ pub fn memory(runs: &[&One]) -> PyResult<Table> {
 }
 
 /// Returns a row for each node of each moment.
-pub fn nodes(runs: &[&One]) -> PyResult<Table> {
+pub(crate) fn nodes(runs: &[&One]) -> PyResult<Table> {
     let rows: Vec<_> = moments(runs)
         .flat_map(|(policy, moment)| {
             moment
@@ -178,7 +178,7 @@ pub fn nodes(runs: &[&One]) -> PyResult<Table> {
 }
 
 /// Returns a row for each direction of each link of each moment.
-pub fn links(runs: &[&One]) -> PyResult<Table> {
+pub(crate) fn links(runs: &[&One]) -> PyResult<Table> {
     let rows: Vec<_> = moments(runs)
         .flat_map(|(policy, moment)| moment.rates.links.iter().map(move |link| (policy, moment, link)))
         .collect();

@@ -9,10 +9,10 @@ use pyo3::types::{PyDict, PyList};
 use crate::values;
 
 /// The exception that a policy raised, which the run reports to its caller.
-pub type Raised = Arc<Mutex<Option<PyErr>>>;
+pub(crate) type Raised = Arc<Mutex<Option<PyErr>>>;
 
 /// A policy in Python.
-pub struct PyPolicy {
+pub(crate) struct PyPolicy {
     name: String,
     policy: Py<PyAny>,
     raised: Raised,
@@ -23,7 +23,7 @@ impl PyPolicy {
     ///
     /// # Errors
     /// An exception from reading the attribute `name`.
-    pub fn new(policy: &Bound<'_, PyAny>, raised: Raised) -> PyResult<PyPolicy> {
+    pub(crate) fn new(policy: &Bound<'_, PyAny>, raised: Raised) -> PyResult<PyPolicy> {
         Ok(PyPolicy {
             name: PyPolicy::name_of(policy)?,
             policy: policy.clone().unbind(),
@@ -35,7 +35,7 @@ impl PyPolicy {
     ///
     /// # Errors
     /// An exception from reading either name.
-    pub fn name_of(policy: &Bound<'_, PyAny>) -> PyResult<String> {
+    pub(crate) fn name_of(policy: &Bound<'_, PyAny>) -> PyResult<String> {
         match policy.getattr_opt("name")? {
             Some(name) => Ok(name.str()?.to_string()),
             None => Ok(policy.get_type().name()?.to_string()),

@@ -32,7 +32,7 @@ enum Who {
 /// Options of a simulation, besides the scenario.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-pub struct Options<'py> {
+pub(crate) struct Options<'py> {
     machine: Option<Machine>,
     seed: Option<u64>,
     epoch: Option<String>,
@@ -46,7 +46,7 @@ pub struct Options<'py> {
 }
 
 /// Combines the scenario with the machine, seed and resolution from the options.
-pub fn setup(scenario: &Scenario, options: &Options<'_>) -> PyResult<Setup> {
+pub(crate) fn setup(scenario: &Scenario, options: &Options<'_>) -> PyResult<Setup> {
     let mut inner = scenario.inner.clone();
     if let Some(names) = &options.disturb {
         inner = inner.disturbed(names.parse().map_err(bad_input)?);
@@ -86,7 +86,7 @@ fn who(policies: Option<Vec<Bound<'_, PyAny>>>, setup: &Setup) -> PyResult<Vec<W
 /// Runs a scenario under each of the policies. See `homenode.simulate`.
 #[pyfunction]
 #[pyo3(signature = (scenario, policies, options))]
-pub fn simulate(
+pub(crate) fn simulate(
     py: Python<'_>,
     scenario: &Scenario,
     policies: Option<Vec<Bound<'_, PyAny>>>,

@@ -38,7 +38,7 @@ pub struct SweepPlan {
 /// Options that override a plan's file.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-pub struct Given<'py> {
+pub(crate) struct Given<'py> {
     set: Vec<(String, Bound<'py, PyAny>)>,
     seeds: Option<Bound<'py, PyAny>>,
     policies: Vec<String>,

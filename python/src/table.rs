@@ -25,7 +25,7 @@ const SHOWN_MAX: usize = 20;
 
 /// Columns of a table under construction.
 #[derive(Debug, Default)]
-pub struct Columns {
+pub(crate) struct Columns {
     fields: Vec<Field>,
     arrays: Vec<ArrayRef>,
 }
@@ -40,7 +40,7 @@ impl Columns {
     }
 
     /// Adds a column of numbers.
-    pub fn numbers<T: Into<Option<f64>>>(
+    pub(crate) fn numbers<T: Into<Option<f64>>>(
         self,
         name: &str,
         about: &str,
@@ -51,7 +51,7 @@ impl Columns {
     }
 
     /// Adds a column of counts.
-    pub fn counts<T: Into<Option<u64>>>(
+    pub(crate) fn counts<T: Into<Option<u64>>>(
         self,
         name: &str,
         about: &str,
@@ -62,7 +62,7 @@ impl Columns {
     }
 
     /// Adds a column of text.
-    pub fn words<T: Into<Option<String>>>(
+    pub(crate) fn words<T: Into<Option<String>>>(
         self,
         name: &str,
         about: &str,
@@ -73,7 +73,7 @@ impl Columns {
     }
 
     /// Adds a column of whole numbers.
-    pub fn wholes<T: Into<Option<i64>>>(
+    pub(crate) fn wholes<T: Into<Option<i64>>>(
         self,
         name: &str,
         about: &str,
@@ -84,7 +84,7 @@ impl Columns {
     }
 
     /// Adds a column of booleans.
-    pub fn flags<T: Into<Option<bool>>>(
+    pub(crate) fn flags<T: Into<Option<bool>>>(
         self,
         name: &str,
         about: &str,
@@ -100,7 +100,10 @@ impl Columns {
     }
 
     /// Adds a column for each cell name in the rows. It has numbers if all of its cells are numbers, else text.
-    pub fn cells<'a>(mut self, rows: impl Iterator<Item = &'a Vec<(String, Value)>> + Clone) -> Columns {
+    pub(crate) fn cells<'a>(
+        mut self,
+        rows: impl Iterator<Item = &'a Vec<(String, Value)>> + Clone,
+    ) -> Columns {
         let mut names: Vec<&str> = Vec::new();
         for (name, _) in rows.clone().flatten() {
             if !names.contains(&name.as_str()) {
@@ -127,7 +130,7 @@ impl Columns {
     ///
     /// # Errors
     /// Columns of different lengths, which are a bug.
-    pub fn table(self) -> PyResult<Table> {
+    pub(crate) fn table(self) -> PyResult<Table> {
         let batch = RecordBatch::try_new(Arc::new(Schema::new(self.fields)), self.arrays);
         let batch = batch.map_err(|error| Failed::new_err(error.to_string()))?;
         Ok(Table { batch })
@@ -343,7 +346,7 @@ fn escaped(text: &str) -> String {
 ///
 /// # Errors
 /// Text that is not a duration; the message contains `name`.
-pub fn duration(name: &str, text: &str) -> PyResult<homenode_units::Ns> {
+pub(crate) fn duration(name: &str, text: &str) -> PyResult<homenode_units::Ns> {
     text.parse()
         .map_err(|error| bad_input(format!("{name}: {error}")))
 }

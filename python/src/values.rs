@@ -11,7 +11,7 @@ use crate::errors::bad_input;
 ///
 /// # Errors
 /// The exception of `json.dumps`.
-pub fn to_json(value: &Bound<'_, PyAny>) -> PyResult<Value> {
+pub(crate) fn to_json(value: &Bound<'_, PyAny>) -> PyResult<Value> {
     let text: String = value
         .py()
         .import("json")?
@@ -25,7 +25,7 @@ pub fn to_json(value: &Bound<'_, PyAny>) -> PyResult<Value> {
 ///
 /// # Errors
 /// A value that JSON cannot express.
-pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
     let text = serde_json::to_string(value).map_err(bad_input)?;
     py.import("json")?.call_method1("loads", (text,))
 }
@@ -34,7 +34,11 @@ pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound
 ///
 /// # Errors
 /// A value that JSON cannot express.
-pub fn document<'py>(py: Python<'py>, kind: &str, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn document<'py>(
+    py: Python<'py>,
+    kind: &str,
+    value: &impl Serialize,
+) -> PyResult<Bound<'py, PyAny>> {
     let value = serde_json::to_value(value).map_err(bad_input)?;
     to_python(py, &homenode_api::document::document(kind, value))
 }
@@ -43,7 +47,7 @@ pub fn document<'py>(py: Python<'py>, kind: &str, value: &impl Serialize) -> PyR
 ///
 /// # Errors
 /// Not a dictionary, or values that TOML cannot express.
-pub fn to_toml(value: &Bound<'_, PyAny>) -> PyResult<toml::Table> {
+pub(crate) fn to_toml(value: &Bound<'_, PyAny>) -> PyResult<toml::Table> {
     let json = without_nulls(to_json(value)?);
     toml::Table::try_from(json).map_err(bad_input)
 }
@@ -63,12 +67,12 @@ fn without_nulls(value: Value) -> Value {
 ///
 /// # Errors
 /// A value that TOML cannot express.
-pub fn text_of(table: &impl Serialize) -> PyResult<String> {
+pub(crate) fn text_of(table: &impl Serialize) -> PyResult<String> {
     toml::to_string(table).map_err(bad_input)
 }
 
 /// Formats a dictionary as the text of a TOML file.
 #[pyfunction]
-pub fn toml_of(keys: &Bound<'_, PyAny>) -> PyResult<String> {
+pub(crate) fn toml_of(keys: &Bound<'_, PyAny>) -> PyResult<String> {
     text_of(&to_toml(keys)?)
 }

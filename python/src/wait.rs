@@ -11,14 +11,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Time of the last check for signals.
 #[derive(Debug)]
-pub struct Signals {
+pub(crate) struct Signals {
     /// `None` before the first check. The first check does not wait, so that short work reports progress, too.
     looked: Option<Instant>,
 }
 
 impl Signals {
     /// Starts with the first check still due.
-    pub fn new() -> Signals {
+    pub(crate) fn new() -> Signals {
         Signals { looked: None }
     }
 
@@ -26,7 +26,7 @@ impl Signals {
     ///
     /// # Errors
     /// The exception of a signal handler (`KeyboardInterrupt` on Ctrl-C), or of `then`.
-    pub fn look(&mut self, then: impl FnOnce(Python<'_>) -> PyResult<()>) -> PyResult<()> {
+    pub(crate) fn look(&mut self, then: impl FnOnce(Python<'_>) -> PyResult<()>) -> PyResult<()> {
         if self.looked.is_some_and(|looked| looked.elapsed() < LOOK_EVERY) {
             return Ok(());
         }
@@ -44,7 +44,7 @@ impl Signals {
 ///
 /// # Errors
 /// The exception from `progress` or from the signal handler.
-pub fn apart<T: Send>(
+pub(crate) fn apart<T: Send>(
     py: Python<'_>,
     what: &str,
     progress: Option<&Py<PyAny>>,

@@ -45,7 +45,7 @@ use crate::wss::WssArgs;
   homenode run --host libvirt --dry-run   what it would do here, without doing it
   homenode machine                        nodes, CPUs, caches, distances of this host
   homenode place --vcpus 4 --memory 8GiB  where would such a VM go, and why")]
-pub struct Args {
+pub(crate) struct Args {
     /// The command to run.
     #[command(subcommand)]
     pub command: Command,
@@ -98,12 +98,12 @@ impl Args {
     ///
     /// # Errors
     /// A bad command line, or a request for help or the version.
-    pub fn of_process() -> Result<Args, clap::Error> {
+    pub(crate) fn of_process() -> Result<Args, clap::Error> {
         Args::from_arg_matches(&Args::described().try_get_matches()?)
     }
 
     /// Returns the command line, with a help that lists commands by purpose and is wrapped only once.
-    pub fn described() -> clap::Command {
+    pub(crate) fn described() -> clap::Command {
         let all = with_whole_paragraphs(Args::command());
         let mut list = String::new();
         for (purpose, names) in GROUPS {
@@ -151,7 +151,7 @@ fn whole_paragraphs(text: &str) -> String {
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Run the agent: watch VMs, place them, bring their memory home
     Run(RunArgs),
     /// Simulate a scenario and show the results

@@ -10,7 +10,10 @@ use homenode_api::{Answer, AskError, Request, ask, named};
 ///
 /// # Errors
 /// No agent, or the error that it returned.
-pub fn ask_agent<A: TryFrom<Answer, Error = Answer>>(state: &Path, request: &Request) -> anyhow::Result<A> {
+pub(crate) fn ask_agent<A: TryFrom<Answer, Error = Answer>>(
+    state: &Path,
+    request: &Request,
+) -> anyhow::Result<A> {
     ask(state, request)?.with_context(|| {
         format!(
             "no agent runs here (nothing at {}); start one with `homenode run`",
@@ -23,7 +26,7 @@ pub fn ask_agent<A: TryFrom<Answer, Error = Answer>>(state: &Path, request: &Req
 ///
 /// # Errors
 /// No agent, or no such VM.
-pub fn vms(state: &Path, name: Option<&str>) -> anyhow::Result<Vms> {
+pub(crate) fn vms(state: &Path, name: Option<&str>) -> anyhow::Result<Vms> {
     let Vms { vms } = ask_agent(state, &Request::Vms)?;
     let Some(name) = name else {
         return Ok(Vms { vms });

@@ -23,7 +23,7 @@ use crate::progress::by_step;
 
 /// Options of `calibrate`.
 #[derive(Debug, clap::Args)]
-pub struct CalibrateArgs {
+pub(crate) struct CalibrateArgs {
     /// Write the machine file here; `homenode machine FILE` and `--host twin:FILE` read it
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -46,7 +46,7 @@ pub struct CalibrateArgs {
 
 /// Options of the worker processes of `calibrate --validate`.
 #[derive(Debug, clap::Args)]
-pub struct KernelArgs {
+pub(crate) struct KernelArgs {
     /// Access pattern: `uniform:BYTES`, `stream:BYTES` or `mix:BYTES:BYTES`
     #[arg(long)]
     pub kernel: Kernel,
@@ -60,7 +60,7 @@ pub struct KernelArgs {
 
 /// The result of a calibration, for programs.
 #[derive(Serialize, JsonSchema)]
-pub struct Calibrated<'a> {
+pub(crate) struct Calibrated<'a> {
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     calibration: &'a Calibration,
     machine: &'a Machine,
@@ -75,7 +75,7 @@ pub struct Calibrated<'a> {
 ///
 /// # Errors
 /// A node that cannot be measured, a file that cannot be written, a host without two CPUs for the comparison.
-pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.output {
         writable("--output", path)?;
     }
@@ -157,7 +157,7 @@ fn hold_against(file: &MachineFile, quick: bool) -> anyhow::Result<Validation> {
 ///
 /// # Errors
 /// A CPU or memory that is not available.
-pub fn kernel(args: &KernelArgs) -> anyhow::Result<()> {
+pub(crate) fn kernel(args: &KernelArgs) -> anyhow::Result<()> {
     worker::die_with_parent()?;
     let (orders, answers) = (std::io::stdin().lock(), std::io::stdout().lock());
     let node = args.node.map(NodeId);

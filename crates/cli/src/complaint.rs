@@ -12,7 +12,7 @@ use crate::is_about_input;
 
 /// The report of a failed command.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Complaint<'a> {
+pub(crate) struct Complaint<'a> {
     kind: Kind,
     /// What went wrong, and what to do about it.
     message: String,
@@ -39,7 +39,7 @@ enum Kind {
 
 impl<'a> Complaint<'a> {
     /// Reports a command line that cannot be parsed.
-    pub fn usage(message: &str) -> Complaint<'static> {
+    pub(crate) fn usage(message: &str) -> Complaint<'static> {
         Complaint {
             kind: Kind::Usage,
             message: message.to_owned(),
@@ -49,7 +49,7 @@ impl<'a> Complaint<'a> {
     }
 
     /// Reports a command that failed.
-    pub fn of(error: &'a anyhow::Error) -> Complaint<'a> {
+    pub(crate) fn of(error: &'a anyhow::Error) -> Complaint<'a> {
         let agent = error.chain().find_map(|cause| match cause.downcast_ref() {
             Some(AskError::Agent(said)) => Some(said),
             _ => None,
@@ -69,7 +69,7 @@ impl<'a> Complaint<'a> {
     }
 
     /// Prints the report, for programs or for people, and returns the command's exit status.
-    pub fn print(&self, json: bool) -> ExitCode {
+    pub(crate) fn print(&self, json: bool) -> ExitCode {
         match serde_json::to_value(self) {
             Ok(object) if json => eprintln!("{}", printable::json(&document("error", object).to_string())),
             _ => complain!("homenode: {}", self.message),

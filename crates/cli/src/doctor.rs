@@ -16,7 +16,7 @@ const WIDTH_MAX: usize = 100;
 
 /// Options of `homenode doctor`.
 #[derive(Debug, clap::Args)]
-pub struct DoctorArgs {
+pub(crate) struct DoctorArgs {
     /// Show more: the finding for each feature, and what this hardware lacks
     #[arg(long)]
     all: bool,
@@ -28,7 +28,7 @@ pub struct DoctorArgs {
 ///
 /// # Errors
 /// If the result cannot be printed.
-pub fn run(args: &DoctorArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let found = examine(&Places {
         root: Path::new("/").to_owned(),
         state: args.agent.dir().to_owned(),

@@ -17,7 +17,7 @@ use crate::reproduce::{RunsArgs, write_figures};
 
 /// Options of `experiment`.
 #[derive(Debug, clap::Args)]
-pub struct ExperimentArgs {
+pub(crate) struct ExperimentArgs {
     /// The experiment's file (docs/EXPERIMENTS.md explains the format, data/experiments has examples)
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
@@ -42,7 +42,7 @@ pub struct ExperimentArgs {
 
 /// One input and its factors.
 #[derive(Clone, Debug)]
-pub struct Changes(Vec<End>);
+pub(crate) struct Changes(Vec<End>);
 
 fn changes(text: &str) -> anyhow::Result<Changes> {
     let (input, factors) = text
@@ -64,7 +64,7 @@ fn changes(text: &str) -> anyhow::Result<Changes> {
 ///
 /// # Errors
 /// A file that is not an experiment; a run that fails; files that cannot be written.
-pub fn run(args: &ExperimentArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ExperimentArgs) -> anyhow::Result<()> {
     let design = Design::open(&args.file).map_err(bad_input)?;
     if let Some(directory) = &args.figures {
         fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;

@@ -23,14 +23,14 @@ use hosts::{Address, Asker, Login};
 
 /// Commands about many hosts.
 #[derive(Debug, clap::Subcommand)]
-pub enum FleetCommand {
+pub(crate) enum FleetCommand {
     /// Show many hosts on one page: the worst VM, pressure, headroom and findings of each
     #[command(after_help = HELP)]
     Top(FleetTopArgs),
 }
 
 /// The end of `homenode fleet --help`, after the options.
-pub const HELP: &str = "\
+pub(crate) const HELP: &str = "\
 Agents are asked over HTTP (docs/API.md). A HOST is a name, with a port where that is not 9464, or an address with http:// or
 https://; without one it is https, and http on loopback. Hosts past most limits stand first. Enter opens a host's own page,
 as `homenode top` shows it there; Esc leads back.
@@ -43,7 +43,7 @@ Examples:
 
 /// Options of `fleet top`.
 #[derive(Debug, clap::Args)]
-pub struct FleetTopArgs {
+pub(crate) struct FleetTopArgs {
     /// Hosts to show
     #[arg(value_name = "HOST", required = true)]
     hosts: Vec<Address>,
@@ -69,7 +69,7 @@ pub struct FleetTopArgs {
 
 /// The document of `homenode fleet top --json`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Fleet {
+pub(crate) struct Fleet {
     /// Time of this document, by the local clock.
     at: String,
     /// The hosts. The host that exceeds the most limits comes first.
@@ -93,7 +93,7 @@ struct Shown {
 ///
 /// # Errors
 /// A certificate or a password that cannot be read; no terminal.
-pub fn run(command: &FleetCommand) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(command: &FleetCommand) -> anyhow::Result<ExitCode> {
     let FleetCommand::Top(args) = command;
     let login = Login::read(
         args.ca.as_deref(),

@@ -16,7 +16,7 @@ use crate::progress::by_step;
 
 /// Options of `kernel-footprint`.
 #[derive(Debug, clap::Args)]
-pub struct FootprintArgs {
+pub(crate) struct FootprintArgs {
     /// The kernel image that a boot loader starts (`/boot/vmlinuz-…`)
     #[arg(long, value_name = "FILE")]
     pub kernel: PathBuf,
@@ -47,7 +47,7 @@ pub struct FootprintArgs {
 
 /// A part of memory, from 1 to 50 percent.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Step(f64);
+pub(crate) struct Step(f64);
 
 impl std::str::FromStr for Step {
     type Err = anyhow::Error;
@@ -64,7 +64,7 @@ impl std::str::FromStr for Step {
 
 /// The requested accelerator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Accel {
+pub(crate) enum Accel {
     /// KVM if a guest runs with it, else TCG.
     Auto,
     /// The processor's virtualization.
@@ -77,7 +77,7 @@ pub enum Accel {
 ///
 /// # Errors
 /// No QEMU, no kernel, or a guest that does not run even with the initial memory.
-pub fn run(args: &FootprintArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &FootprintArgs) -> anyhow::Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;

@@ -11,7 +11,7 @@ use crate::print::print_json;
 
 /// Options of `list`.
 #[derive(Debug, clap::Args)]
-pub struct ListArgs {
+pub(crate) struct ListArgs {
     /// What to list
     #[arg(value_enum)]
     pub what: What,
@@ -22,7 +22,7 @@ pub struct ListArgs {
 /// What comes with the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum What {
+pub(crate) enum What {
     /// Hosts of published experiments, and hosts of today, for `--machine` and `--host twin:NAME`
     Machines,
     /// Programs that VMs of a scenario run
@@ -35,7 +35,7 @@ pub enum What {
 
 /// A list of what comes with the program.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Listed {
+pub(crate) struct Listed {
     /// What is listed.
     what: What,
     /// The entries, by name.
@@ -55,7 +55,7 @@ struct Entry {
 ///
 /// # Errors
 /// None but of writing JSON.
-pub fn run(args: &ListArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ListArgs) -> anyhow::Result<()> {
     let listed = Listed {
         what: args.what,
         entries: entries(args.what),

@@ -16,7 +16,7 @@ use crate::options::AgentArgs;
 use crate::print::{or_dash, print_json, span, table};
 
 /// The end of `drain`'s help.
-pub const DRAIN_HELP: &str = "VMs that have their home on the node get another; unplaced VMs get a home elsewhere as long as the drain lasts. Their memory
+pub(crate) const DRAIN_HELP: &str = "VMs that have their home on the node get another; unplaced VMs get a home elsewhere as long as the drain lasts. Their memory
 follows, and no VM gets a home on the node. A drain lasts until you end it or the host restarts; it survives a restart of the
 agent. Memory that cannot move, and VMs whose operator chose that node, stay; the command lists them with the reasons, and its
 exit status is 1. Interrupting the command ends only the waiting.
@@ -28,7 +28,7 @@ Examples:
   homenode drain 1 --end               VMs may live there again";
 
 /// The end of `pause`'s help.
-pub const PAUSE_HELP: &str = "While paused, the agent makes no change to any VM, not even an approved one. Homes stay; limits are lifted and memory is
+pub(crate) const PAUSE_HELP: &str = "While paused, the agent makes no change to any VM, not even an approved one. Homes stay; limits are lifted and memory is
 returned at once. A change that proves to cost a VM speed is still undone, and lent vCPUs return home if there is room. The
 agent goes on observing, and reports what it would do. A pause ends after its time, or when the agent stops.
 
@@ -45,7 +45,7 @@ const PATIENCE_LOOKS: u32 = 10;
 
 /// Options of `drain`.
 #[derive(Debug, clap::Args)]
-pub struct DrainArgs {
+pub(crate) struct DrainArgs {
     /// Nodes to empty, such as `1` or `0,2-3`; without any, show the drains in progress
     pub nodes: Option<NodeSet>,
     /// End the drain: VMs may live on these nodes again
@@ -60,7 +60,7 @@ pub struct DrainArgs {
 
 /// Options of `pause`.
 #[derive(Debug, clap::Args)]
-pub struct PauseArgs {
+pub(crate) struct PauseArgs {
     /// Pause for this long; without it, show whether the agent is paused
     #[arg(long = "for", value_name = "TIME")]
     pub span: Option<Ns>,
@@ -75,7 +75,7 @@ pub struct PauseArgs {
 ///
 /// # Errors
 /// No agent; nodes that do not exist; policies that assign no homes.
-pub fn drain(args: &DrainArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn drain(args: &DrainArgs) -> anyhow::Result<ExitCode> {
     let Some(nodes) = &args.nodes else {
         let now: Maintenance = ask_agent(args.agent.dir(), &Request::Maintenance)?;
         show(args, &now)?;
@@ -194,7 +194,7 @@ fn show(args: &DrainArgs, now: &Maintenance) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// No agent.
-pub fn pause(args: &PauseArgs) -> anyhow::Result<()> {
+pub(crate) fn pause(args: &PauseArgs) -> anyhow::Result<()> {
     let span_ns = if args.end { Some(Ns::ZERO) } else { args.span };
     let request = span_ns.map_or(Request::Maintenance, |span_ns| Request::Pause { span_ns });
     let now: Maintenance = ask_agent(args.agent.dir(), &request)?;

@@ -12,7 +12,7 @@ use crate::print::{or_dash, print_json, table};
 
 /// Commands about VMs' memory.
 #[derive(Debug, Subcommand)]
-pub enum MemoryCommand {
+pub(crate) enum MemoryCommand {
     /// Set the least memory that a VM keeps, or let it keep all
     #[command(after_help = "Examples:\n  homenode memory set web 2GiB\n  homenode memory set web none")]
     Set(FloorArgs),
@@ -22,7 +22,7 @@ pub enum MemoryCommand {
 
 /// Options of `memory set`.
 #[derive(Debug, clap::Args)]
-pub struct FloorArgs {
+pub(crate) struct FloorArgs {
     /// The VM's name
     pub vm: String,
     /// Memory that the VM always keeps (`2GiB`, `2G`; a bare number is MiB), or `none`: it keeps all of its memory
@@ -35,7 +35,7 @@ pub struct FloorArgs {
 ///
 /// # Errors
 /// No agent, no such VM, or a floor that could not be set.
-pub fn run(command: &MemoryCommand) -> anyhow::Result<()> {
+pub(crate) fn run(command: &MemoryCommand) -> anyhow::Result<()> {
     match command {
         MemoryCommand::Set(args) => set(args),
         MemoryCommand::Show(args) => show(args),

@@ -11,7 +11,7 @@ use crate::options::StateArgs;
 
 /// The arguments that libvirt passes to a hook, and the agent's directory.
 #[derive(Debug, clap::Args)]
-pub struct HookArgs {
+pub(crate) struct HookArgs {
     /// Name of the domain
     pub guest: String,
     /// The operation (`prepare`, `start`, …)
@@ -30,10 +30,10 @@ should run, and reserves them for it; with -H (in KiB, such as 2048) all of the 
 numad's own daemon options are not served: run `homenode run` instead.";
 
 /// Names under which other programs call it. SUSE's numa-preplace replaces numad and takes the same arguments.
-pub const NAMES: [&str; 2] = ["numad", "numa-preplace"];
+pub(crate) const NAMES: [&str; 2] = ["numad", "numa-preplace"];
 
 /// Entry point under one of [`NAMES`].
-pub fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
     let mut huge_page_bytes = None;
@@ -90,7 +90,7 @@ pub fn main() -> ExitCode {
 }
 
 /// `homenode hook GUEST OPERATION …`: never fails, since a failing hook keeps the VM from starting.
-pub fn hook(args: &HookArgs) {
+pub(crate) fn hook(args: &HookArgs) {
     if (args.operation.as_str(), args.part.as_deref()) != ("prepare", Some("begin")) {
         return;
     }

@@ -13,7 +13,7 @@ use crate::bad_input;
 
 /// A host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum HostArg {
+pub(crate) enum HostArg {
     /// The simulated host: the name or file of a scenario or a machine.
     Twin(Option<String>),
     /// This host.
@@ -42,7 +42,7 @@ impl std::str::FromStr for HostArg {
 
 /// Options of `permit show`, `memory-policy show`, `memory show` and `topology`.
 #[derive(Debug, clap::Args)]
-pub struct ShowArgs {
+pub(crate) struct ShowArgs {
     /// Only this VM
     pub vm: Option<String>,
     #[command(flatten)]
@@ -51,7 +51,7 @@ pub struct ShowArgs {
 
 /// Options of `permit suggest` and `memory-policy advise`.
 #[derive(Debug, clap::Args)]
-pub struct SuggestArgs {
+pub(crate) struct SuggestArgs {
     /// The VM's name
     pub vm: String,
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub struct SuggestArgs {
 
 /// How a command prints its answer.
 #[derive(Debug, clap::Args)]
-pub struct ShownArgs {
+pub(crate) struct ShownArgs {
     /// Print JSON for programs instead of text (docs/JSON.md)
     #[arg(long)]
     pub json: bool,
@@ -68,7 +68,7 @@ pub struct ShownArgs {
 
 /// What the twin's kernel does with memory on its own.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct TwinKernelArgs {
+pub(crate) struct TwinKernelArgs {
     /// Turn NUMA balancing of the twin's kernel (`kernel.numa_balancing`) on or off, overriding the scenario
     #[arg(long, value_name = "on|off", value_parser = BoolishValueParser::new(), hide_possible_values = true)]
     pub numa_balancing: Option<bool>,
@@ -76,7 +76,7 @@ pub struct TwinKernelArgs {
 
 impl TwinKernelArgs {
     /// Returns the scenario with these options applied.
-    pub fn of(self, scenario: Scenario) -> Scenario {
+    pub(crate) fn of(self, scenario: Scenario) -> Scenario {
         match self.numa_balancing {
             Some(is_on) => scenario.with_numa_balancing(is_on),
             None => scenario,
@@ -86,7 +86,7 @@ impl TwinKernelArgs {
 
 /// Where the agent keeps its files.
 #[derive(Debug, clap::Args)]
-pub struct StateArgs {
+pub(crate) struct StateArgs {
     /// The agent's directory: its journal and its socket
     #[arg(id = "state", long, value_name = "DIR", default_value = homenode_undo::state_dir::STATE_DIR)]
     pub dir: PathBuf,
@@ -94,7 +94,7 @@ pub struct StateArgs {
 
 /// Options of commands that ask the running agent.
 #[derive(Debug, clap::Args)]
-pub struct AgentArgs {
+pub(crate) struct AgentArgs {
     #[command(flatten)]
     pub shown: ShownArgs,
     #[command(flatten)]
@@ -103,18 +103,18 @@ pub struct AgentArgs {
 
 impl AgentArgs {
     /// Whether to answer in JSON.
-    pub fn json(&self) -> bool {
+    pub(crate) fn json(&self) -> bool {
         self.shown.json
     }
 
     /// The directory of the agent's socket.
-    pub fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         &self.state.dir
     }
 }
 
 /// Parses the time between pictures.
-pub fn interval(text: &str) -> anyhow::Result<Ns> {
+pub(crate) fn interval(text: &str) -> anyhow::Result<Ns> {
     let every: Ns = text.parse()?;
     let range = Ns::from_millis(100)..=Ns::from_secs(3600);
     ensure!(range.contains(&every), "{every} is out of range: 100ms to 1h");
@@ -125,7 +125,7 @@ pub fn interval(text: &str) -> anyhow::Result<Ns> {
 ///
 /// # Errors
 /// A directory, a directory that does not exist, or one in which the user may not write.
-pub fn writable(option: &str, path: &Path) -> anyhow::Result<()> {
+pub(crate) fn writable(option: &str, path: &Path) -> anyhow::Result<()> {
     let parent = path
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty())
@@ -143,7 +143,7 @@ pub fn writable(option: &str, path: &Path) -> anyhow::Result<()> {
 
 /// A value to set, or `none` to remove it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OrNone<T> {
+pub(crate) enum OrNone<T> {
     /// Set this.
     Some(T),
     /// Remove the current value.
@@ -152,7 +152,7 @@ pub enum OrNone<T> {
 
 /// A size on the command line: the usual notation, or a bare number of MiB, as QEMU and numad take it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size(pub Bytes);
+pub(crate) struct Size(pub Bytes);
 
 impl std::str::FromStr for Size {
     type Err = <Bytes as std::str::FromStr>::Err;
@@ -167,7 +167,7 @@ impl std::str::FromStr for Size {
 
 impl<T> OrNone<T> {
     /// Converts to an `Option`.
-    pub fn into_option(self) -> Option<T> {
+    pub(crate) fn into_option(self) -> Option<T> {
         match self {
             OrNone::Some(value) => Some(value),
             OrNone::None => None,

@@ -24,7 +24,7 @@ use crate::print::unwritable;
 
 /// How output is formatted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
+pub(crate) enum Style {
     /// Events scroll, with tables below them.
     Terminal,
     /// One event per line.
@@ -34,7 +34,7 @@ pub enum Style {
 }
 
 /// The output of a run.
-pub struct Output {
+pub(crate) struct Output {
     style: Style,
     to: To,
     /// Recently printed events, to collapse repeats.
@@ -48,7 +48,7 @@ pub struct Output {
 
 /// The clock that stamps events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Clock {
+pub(crate) enum Clock {
     /// Seconds since a simulation began.
     Simulated,
     /// The wall clock, in the host's own zone.
@@ -75,7 +75,7 @@ enum To {
 
 impl Output {
     /// Creates an output of JSON if requested, else of text in the format that suits standard output.
-    pub fn new(json: bool) -> Output {
+    pub(crate) fn new(json: bool) -> Output {
         let style = match (json, std::io::stdout().is_terminal()) {
             (true, _) => Style::Json,
             (false, true) => Style::Terminal,
@@ -96,12 +96,12 @@ impl Output {
     }
 
     /// Switches to another clock.
-    pub fn by(self, clock: Clock) -> Output {
+    pub(crate) fn by(self, clock: Clock) -> Output {
         Output { clock, ..self }
     }
 
     /// Prints, after the last cycle, the repeats that were counted but not yet reported.
-    pub fn end_of_cycles(&mut self) {
+    pub(crate) fn end_of_cycles(&mut self) {
         let said = self.quiet.end(self.at);
         for line in self.stamped(said) {
             self.text(format_args!("{line}"));
@@ -129,7 +129,7 @@ impl Output {
     ///
     /// # Errors
     /// If the writing thread cannot start.
-    pub fn unwaiting(self) -> anyhow::Result<Output> {
+    pub(crate) fn unwaiting(self) -> anyhow::Result<Output> {
         // A duplicate of stdout: if the thread held the standard library's lock while the reader sleeps, the process could
         // not end.
         let mut file = File::from(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 0)?);
@@ -143,7 +143,7 @@ impl Output {
     }
 
     /// Waits up to `patience` until all output is written. Returns true if it is, or if it can no longer be written.
-    pub fn drain(&self, patience: Duration) -> bool {
+    pub(crate) fn drain(&self, patience: Duration) -> bool {
         match &self.to {
             To::Here { .. } => true,
             To::Thread(backlog) => backlog.drain(patience),
@@ -151,12 +151,12 @@ impl Output {
     }
 
     /// The format of the output.
-    pub fn style(&self) -> Style {
+    pub(crate) fn style(&self) -> Style {
         self.style
     }
 
     /// Prints text for people: tables and the lines around them.
-    pub fn text(&mut self, text: fmt::Arguments<'_>) {
+    pub(crate) fn text(&mut self, text: fmt::Arguments<'_>) {
         if self.style != Style::Json {
             self.write(Entry::Lines(format!("{}\n", Lines(text))));
         }

@@ -16,7 +16,7 @@ use crate::print::{print_json, table};
 
 /// Options of `wss --log`.
 #[derive(Debug, clap::Args)]
-pub struct LogArgs {
+pub(crate) struct LogArgs {
     /// Use only windows with this label
     #[arg(long, value_name = "LABEL", requires = "log")]
     pub label: Option<String>,
@@ -60,7 +60,7 @@ fn refused(error: PageLogError) -> anyhow::Error {
 ///
 /// # Errors
 /// A file that is not a log, or that has no window with the label.
-pub fn run(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()> {
+pub(crate) fn run(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()> {
     if args.follow {
         return follow(path, args, json);
     }

@@ -15,7 +15,7 @@ use crate::print::{counted, or_dash, percent, print_json, table};
 
 /// Commands about permits.
 #[derive(Debug, Subcommand)]
-pub enum PermitCommand {
+pub(crate) enum PermitCommand {
     /// Book a permit for a VM, or remove it
     #[command(
         after_help = "Examples:\n  homenode permit set web 250k\n  homenode permit set web 500MB/s\n  homenode permit set web none"
@@ -32,7 +32,7 @@ pub enum PermitCommand {
 
 /// Options of `permit set`.
 #[derive(Debug, clap::Args)]
-pub struct SetArgs {
+pub(crate) struct SetArgs {
     /// The VM's name
     pub vm: String,
     /// LLC misses per slice of 30 ms (`250k`), memory bandwidth (`500MB/s`), or `none`
@@ -44,7 +44,7 @@ pub struct SetArgs {
 
 /// Options of `permit usage`.
 #[derive(Debug, clap::Args)]
-pub struct UsageArgs {
+pub(crate) struct UsageArgs {
     /// Only this VM, which may have ended
     pub vm: Option<String>,
     #[command(flatten)]
@@ -55,7 +55,7 @@ pub struct UsageArgs {
 ///
 /// # Errors
 /// No agent, no such VM, or a permit that could not be set.
-pub fn run(command: &PermitCommand) -> anyhow::Result<()> {
+pub(crate) fn run(command: &PermitCommand) -> anyhow::Result<()> {
     match command {
         PermitCommand::Set(args) => set(args),
         PermitCommand::Show(args) => show(args),

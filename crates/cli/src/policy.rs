@@ -13,7 +13,7 @@ use crate::print::{counted, or_dash, or_none, percent, print_json, table};
 
 /// Commands about memory policies.
 #[derive(Debug, Subcommand)]
-pub enum PolicyCommand {
+pub(crate) enum PolicyCommand {
     /// Choose a VM's memory policy, or leave the choice to the agent
     #[command(
         after_help = "Examples:\n  homenode memory-policy set web first-touch\n  homenode memory-policy set web round-4k+carrefour\n  homenode memory-policy set web none"
@@ -27,7 +27,7 @@ pub enum PolicyCommand {
 
 /// Options of `memory-policy set`.
 #[derive(Debug, clap::Args)]
-pub struct PolicySetArgs {
+pub(crate) struct PolicySetArgs {
     /// The VM's name
     pub vm: String,
     /// `first-touch`, `round-4k`, either of them with `+carrefour`, or `none` for the agent's choice
@@ -40,7 +40,7 @@ pub struct PolicySetArgs {
 ///
 /// # Errors
 /// No agent, no such VM, or a policy that the VM cannot have.
-pub fn run(command: &PolicyCommand) -> anyhow::Result<()> {
+pub(crate) fn run(command: &PolicyCommand) -> anyhow::Result<()> {
     match command {
         PolicyCommand::Set(args) => set(args),
         PolicyCommand::Show(args) => show(args),

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use comfy_table::{CellAlignment, Table, presets};
 use homenode_api::document::document;
 use homenode_host::CountedBy;
-pub use homenode_screens::figures::{or_none, percent, span};
+pub(crate) use homenode_screens::figures::{or_none, percent, span};
 use homenode_screens::printable::{self, OneLine};
 use serde::Serialize;
 
@@ -29,7 +29,7 @@ macro_rules! complain {
 static IS_CUT_SHORT: AtomicBool = AtomicBool::new(false);
 
 /// Prints text unescaped. Ends the process if it cannot.
-pub fn print(text: fmt::Arguments<'_>) {
+pub(crate) fn print(text: fmt::Arguments<'_>) {
     if let Err(error) = std::io::stdout().write_fmt(text) {
         unwritable(&error);
         exit(i32::from(IS_CUT_SHORT.load(Ordering::Relaxed)));
@@ -37,7 +37,7 @@ pub fn print(text: fmt::Arguments<'_>) {
 }
 
 /// Flushes standard output and returns the command's exit status: a failure if any output was lost.
-pub fn flushed(code: ExitCode) -> ExitCode {
+pub(crate) fn flushed(code: ExitCode) -> ExitCode {
     if let Err(error) = std::io::stdout().flush() {
         unwritable(&error);
     }
@@ -47,7 +47,7 @@ pub fn flushed(code: ExitCode) -> ExitCode {
     }
 }
 
-pub fn unwritable(error: &std::io::Error) {
+pub(crate) fn unwritable(error: &std::io::Error) {
     if error.kind() != ErrorKind::BrokenPipe && !IS_CUT_SHORT.swap(true, Ordering::Relaxed) {
         // If this write fails too, the exit status still reports it.
         let _ = writeln!(
@@ -61,7 +61,7 @@ pub fn unwritable(error: &std::io::Error) {
 ///
 /// # Errors
 /// If JSON cannot express the value.
-pub fn print_json(kind: &str, value: &impl Serialize) -> anyhow::Result<()> {
+pub(crate) fn print_json(kind: &str, value: &impl Serialize) -> anyhow::Result<()> {
     let document = document(kind, serde_json::to_value(value)?);
     let text = serde_json::to_string_pretty(&document)?;
     print(format_args!("{}\n", printable::json(&text)));
@@ -69,7 +69,7 @@ pub fn print_json(kind: &str, value: &impl Serialize) -> anyhow::Result<()> {
 }
 
 /// Returns a table in the project's style: right-aligned except for the first column, each cell on one line.
-pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Table {
+pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(header.to_vec());
@@ -83,17 +83,17 @@ pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Ta
 }
 
 /// Shows a value, or `-` if it is unknown.
-pub fn or_dash<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
+pub(crate) fn or_dash<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), show)
 }
 
 /// Formats a time in milliseconds.
-pub fn millis(ms: f64) -> String {
+pub(crate) fn millis(ms: f64) -> String {
     format!("{ms:.1}ms")
 }
 
 /// Marks a figure as modelled if a model counted it.
-pub fn counted(figure: String, by: Option<CountedBy>) -> String {
+pub(crate) fn counted(figure: String, by: Option<CountedBy>) -> String {
     match by {
         Some(CountedBy::Model) => format!("{figure} modelled"),
         Some(CountedBy::Hardware) | None => figure,

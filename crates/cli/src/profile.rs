@@ -36,7 +36,7 @@ use crate::twin;
 
 /// Options of `profile`.
 #[derive(Debug, clap::Args)]
-pub struct ProfileArgs {
+pub(crate) struct ProfileArgs {
     /// The machine whose private caches to model: a preset's name, or a machine file
     #[arg(long, value_name = "NAME|FILE", default_value = twin::TWIN_MACHINE)]
     pub machine: String,
@@ -76,7 +76,7 @@ pub struct ProfileArgs {
 
 /// A share, written in percent or as a number.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Share(f64);
+pub(crate) struct Share(f64);
 
 impl std::str::FromStr for Share {
     type Err = anyhow::Error;
@@ -94,7 +94,7 @@ impl std::str::FromStr for Share {
 
 /// The result of `homenode profile`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Profiled<'a> {
+pub(crate) struct Profiled<'a> {
     command: &'a str,
     machine: &'a str,
     /// The program's exit status; 128 plus the signal's number if a signal ended it.
@@ -113,7 +113,7 @@ pub struct Profiled<'a> {
 ///
 /// # Errors
 /// Bad input; an emulator that is missing or cannot load the plugin; a program that ended before anything was written.
-pub fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     let machine = twin::machine(&args.machine)?;
     let facts = Facts::of(&machine).map_err(bad_input)?;
     let program = Program::find(&args.command[0]).map_err(bad_input)?;

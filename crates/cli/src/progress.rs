@@ -5,7 +5,7 @@ use homenode_screens::printable::OneLine;
 
 /// Returns a progress callback for steps of about equal length. It takes the number of the step that begins, the number of all
 /// steps, and the step's name.
-pub fn by_step() -> impl FnMut(usize, usize, &str) {
+pub(crate) fn by_step() -> impl FnMut(usize, usize, &str) {
     let progress = Progress::new("");
     move |at, of, what| {
         let done = at.saturating_sub(1) as f64 / of.max(1) as f64;

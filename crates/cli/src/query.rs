@@ -22,7 +22,7 @@ const TEMPLATE: &str = "r420";
 
 /// Options of `machine`.
 #[derive(Debug, clap::Args)]
-pub struct MachineArgs {
+pub(crate) struct MachineArgs {
     /// Show the machine in this file instead (`homenode calibrate --output` writes one)
     #[arg(value_name = "FILE", conflicts_with_all = ["sysfs", "preset"])]
     pub file: Option<PathBuf>,
@@ -41,7 +41,7 @@ pub struct MachineArgs {
 
 /// Options of `place`.
 #[derive(Debug, clap::Args)]
-pub struct PlaceArgs {
+pub(crate) struct PlaceArgs {
     /// Number of the VM's vCPUs
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub vcpus: u32,
@@ -67,7 +67,7 @@ pub struct PlaceArgs {
 
 /// Options of `vm`.
 #[derive(Debug, clap::Args)]
-pub struct VmArgs {
+pub(crate) struct VmArgs {
     /// Only this VM
     pub name: Option<String>,
     #[command(flatten)]
@@ -78,7 +78,7 @@ pub struct VmArgs {
 ///
 /// # Errors
 /// An unknown preset, or a tree that cannot be read.
-pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
+pub(crate) fn machine(args: &MachineArgs) -> anyhow::Result<()> {
     if args.template {
         let name = args.preset.as_deref().unwrap_or(TEMPLATE);
         homenode_machine_files::preset(name).map_err(bad_input)?;
@@ -109,7 +109,7 @@ pub fn machine(args: &MachineArgs) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// Bad input; a VM that fits nowhere, with what the host is short of.
-pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
+pub(crate) fn place(args: &PlaceArgs) -> anyhow::Result<()> {
     let huge_page_bytes = args.huge_pages.map(|size| size.0);
     if let Some(page) = huge_page_bytes.filter(|page| page.0 <= PAGE_BYTES) {
         return Err(bad_input(format!(
@@ -202,7 +202,7 @@ fn memory(vm: &VmStatus) -> String {
 ///
 /// # Errors
 /// No agent, or no such VM.
-pub fn vm(args: &VmArgs) -> anyhow::Result<()> {
+pub(crate) fn vm(args: &VmArgs) -> anyhow::Result<()> {
     let answer = vms(args.agent.dir(), args.name.as_deref())?;
     if args.agent.json() {
         return print_json("vms", &answer);

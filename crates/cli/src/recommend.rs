@@ -20,7 +20,7 @@ use crate::options::{AgentArgs, OrNone};
 use crate::print::{or_dash, print_json, table};
 
 /// The end of `recommend`'s help.
-pub const HELP: &str = "In mode `recommend` (of the run, of a policy, or of a VM: `homenode mode`) each decision waits for you. An approved decision is
+pub(crate) const HELP: &str = "In mode `recommend` (of the run, of a policy, or of a VM: `homenode mode`) each decision waits for you. An approved decision is
 carried out as long as its policy wants it, at most for an hour; a rejected one is not proposed again for a day. A change that
 protects a VM, or restores its earlier settings, needs no approval.
 
@@ -32,7 +32,7 @@ Examples:
   homenode recommend --json            the same, as JSON";
 
 /// The end of `mode`'s help.
-pub const MODE_HELP: &str = "There is a mode of the run (`homenode run --mode`), of each policy (settings `[modes]`) and of each VM; the most careful of
+pub(crate) const MODE_HELP: &str = "There is a mode of the run (`homenode run --mode`), of each policy (settings `[modes]`) and of each VM; the most careful of
 the three is in force. In modes `observe` and `recommend` a VM is still restored: limits are lifted at once, and under
 `observe` the home, too.
 
@@ -42,7 +42,7 @@ Examples:
   homenode mode web none               as far as the run and its policies go";
 
 /// The end of `reservations`' help.
-pub const RESERVATIONS_HELP: &str = "When libvirt asks for nodes for a VM that is about to start (`numad`), these nodes are reserved for it. They count as used
+pub(crate) const RESERVATIONS_HELP: &str = "When libvirt asks for nodes for a VM that is about to start (`numad`), these nodes are reserved for it. They count as used
 until the VM runs, at most for two minutes. Without a running agent this shows the reservations in the ledger file.
 
 Examples:
@@ -52,7 +52,7 @@ Examples:
 /// Options of `recommend`.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct RecommendArgs {
+pub(crate) struct RecommendArgs {
     #[command(subcommand)]
     pub command: Option<RecommendCommand>,
     /// Show closed recommendations, too
@@ -64,7 +64,7 @@ pub struct RecommendArgs {
 
 /// The operator's answers to recommendations.
 #[derive(Debug, Subcommand)]
-pub enum RecommendCommand {
+pub(crate) enum RecommendCommand {
     /// Approve recommendations; the agent acts from its next sample on
     #[command(after_help = "Examples:\n  homenode recommend apply 7\n  homenode recommend apply 7 8 9")]
     Apply(IdArgs),
@@ -75,7 +75,7 @@ pub enum RecommendCommand {
 
 /// Recommendations or reservations, by number.
 #[derive(Debug, clap::Args)]
-pub struct IdArgs {
+pub(crate) struct IdArgs {
     /// Numbers, as in the list
     #[arg(value_name = "ID", required = true)]
     pub ids: Vec<u64>,
@@ -85,7 +85,7 @@ pub struct IdArgs {
 
 /// Options of `mode`.
 #[derive(Debug, clap::Args)]
-pub struct ModeArgs {
+pub(crate) struct ModeArgs {
     /// The VM's name; without one, show all
     pub vm: Option<String>,
     /// How far the agent may go with the VM: `observe`, `recommend`, `act`, or `none` for the run's mode
@@ -97,7 +97,7 @@ pub struct ModeArgs {
 /// Options of `reservations`.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct ReservationsArgs {
+pub(crate) struct ReservationsArgs {
     #[command(subcommand)]
     pub command: Option<ReservationsCommand>,
     #[command(flatten)]
@@ -106,7 +106,7 @@ pub struct ReservationsArgs {
 
 /// Commands about reservations.
 #[derive(Debug, Subcommand)]
-pub enum ReservationsCommand {
+pub(crate) enum ReservationsCommand {
     /// Drop reservations; their nodes are free at once
     #[command(after_help = "Examples:\n  homenode reservations drop 3")]
     Drop(IdArgs),
@@ -116,7 +116,7 @@ pub enum ReservationsCommand {
 ///
 /// # Errors
 /// No agent, or no open recommendation with this number.
-pub fn recommend(args: &RecommendArgs) -> anyhow::Result<()> {
+pub(crate) fn recommend(args: &RecommendArgs) -> anyhow::Result<()> {
     match &args.command {
         None => list(args),
         Some(RecommendCommand::Apply(args)) => judge(args, |id| Request::RecommendationApply { id }),
@@ -191,7 +191,7 @@ fn judge(args: &IdArgs, request: impl Fn(u64) -> Request) -> anyhow::Result<()> 
 ///
 /// # Errors
 /// No agent, no such VM, or a mode that could not be saved.
-pub fn mode(args: &ModeArgs) -> anyhow::Result<()> {
+pub(crate) fn mode(args: &ModeArgs) -> anyhow::Result<()> {
     let (Some(vm), Some(mode)) = (&args.vm, args.mode) else {
         return modes(args);
     };
@@ -233,7 +233,7 @@ fn modes(args: &ModeArgs) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// A ledger that cannot be used; no open reservation with this number.
-pub fn reservations(args: &ReservationsArgs) -> anyhow::Result<()> {
+pub(crate) fn reservations(args: &ReservationsArgs) -> anyhow::Result<()> {
     if let Some(ReservationsCommand::Drop(args)) = &args.command {
         return drop_reservations(args);
     }
@@ -268,7 +268,7 @@ pub fn reservations(args: &ReservationsArgs) -> anyhow::Result<()> {
 
 /// Reservations that were dropped.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Dropped {
+pub(crate) struct Dropped {
     /// Their numbers.
     ids: Vec<u64>,
 }

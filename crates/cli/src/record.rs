@@ -21,13 +21,13 @@ use crate::bad_input;
 use crate::options::{ShownArgs, Size};
 use crate::print::{print, print_json};
 
-pub mod scenario;
+pub(crate) mod scenario;
 
 use scenario::ScenarioArgs;
 
 /// Commands about the history.
 #[derive(Debug, Subcommand)]
-pub enum RecordCommand {
+pub(crate) enum RecordCommand {
     /// Show runs of the agent, decisions and findings
     Show(ShowArgs),
     /// Export every period as CSV, Parquet, JSON or a trace
@@ -40,7 +40,7 @@ pub enum RecordCommand {
 
 /// Location of the history.
 #[derive(Debug, clap::Args)]
-pub struct HistoryArgs {
+pub(crate) struct HistoryArgs {
     /// The history's file [default: /var/lib/homenode/history.sqlite, or in the directory of --state]
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
@@ -51,7 +51,7 @@ pub struct HistoryArgs {
 
 /// A span of time.
 #[derive(Debug, clap::Args)]
-pub struct SpanArgs {
+pub(crate) struct SpanArgs {
     /// Begin at this time: 03:12, '2026-11-23 03:12', or how long ago, such as 15m
     #[arg(long, value_name = "TIME")]
     from: Option<Time>,
@@ -84,7 +84,7 @@ impl SpanArgs {
 
 /// Options of `record show`.
 #[derive(Debug, clap::Args)]
-pub struct ShowArgs {
+pub(crate) struct ShowArgs {
     /// Only events of this VM
     vm: Option<String>,
     #[command(flatten)]
@@ -106,7 +106,7 @@ pub struct ShowArgs {
 
 /// Options of `record export`.
 #[derive(Debug, clap::Args)]
-pub struct ExportArgs {
+pub(crate) struct ExportArgs {
     /// Only this VM, with --csv and --parquet
     vm: Option<String>,
     #[command(flatten)]
@@ -120,7 +120,7 @@ pub struct ExportArgs {
 /// The output format.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
-pub struct FormArgs {
+pub(crate) struct FormArgs {
     /// Print CSV, with a row for each VM and period
     #[arg(long)]
     csv: bool,
@@ -140,7 +140,7 @@ pub struct FormArgs {
 
 /// Options of `record prune`.
 #[derive(Debug, clap::Args)]
-pub struct PruneArgs {
+pub(crate) struct PruneArgs {
     #[command(flatten)]
     what: PrunedArgs,
     #[command(flatten)]
@@ -150,7 +150,7 @@ pub struct PruneArgs {
 /// What to delete.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = true)]
-pub struct PrunedArgs {
+pub(crate) struct PrunedArgs {
     /// Delete everything older than this many days
     #[arg(long, value_name = "DAYS")]
     older: Option<u32>,
@@ -163,7 +163,7 @@ pub struct PrunedArgs {
 ///
 /// # Errors
 /// No history, or one that cannot be read.
-pub fn run(command: &RecordCommand) -> anyhow::Result<()> {
+pub(crate) fn run(command: &RecordCommand) -> anyhow::Result<()> {
     match command {
         RecordCommand::Show(args) => show(args),
         RecordCommand::Export(args) => export(args),
@@ -174,7 +174,7 @@ pub fn run(command: &RecordCommand) -> anyhow::Result<()> {
 
 impl HistoryArgs {
     /// Path of the history.
-    pub fn place(&self) -> PathBuf {
+    pub(crate) fn place(&self) -> PathBuf {
         match (&self.history, &self.state) {
             (Some(file), _) => file.clone(),
             (None, Some(state)) => beside(state),
@@ -187,7 +187,7 @@ impl HistoryArgs {
 ///
 /// # Errors
 /// As [`Archive::open`]; a history that does not exist is bad input.
-pub fn open(path: &Path) -> anyhow::Result<Archive> {
+pub(crate) fn open(path: &Path) -> anyhow::Result<Archive> {
     // For a file without read permission, SQLite reports only that it cannot be opened. Opening a pipe would wait for a writer;
     // it is refused below.
     let opened = match std::fs::metadata(path) {
@@ -209,7 +209,7 @@ pub fn open(path: &Path) -> anyhow::Result<Archive> {
 
 /// The document of `homenode record show`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct RecordShow {
+pub(crate) struct RecordShow {
     /// The history's file.
     history: String,
     /// Time of the first recorded period, by the wall clock.
@@ -228,7 +228,7 @@ pub struct RecordShow {
 
 /// A run of the agent.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct RecordRun {
+pub(crate) struct RecordRun {
     /// Its number in this history.
     run: i64,
     /// When it began.
@@ -241,7 +241,7 @@ pub struct RecordRun {
 
 /// An event.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct RecordEvent {
+pub(crate) struct RecordEvent {
     /// Its number.
     id: i64,
     /// The run it belongs to.

@@ -16,7 +16,7 @@ const SHOWN_MAX: usize = 100;
 
 /// Options of `replay`.
 #[derive(Debug, clap::Args)]
-pub struct ReplayArgs {
+pub(crate) struct ReplayArgs {
     /// The history's file [default: that of this host's agent]
     #[arg(conflicts_with_all = ["history", "state"])]
     recording: Option<PathBuf>,
@@ -39,7 +39,7 @@ pub struct ReplayArgs {
 ///
 /// # Errors
 /// No history, or no run in it that can be replayed.
-pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let path = args.recording.clone().unwrap_or_else(|| args.history.place());
     let config = args.config.as_ref();
     let config = config.map(|path| homenode_machine_files::file::read_toml_file(path).map_err(bad_input));

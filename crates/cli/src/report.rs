@@ -10,7 +10,7 @@ use crate::print::{or_dash, percent, print_json, span, table};
 
 /// Options of `report`.
 #[derive(Debug, clap::Args)]
-pub struct ReportArgs {
+pub(crate) struct ReportArgs {
     /// Only trials that were judged at most this long ago, such as `1h`
     #[arg(long, value_name = "TIME")]
     pub since: Option<Ns>,
@@ -22,7 +22,7 @@ pub struct ReportArgs {
 ///
 /// # Errors
 /// No agent, or an agent that makes no trials.
-pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     let since_ns = args.since;
     let answer: Report = ask_agent(args.agent.dir(), &Request::Report { since_ns })?;
     if args.agent.json() {

@@ -20,7 +20,7 @@ const CELL_CHARS_MAX: usize = 48;
 
 /// Options of `reproduce`.
 #[derive(Debug, clap::Args)]
-pub struct ReproduceArgs {
+pub(crate) struct ReproduceArgs {
     /// Claims to check: `all`, those of a paper (`TAVO`, or `own` for Homenode's own), a family (`tavo`) or a single claim
     /// (`tavo.npb`); default: all
     #[arg(value_name = "CLAIMS")]
@@ -46,7 +46,7 @@ pub struct ReproduceArgs {
 
 /// How runs of the twin are made and kept.
 #[derive(Debug, clap::Args)]
-pub struct RunsArgs {
+pub(crate) struct RunsArgs {
     /// Number of runs at a time; default: the number of CPUs. Results do not depend on it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
@@ -60,12 +60,12 @@ pub struct RunsArgs {
 
 impl RunsArgs {
     /// Number of runs at a time.
-    pub fn jobs(&self) -> usize {
+    pub(crate) fn jobs(&self) -> usize {
         self.jobs.map_or_else(jobs::available, usize::from)
     }
 
     /// The cache of finished runs, if they are kept.
-    pub fn cache(&self, progress: &Progress) -> Option<Cache> {
+    pub(crate) fn cache(&self, progress: &Progress) -> Option<Cache> {
         match self.fresh {
             true => None,
             false => open_cache(self.cache.as_deref(), progress),
@@ -77,7 +77,7 @@ impl RunsArgs {
 ///
 /// # Errors
 /// A selection that selects nothing; files that cannot be written.
-pub fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
     let all = claims::all();
     let whole = all.len();
     let selected = claims::select(all, &args.claims).map_err(bad_input)?;
@@ -186,7 +186,7 @@ fn cache_home() -> Option<PathBuf> {
 }
 
 /// Writes each figure as SVG and PNG.
-pub fn write_figures<'a>(
+pub(crate) fn write_figures<'a>(
     directory: &Path,
     figures: impl IntoIterator<Item = &'a Figure>,
 ) -> anyhow::Result<()> {

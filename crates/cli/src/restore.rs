@@ -12,7 +12,7 @@ use crate::options::StateArgs;
 
 /// Options of `release`.
 #[derive(Debug, clap::Args)]
-pub struct ReleaseArgs {
+pub(crate) struct ReleaseArgs {
     /// What manages the VMs: `libvirt[:URI]`, `qemu` or `xen`; default: as for `run`
     #[arg(long, value_name = "HOST")]
     pub host: Option<Managed>,
@@ -22,7 +22,7 @@ pub struct ReleaseArgs {
 
 /// Options of `guard`.
 #[derive(Debug, clap::Args)]
-pub struct GuardArgs {
+pub(crate) struct GuardArgs {
     /// What manages the VMs: `libvirt[:URI]`, `qemu` or `xen`
     #[arg(long)]
     pub host: Managed,
@@ -36,7 +36,7 @@ pub struct GuardArgs {
 
 /// Undoes what an agent left in force and prints the result. If the manager of the VMs is not named, tries libvirt, if it
 /// answers, and then QEMU itself.
-pub fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
+pub(crate) fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
     let release = |vms: &Managed| homenode_agent::live::release(vms, &args.state.dir);
     let released = match &args.host {
         Some(vms) => release(vms),
@@ -63,7 +63,7 @@ pub fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
 }
 
 /// Runs the guard. A thread writes its messages, because a slow reader must not delay the undoing.
-pub fn guard(args: &GuardArgs) -> anyhow::Result<()> {
+pub(crate) fn guard(args: &GuardArgs) -> anyhow::Result<()> {
     let (said, sentences) = std::sync::mpsc::sync_channel::<String>(64);
     std::thread::spawn(move || {
         for sentence in sentences {

@@ -38,7 +38,7 @@ fn web(args: &RunArgs, is_kept: bool, output: &mut Output) -> anyhow::Result<Web
 
 /// Options of `run`.
 #[derive(Debug, clap::Args)]
-pub struct RunArgs {
+pub(crate) struct RunArgs {
     /// Host to manage: `twin[:NAME|:FILE.toml]` (a scenario or a machine), `libvirt[:URI]`, `qemu` (VMs without libvirt: Proxmox,
     /// Incus, KubeVirt's pods, plain QEMU) or `xen` (all domains, from dom0); default: `xen` in dom0, else libvirt if it answers,
     /// else `qemu` if such VMs run, else the twin, but never as root, as a service or without a terminal
@@ -126,7 +126,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 ///
 /// # Errors
 /// Bad input, or a host that cannot be managed.
-pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let caught = signals::caught()?;
     let mut output = Output::new(args.shown.json);
     let wake_signal = WakeSignal::default();

@@ -24,7 +24,7 @@ use crate::twin;
 
 /// Options of `search`.
 #[derive(Debug, clap::Args)]
-pub struct SearchArgs {
+pub(crate) struct SearchArgs {
     /// A scenario file, or the name of a scenario that comes with the program (`homenode sim --list`)
     #[arg(value_name = "SCENARIO")]
     pub scenario: String,
@@ -72,7 +72,7 @@ fn program(text: &str) -> anyhow::Result<Program> {
 ///
 /// # Errors
 /// Bad input; a scenario that the machine cannot run; a `--known` file that cannot be parsed or written.
-pub fn run(args: &SearchArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &SearchArgs) -> anyhow::Result<()> {
     let mut output = Output::new(args.shown.json);
     let scenario = args.kernel.of(twin::scenario(&args.scenario)?);
     let machine = twin::machine_for(&scenario, &args.scenario, args.machine.as_deref())?;

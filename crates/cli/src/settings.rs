@@ -22,11 +22,11 @@ use crate::options::ShownArgs;
 use crate::print::print_json;
 
 /// The settings file of a run on a real host, unless another is named.
-pub const FILE: &str = "/etc/homenode/homenode.toml";
+pub(crate) const FILE: &str = "/etc/homenode/homenode.toml";
 
 /// Commands about settings.
 #[derive(Debug, Subcommand)]
-pub enum ConfigCommand {
+pub(crate) enum ConfigCommand {
     /// Report every error in a settings file; the exit status is 2 if there is any
     Check {
         /// The settings file
@@ -48,7 +48,7 @@ pub enum ConfigCommand {
 
 /// All settings, and the file that they come from.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Shown {
+pub(crate) struct Shown {
     /// The file; `null` if all are defaults.
     file: Option<String>,
     /// Every setting, as in a configuration file.
@@ -60,7 +60,7 @@ pub struct Shown {
 ///
 /// # Errors
 /// A file that cannot be read.
-pub fn run(command: &ConfigCommand) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(command: &ConfigCommand) -> anyhow::Result<ExitCode> {
     match command {
         ConfigCommand::Check { file } => check(file),
         ConfigCommand::Show {
@@ -89,7 +89,7 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<ExitCode> {
 ///
 /// # Errors
 /// A bad file, with the place of the error.
-pub fn of_file(file: &Path, machine: &Machine) -> anyhow::Result<Config> {
+pub(crate) fn of_file(file: &Path, machine: &Machine) -> anyhow::Result<Config> {
     let text = read_text_file(file).map_err(bad_input)?;
     homenode_search::settings::from_toml(file, &text, machine).map_err(bad_input)
 }
@@ -131,7 +131,7 @@ fn of_this_host(config: &Config, source: &Source) -> Vec<String> {
 
 /// Sources of a run's settings: a file, and the command line.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted {
+pub(crate) struct Wanted {
     /// The file that was named.
     pub file: Option<PathBuf>,
     /// The default file, read if it exists and no file was named. `None` for a simulated host, which reads only a named file.
@@ -150,13 +150,13 @@ pub struct Wanted {
 
 impl Wanted {
     /// Returns the file to read, if any.
-    pub fn file(&self) -> Option<&Path> {
+    pub(crate) fn file(&self) -> Option<&Path> {
         let usual = self.usual.as_deref().filter(|file| file.exists());
         self.file.as_deref().or(usual)
     }
 
     /// Returns how to read the settings again during the run.
-    pub fn reload(&self, wake_signal: &WakeSignal, machine: Machine) -> Reload {
+    pub(crate) fn reload(&self, wake_signal: &WakeSignal, machine: Machine) -> Reload {
         let wanted = self.clone();
         Reload::new(wake_signal, move || {
             if wanted.file().is_none() {
@@ -173,7 +173,7 @@ impl Wanted {
     ///
     /// # Errors
     /// A bad file, with the place of the error; bad settings on the command line.
-    pub fn read(&self, machine: &Machine) -> anyhow::Result<Config> {
+    pub(crate) fn read(&self, machine: &Machine) -> anyhow::Result<Config> {
         let of_file = self.file().map(|file| of_file(file, machine)).transpose()?;
         let mut config = of_file.unwrap_or_default();
         config.period = self.period.unwrap_or(config.period);

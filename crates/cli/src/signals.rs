@@ -25,7 +25,7 @@ const SIMULATION_ENDS: Duration = Duration::from_millis(700);
 static SIGNALLED: AtomicU8 = AtomicU8::new(0);
 
 /// What signals act on.
-pub struct Reached {
+pub(crate) struct Reached {
     /// The run.
     pub run: WakeSignal,
     /// The comparison after it, on the twin.
@@ -35,7 +35,7 @@ pub struct Reached {
 }
 
 /// Returns the exit status of a command that a signal cut short, as in shells; 0 before any signal.
-pub fn status() -> u8 {
+pub(crate) fn status() -> u8 {
     SIGNALLED.load(Ordering::Relaxed)
 }
 
@@ -43,7 +43,7 @@ pub fn status() -> u8 {
 ///
 /// # Errors
 /// If they cannot be caught.
-pub fn caught() -> anyhow::Result<Signals> {
+pub(crate) fn caught() -> anyhow::Result<Signals> {
     Ok(Signals::new([SIGHUP, SIGUSR1, SIGUSR2])?)
 }
 
@@ -51,7 +51,7 @@ pub fn caught() -> anyhow::Result<Signals> {
 ///
 /// # Errors
 /// If the thread cannot start.
-pub fn wait_for(mut signals: Signals, reached: Reached) -> anyhow::Result<()> {
+pub(crate) fn wait_for(mut signals: Signals, reached: Reached) -> anyhow::Result<()> {
     signals.add_signal(SIGINT)?;
     signals.add_signal(SIGTERM)?;
     let named = std::thread::Builder::new().name("signals".into());

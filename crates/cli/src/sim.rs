@@ -27,7 +27,7 @@ use crate::twin;
 
 /// Options of `sim`.
 #[derive(Debug, clap::Args)]
-pub struct SimArgs {
+pub(crate) struct SimArgs {
     /// A scenario file, a workload file, or the name of a built-in scenario
     #[arg(value_name = "SCENARIO", required_unless_present = "list")]
     pub scenario: Option<String>,
@@ -77,7 +77,7 @@ fn epoch(text: &str) -> anyhow::Result<Ns> {
 ///
 /// # Errors
 /// Bad input; a scenario that the machine cannot run.
-pub fn sim(args: &SimArgs) -> anyhow::Result<()> {
+pub(crate) fn sim(args: &SimArgs) -> anyhow::Result<()> {
     let mut output = Output::new(args.shown.json);
     let Some(what) = args.scenario.as_deref().filter(|_| !args.list) else {
         list(&mut output);
@@ -152,7 +152,7 @@ fn contenders(args: &SimArgs, scenario: &Scenario) -> anyhow::Result<Vec<Contend
 
 /// The built-in scenarios.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Scenarios {
+pub(crate) struct Scenarios {
     scenarios: Vec<Entry>,
 }
 

@@ -16,7 +16,7 @@ use crate::options::AgentArgs;
 use crate::print::{print_json, span};
 
 /// The end of `status`'s help.
-pub const HELP: &str = "Examples:
+pub(crate) const HELP: &str = "Examples:
   homenode status                      ten lines; `homenode top` shows more, and keeps showing it
   homenode status --json               the same, as JSON";
 
@@ -29,14 +29,14 @@ const RECENT: Ns = Ns::from_secs(600);
 
 /// Options of `status`.
 #[derive(Debug, clap::Args)]
-pub struct StatusArgs {
+pub(crate) struct StatusArgs {
     #[command(flatten)]
     pub agent: AgentArgs,
 }
 
 /// The state of the agent and its VMs.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Shown {
+pub(crate) struct Shown {
     /// The host's clock.
     at_ns: Ns,
     /// Time until a pause ends; `null` if the agent is not paused.
@@ -68,7 +68,7 @@ struct Group {
 ///
 /// # Errors
 /// No agent.
-pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<()> {
     let dir = args.agent.dir();
     let overview: Overview = ask_agent(dir, &Request::Overview)?;
     let maintenance: Maintenance = ask_agent(dir, &Request::Maintenance)?;

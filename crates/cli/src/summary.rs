@@ -18,7 +18,7 @@ use crate::output::{Output, Style};
 use crate::trial::{about_input, side_by_side};
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Summary {
+pub(crate) struct Summary {
     policies: Vec<Trial>,
     /// Whether a signal ended the comparison before all policies had run.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -28,7 +28,7 @@ pub struct Summary {
 
 /// Whether the comparison was completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub(crate) enum Ended {
     /// All policies were compared.
     Whole,
     /// A signal ended it before all policies were compared.
@@ -54,7 +54,7 @@ const COMPARED: [PolicySet; 4] = [
 ///
 /// # Errors
 /// If the twin cannot start.
-pub fn compare(
+pub(crate) fn compare(
     spec: &Setup,
     config: &Config,
     output: &mut Output,

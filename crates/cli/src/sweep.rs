@@ -17,7 +17,7 @@ use crate::options::writable;
 use crate::print::{print, print_json, table};
 
 /// The end of `sweep`'s help.
-pub const EXAMPLES: &str = "Keys are paths into the scenario's file: vm.NAME.KEY (vm.*.KEY is every VM), workload.NAME.program.KEY, event.0.KEY, a key
+pub(crate) const EXAMPLES: &str = "Keys are paths into the scenario's file: vm.NAME.KEY (vm.*.KEY is every VM), workload.NAME.program.KEY, event.0.KEY, a key
 of its own such as duration, config.KEY of the agent's settings, machine. Ranges have both ends; with /geometric they grow by
 a factor. Every key and value is checked before anything runs.
 
@@ -32,7 +32,7 @@ Examples:
 /// Options of `sweep`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-pub struct SweepArgs {
+pub(crate) struct SweepArgs {
     #[command(subcommand)]
     command: Option<SweepCommand>,
     /// A scenario file, the name of a built-in scenario, or a plan (docs/SWEEPS.md)
@@ -143,7 +143,7 @@ fn told(error: SweepError) -> anyhow::Error {
 ///
 /// # Errors
 /// Bad input; a run that fails; tasks that are missing; files that cannot be written.
-pub fn run(args: &SweepArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &SweepArgs) -> anyhow::Result<()> {
     if let Some(SweepCommand::Merge(args)) = &args.command {
         return merge(args);
     }
@@ -259,7 +259,7 @@ impl ResultArgs {
 
 /// A sweep's table, for programs.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Swept<'a> {
+pub(crate) struct Swept<'a> {
     /// Version of the program.
     version: &'static str,
     /// Commit of the program's sources.

@@ -36,7 +36,7 @@ const EVENTS_PRINTED: usize = 20;
 
 /// Options of `top`.
 #[derive(Debug, clap::Args)]
-pub struct TopArgs {
+pub(crate) struct TopArgs {
     /// Begin at this time in the history: 03:12, '2026-11-23 03:12', or how long ago, such as 15m
     #[arg(long, value_name = "TIME")]
     at: Option<Time>,
@@ -67,7 +67,7 @@ pub struct TopArgs {
 
 /// The document of `homenode top --json`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Shown<'a> {
+pub(crate) struct Shown<'a> {
     /// Time of the picture, by the wall clock.
     at: String,
     #[serde(flatten)]
@@ -78,7 +78,7 @@ pub struct Shown<'a> {
 ///
 /// # Errors
 /// No agent, no history, no such time, no terminal.
-pub fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
     let history = args.replay.clone().unwrap_or_else(|| beside(&args.state.dir));
     let mut message = None;
     let past = match (&args.at, &args.replay) {
@@ -221,7 +221,7 @@ fn ask_patiently(state: &Path) -> anyhow::Result<Picture> {
 }
 
 /// The end of `homenode top --help`, after the options.
-pub fn help() -> String {
+pub(crate) fn help() -> String {
     format!(
         "\
 Nodes, links and VMs of the running agent on one page, with what it decides; or of any time that it

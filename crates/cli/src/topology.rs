@@ -24,7 +24,7 @@ fn standing(vm: &VmStatus) -> String {
 ///
 /// # Errors
 /// No agent, or no such VM.
-pub fn run(args: &ShowArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ShowArgs) -> anyhow::Result<()> {
     let answer = vms(args.agent.dir(), args.vm.as_deref())?;
     if args.agent.json() {
         return print_json("vms", &answer);

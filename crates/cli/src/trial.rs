@@ -9,7 +9,7 @@ use crate::bad_input;
 use crate::print::{millis, or_dash, percent, table};
 
 /// Turns the twin's refusals and bad policy programs into bad input; every other error stays a failure.
-pub fn about_input(error: anyhow::Error) -> anyhow::Error {
+pub(crate) fn about_input(error: anyhow::Error) -> anyhow::Error {
     if error.is::<TwinError>() || error.is::<NotStarted>() {
         bad_input(error)
     } else {
@@ -32,7 +32,7 @@ fn runtime(vm: &VmReport) -> String {
 
 /// Returns every VM's runtimes and local access shares, side by side; for VMs that serve requests, their mean and 99th
 /// percentile times.
-pub fn side_by_side(trials: &[Trial]) -> Table {
+pub(crate) fn side_by_side(trials: &[Trial]) -> Table {
     let names = |first: &str| {
         let headed = |(at, trial): (usize, &Trial)| match at {
             0 => format!("{first}{}", trial.policy),

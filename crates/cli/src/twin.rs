@@ -7,13 +7,13 @@ use homenode_twin::{Scenario, Setup};
 use crate::bad_input;
 
 /// The twin's machine if none is named.
-pub const TWIN_MACHINE: &str = named::MACHINE;
+pub(crate) const TWIN_MACHINE: &str = named::MACHINE;
 
 /// Reads `twin`, `twin:NAME` or `twin:FILE.toml`: a scenario or a machine.
 ///
 /// # Errors
 /// An unknown machine (with the nearest name), a bad file.
-pub fn spec(what: Option<&str>, seed: Option<u64>) -> anyhow::Result<Setup> {
+pub(crate) fn spec(what: Option<&str>, seed: Option<u64>) -> anyhow::Result<Setup> {
     named::setup(what, seed).map_err(bad_input)
 }
 
@@ -21,7 +21,7 @@ pub fn spec(what: Option<&str>, seed: Option<u64>) -> anyhow::Result<Setup> {
 ///
 /// # Errors
 /// A bad file, with the place of the error; an unknown name, with the nearest name.
-pub fn scenario(what: &str) -> anyhow::Result<Scenario> {
+pub(crate) fn scenario(what: &str) -> anyhow::Result<Scenario> {
     named::scenario(what).map_err(bad_input)
 }
 
@@ -29,7 +29,7 @@ pub fn scenario(what: &str) -> anyhow::Result<Scenario> {
 ///
 /// # Errors
 /// An unknown or bad machine.
-pub fn machine_for(scenario: &Scenario, path: &str, asked: Option<&str>) -> anyhow::Result<Machine> {
+pub(crate) fn machine_for(scenario: &Scenario, path: &str, asked: Option<&str>) -> anyhow::Result<Machine> {
     named::machine_for(scenario, path, asked).map_err(bad_input)
 }
 
@@ -37,6 +37,6 @@ pub fn machine_for(scenario: &Scenario, path: &str, asked: Option<&str>) -> anyh
 ///
 /// # Errors
 /// An unknown machine, with the nearest name; a bad file.
-pub fn machine(what: &str) -> anyhow::Result<Machine> {
+pub(crate) fn machine(what: &str) -> anyhow::Result<Machine> {
     named::machine(what).map_err(bad_input)
 }

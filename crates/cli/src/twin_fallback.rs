@@ -14,7 +14,7 @@ struct Here {
 }
 
 /// Returns true if this process is a systemd service.
-pub fn is_a_service() -> bool {
+pub(crate) fn is_a_service() -> bool {
     is_service(|name| std::env::var_os(name), std::process::id())
 }
 
@@ -22,7 +22,7 @@ pub fn is_a_service() -> bool {
 ///
 /// # Errors
 /// As a service, as root, or without a terminal: the error says what is missing, and how to get it.
-pub fn only_where_a_user_looks(why: &str) -> anyhow::Result<()> {
+pub(crate) fn only_where_a_user_looks(why: &str) -> anyhow::Result<()> {
     let here = Here {
         is_root: rustix::process::geteuid().is_root(),
         is_service: is_a_service(),

@@ -15,7 +15,7 @@ use crate::output::Output;
 const PORT: u16 = 9464;
 
 /// The address and the history of a run.
-pub struct Web {
+pub(crate) struct Web {
     /// Where to answer HTTP.
     pub listen: Option<Listen>,
     /// The requested history, or a temporary one for this run only.
@@ -26,7 +26,7 @@ pub struct Web {
 
 impl Web {
     /// Takes the address and the history that were requested.
-    pub fn new(listen: Option<Listen>, history: Option<PathBuf>) -> Web {
+    pub(crate) fn new(listen: Option<Listen>, history: Option<PathBuf>) -> Web {
         Web {
             listen,
             history,
@@ -38,7 +38,7 @@ impl Web {
     ///
     /// # Errors
     /// A directory for the history cannot be created.
-    pub fn with_page(mut self, is_kept: bool, output: &mut Output) -> anyhow::Result<Web> {
+    pub(crate) fn with_page(mut self, is_kept: bool, output: &mut Output) -> anyhow::Result<Web> {
         if self.listen.is_none() {
             self.listen = Some(address(PORT, output)?);
         }

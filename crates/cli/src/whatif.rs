@@ -15,7 +15,7 @@ use crate::{bad_input, twin};
 
 /// Options of `whatif`.
 #[derive(Debug, clap::Args)]
-pub struct WhatIfArgs {
+pub(crate) struct WhatIfArgs {
     /// Homes, such as `web=0 db=1,2 batch=none`; VMs that are not named keep theirs
     #[arg(value_name = "VM=NODES")]
     pub homes: Vec<String>,
@@ -45,7 +45,7 @@ const REMEDY: &str = "write `VM=0` for a node, `VM=0,1` or `VM=0-2` for several,
 ///
 /// # Errors
 /// No agent, a bad question, a scenario that cannot run, or too little data.
-pub fn run(args: &WhatIfArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &WhatIfArgs) -> anyhow::Result<()> {
     let homes = parse(&args.homes)?;
     let answer = match &args.scenario {
         Some(what) => simulate(args, what, &homes)?,

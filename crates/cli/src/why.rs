@@ -17,7 +17,7 @@ use crate::record::{HistoryArgs, open};
 
 /// Options of `homenode why`.
 #[derive(Debug, clap::Args)]
-pub struct WhyArgs {
+pub(crate) struct WhyArgs {
     /// The VM's name or UUID
     vm: String,
     /// When it was slow: 03:12, '2026-11-23 03:12', or how long ago, such as 15m [default: the last recorded time]
@@ -36,7 +36,7 @@ pub struct WhyArgs {
 ///
 /// # Errors
 /// No history, a time outside it, or a VM that was not running then.
-pub fn run(args: &WhyArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<()> {
     let window = WINDOW.checked(args.window);
     let window = window.map_err(|error| bad_input(format!("--window: {error}")))?;
     let at = args.at.map(|at| at.ns(now_ns())).transpose()?;

@@ -22,7 +22,7 @@ use crate::{bad_input, page_log};
 
 /// Options of `wss`.
 #[derive(Debug, clap::Args)]
-pub struct WssArgs {
+pub(crate) struct WssArgs {
     /// The VM's name; without it, show the latest figures of all VMs
     #[arg(conflicts_with = "log")]
     pub vm: Option<String>,
@@ -53,7 +53,7 @@ const NOT: &str = "not said: whether the guest would like more than it has (one 
 /// # Errors
 /// A file that is not a log of pages; no agent, no such VM, no tracker on this host, a VM that is not measured, an agent in a
 /// dry run.
-pub fn run(args: &WssArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &WssArgs) -> anyhow::Result<()> {
     if let Some(log) = &args.log {
         return page_log::run(log, &args.of_log, args.agent.json());
     }
@@ -158,7 +158,7 @@ fn one(args: &WssArgs, name: &str) -> anyhow::Result<()> {
 
 /// The document of `homenode wss VM`.
 #[derive(Serialize, JsonSchema)]
-pub struct Answered<'a> {
+pub(crate) struct Answered<'a> {
     vm: &'a str,
     memory_bytes: Bytes,
     #[serde(flatten)]

@@ -22,14 +22,14 @@ const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
 /// A host's name and its agent's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
+pub(super) struct Address {
     name: String,
     url: String,
 }
 
 impl Address {
     /// Its name: the address as written, without the scheme.
-    pub fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         &self.name
     }
 }
@@ -74,7 +74,7 @@ impl FromStr for Address {
 
 /// Credentials for the agents, and the CA that must have signed their certificates.
 #[derive(Debug, Default)]
-pub struct Login {
+pub(super) struct Login {
     authorities: Vec<Certificate<'static>>,
     authorization: Option<String>,
 }
@@ -84,7 +84,11 @@ impl Login {
     ///
     /// # Errors
     /// A file that cannot be read, or has the wrong content.
-    pub fn read(ca: Option<&Path>, user: Option<&str>, password: Option<&Path>) -> anyhow::Result<Login> {
+    pub(super) fn read(
+        ca: Option<&Path>,
+        user: Option<&str>,
+        password: Option<&Path>,
+    ) -> anyhow::Result<Login> {
         let read =
             |path: &Path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
         let mut login = Login::default();
@@ -125,14 +129,14 @@ struct Seen {
 
 /// Asks agents. Clones share connections.
 #[derive(Clone)]
-pub struct Asker {
+pub(super) struct Asker {
     http: ureq::Agent,
     authorization: Option<String>,
 }
 
 impl Asker {
     /// Creates an asker with these credentials.
-    pub fn new(login: &Login) -> Asker {
+    pub(super) fn new(login: &Login) -> Asker {
         let mut tls = TlsConfig::builder();
         if !login.authorities.is_empty() {
             tls = tls.root_certs(RootCerts::new_with_certs(&login.authorities));
@@ -151,7 +155,7 @@ impl Asker {
     }
 
     /// Asks a host's agent for its picture.
-    pub fn ask(&self, address: &Address) -> Asked {
+    pub(super) fn ask(&self, address: &Address) -> Asked {
         let mut request = self.http.get(format!("{}/v1/overview", address.url));
         if let Some(authorization) = &self.authorization {
             request = request.header("Authorization", authorization);
@@ -178,7 +182,7 @@ impl Asker {
 ///
 /// # Errors
 /// If a thread cannot start.
-pub fn ask_all(asker: &Asker, addresses: &[Address]) -> anyhow::Result<Vec<Host>> {
+pub(super) fn ask_all(asker: &Asker, addresses: &[Address]) -> anyhow::Result<Vec<Host>> {
     std::thread::scope(|scope| {
         let mut asking = Vec::new();
         for address in addresses {

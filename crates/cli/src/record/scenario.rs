@@ -24,7 +24,7 @@ use crate::{bad_input, trial, twin};
 
 /// Options of `record scenario`.
 #[derive(Debug, clap::Args)]
-pub struct ScenarioArgs {
+pub(crate) struct ScenarioArgs {
     #[command(flatten)]
     span: SpanArgs,
     /// File for the scenario
@@ -44,7 +44,7 @@ pub struct ScenarioArgs {
 
 /// The document of `homenode record scenario`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct RecordScenario {
+pub(crate) struct RecordScenario {
     /// The scenario's file.
     file: String,
     /// The machine's file next to it, if the machine is not a preset.
@@ -63,7 +63,7 @@ pub struct RecordScenario {
 
 /// A VM of the scenario.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct ScenarioVm {
+pub(crate) struct ScenarioVm {
     /// Its name in the scenario.
     name: String,
     /// The name of its workload.
@@ -80,7 +80,7 @@ pub struct ScenarioVm {
 ///
 /// # Errors
 /// No history, no samples at that time, a machine that cannot be simulated.
-pub fn scenario(args: &ScenarioArgs) -> anyhow::Result<()> {
+pub(crate) fn scenario(args: &ScenarioArgs) -> anyhow::Result<()> {
     if args.output.extension().is_none_or(|end| end != "toml") {
         let file = args.output.display();
         return Err(bad_input(format!(

@@ -16,7 +16,7 @@ use crate::record;
 const MINUTE_NS: i64 = 60_000_000_000;
 
 /// A history, and a place in it.
-pub struct Past {
+pub(super) struct Past {
     path: PathBuf,
     archive: Archive,
     place: Place,
@@ -27,7 +27,7 @@ impl Past {
     ///
     /// # Errors
     /// No history, one that cannot be read, or one with no period.
-    pub fn open(path: &Path, which: Which<'_>) -> anyhow::Result<Past> {
+    pub(super) fn open(path: &Path, which: Which<'_>) -> anyhow::Result<Past> {
         let archive = record::open(path)?;
         let place = Place::open(&archive, which)?.ok_or_else(|| {
             bad_input(format!(
