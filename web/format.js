@@ -18,6 +18,7 @@ function scaled(value, base, units) {
 }
 
 export const bytes = (value) => or(value, (x) => scaled(x, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]));
+export const perSecond = (value) => or(value, (x) => scaled(x, 1000, ["/s", "k/s", "M/s", "G/s", "T/s"]));
 export const rate = (value) => or(value, (x) => scaled(x, 1000, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]));
 
 const two = (number) => String(number).padStart(2, "0");

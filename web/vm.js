@@ -4,7 +4,7 @@ import { Problem, get, getSeldom, ofVm } from "./api.js";
 import { axis, chart, pointing, stack } from "./chart.js";
 import { h, room } from "./dom.js";
 import { bare } from "./events.js";
-import { bytes, clock, count, decimals, nodes, percent, rate, span } from "./format.js";
+import { bytes, clock, count, decimals, nodes, perSecond, percent, rate, span } from "./format.js";
 import { SIGNS, ofVm as levels } from "./limits.js";
 import { changed, href } from "./router.js";
 import { fixed, isLive, moveTo, stamp } from "./time.js";
@@ -20,6 +20,8 @@ const EDGES = 2;
 
 // Name, key, formatter, top of the scale if it is fixed, and otherwise its minimum.
 const SERIES = [
+  ["Instructions per second", "instructions_per_s", perSecond],
+  ["Cycles per instruction", "cycles_per_instruction", (value) => decimals(value, 2)],
   ["CPUs used", "cpus_used", (value) => decimals(value, 2)],
   ["vCPUs waiting", "vcpus_waiting", (value) => decimals(value, 2), null, 0.5],
   ["Local accesses", "local_access_ratio", percent, 1],

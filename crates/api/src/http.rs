@@ -230,6 +230,10 @@ pub struct HistoryPoint {
     pub cpus_used: Option<f64>,
     /// vCPUs that waited.
     pub vcpus_waiting: Option<f64>,
+    /// Instructions per second of all vCPUs.
+    pub instructions_per_s: Option<f64>,
+    /// Unhalted cycles per instruction.
+    pub cycles_per_instruction: Option<f64>,
     /// LLC misses divided by references.
     pub llc_miss_rate: Option<f64>,
     /// Share of memory accesses that were local.

@@ -213,6 +213,7 @@ pub(crate) fn vm(args: &VmArgs) -> anyhow::Result<()> {
             or_none(vm.home.as_ref()),
             memory(vm),
             or_dash(vm.cpus_used, |used| format!("{used:.1}")),
+            or_dash(vm.cycles_per_instruction, |cpi| counted(format!("{cpi:.2}"), vm.counted_by)),
             or_dash(vm.llc_miss_rate, |rate| counted(percent(rate), vm.counted_by)),
             or_dash(vm.local_access_ratio, percent),
             or_dash(vm.bandwidth_bytes_per_s, |rate| {
@@ -224,7 +225,7 @@ pub(crate) fn vm(args: &VmArgs) -> anyhow::Result<()> {
     say!(
         "{}",
         table(
-            &["VM", "home", "memory", "CPUs", "LLC miss", "local", "traffic", ""],
+            &["VM", "home", "memory", "CPUs", "CPI", "LLC miss", "local", "traffic", ""],
             rows
         )
     );

@@ -126,6 +126,12 @@ pub struct VmStatus {
     pub vcpus_waiting: Option<f64>,
     /// The source of LLC miss counts, if there is one.
     pub counted_by: Option<CountedBy>,
+    /// Instructions per second of all its vCPUs over the last period; `None` if they are not counted.
+    #[serde(default)]
+    pub instructions_per_s: Option<f64>,
+    /// Unhalted cycles per instruction over the last period; `None` if they are not counted, or the VM ran none.
+    #[serde(default)]
+    pub cycles_per_instruction: Option<f64>,
     /// LLC misses divided by references.
     pub llc_miss_rate: Option<f64>,
     /// Share of memory accesses that were local.
@@ -355,6 +361,8 @@ impl Status {
                     cpus_used: over.map(|over| over.cpus_used),
                     vcpus_waiting: over.and_then(|over| over.vcpus.iter().map(|vcpu| vcpu.waiting).sum()),
                     counted_by: is_counted.then_some(sample.counted_by),
+                    instructions_per_s: over.and_then(|over| over.instructions_per_s),
+                    cycles_per_instruction: over.and_then(VmRates::cycles_per_instruction),
                     llc_miss_rate: over.and_then(|over| over.llc_miss_rate),
                     local_access_ratio: over.and_then(|over| over.local_access_ratio),
                     bandwidth_bytes_per_s: over.and_then(VmRates::bandwidth),

@@ -194,6 +194,12 @@ impl Rates {
 }
 
 impl VmRates {
+    /// Returns the unhalted cycles per instruction; `None` without counters, or if the VM ran no instruction.
+    pub fn cycles_per_instruction(&self) -> Option<f64> {
+        let instructions = self.instructions_per_s.filter(|rate| *rate > 0.0)?;
+        Some(self.cycles_per_s? / instructions)
+    }
+
     fn between(machine: &Machine, prev: &VmSample, cur: &VmSample, period: Ns) -> Option<VmRates> {
         let vcpus: Vec<VcpuRates> = cur
             .vcpus

@@ -44,7 +44,7 @@ const fn status(name: &'static str, pointer: &'static str, cell: Cell) -> Column
 }
 
 /// All columns.
-pub const COLUMNS: [Column; 21] = [
+pub const COLUMNS: [Column; 23] = [
     column("time", From::Time, Cell::Time),
     column("wall_ns", From::WallNs, Cell::Whole),
     column("run", From::Run, Cell::Whole),
@@ -55,6 +55,8 @@ pub const COLUMNS: [Column; 21] = [
     status("memory_policy", "/memory_policy", Cell::Text),
     status("cpus_used", "/cpus_used", Cell::Figure),
     status("vcpus_waiting", "/vcpus_waiting", Cell::Figure),
+    status("instructions_per_s", "/instructions_per_s", Cell::Figure),
+    status("cycles_per_instruction", "/cycles_per_instruction", Cell::Figure),
     status("llc_miss_rate", "/llc_miss_rate", Cell::Figure),
     status("local_access_ratio", "/local_access_ratio", Cell::Figure),
     status("bandwidth_bytes_per_s", "/bandwidth_bytes_per_s", Cell::Whole),

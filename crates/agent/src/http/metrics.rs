@@ -50,6 +50,8 @@ families! {
     LINK_BUSY: Gauge "homenode_link_busy_ratio" ["from", "to"] "Share of what a link can sustain, over the last period.";
     VM: Info "homenode_vm_info" ["domain", "uuid", "home", "memory_policy"] "A VM; without a home it is unplaced.";
     VM_MEMORY: Gauge "homenode_vm_memory_bytes" ["domain", "node"] "Touched memory of a VM on a node.";
+    VM_INSTRUCTIONS: Gauge "homenode_vm_instructions_per_second" ["domain", "counted_by"] "Instructions that a VM executed per second, over the last period.";
+    VM_CPI: Gauge "homenode_vm_cycles_per_instruction" ["domain", "counted_by"] "Cycles of a VM per instruction, over the last period.";
     VM_LOCAL: Gauge "homenode_vm_local_access_ratio" ["domain", "counted_by"] "Share of a VM's memory accesses that were local.";
     VM_MISSES: Gauge "homenode_vm_llc_miss_ratio" ["domain", "counted_by"] "LLC misses of a VM over its references.";
     VM_CPUS: Gauge "homenode_vm_cpus_used" ["domain"] "CPUs that a VM used over the last period.";
@@ -211,6 +213,8 @@ fn of_vms(out: &mut Exposition, vms: &[VmStatus]) {
             vms.iter().filter_map(|vm| Some((labels(vm), figure(vm)?))),
         );
     };
+    counted(&VM_INSTRUCTIONS, |vm| vm.instructions_per_s);
+    counted(&VM_CPI, |vm| vm.cycles_per_instruction);
     counted(&VM_LOCAL, |vm| vm.local_access_ratio);
     counted(&VM_MISSES, |vm| vm.llc_miss_rate);
     let traffic = vms.iter().flat_map(|vm| {

@@ -263,9 +263,11 @@ struct Sum {
 }
 
 /// Keys of a VM's status that are averaged.
-const FIGURES: [&str; 5] = [
+const FIGURES: [&str; 7] = [
     "cpus_used",
     "vcpus_waiting",
+    "instructions_per_s",
+    "cycles_per_instruction",
     "llc_miss_rate",
     "local_access_ratio",
     "bandwidth_bytes_per_s",
@@ -341,6 +343,8 @@ fn point(begin_ns: i64, sum: &Sum) -> HistoryPoint {
     let [
         cpus_used,
         vcpus_waiting,
+        instructions_per_s,
+        cycles_per_instruction,
         llc_miss_rate,
         local_access_ratio,
         bandwidth,
@@ -360,6 +364,8 @@ fn point(begin_ns: i64, sum: &Sum) -> HistoryPoint {
         periods_count: sum.periods,
         cpus_used,
         vcpus_waiting,
+        instructions_per_s,
+        cycles_per_instruction,
         llc_miss_rate,
         local_access_ratio,
         bandwidth_bytes_per_s: bandwidth.map(|bytes| BytesPerSec(bytes as u64)),

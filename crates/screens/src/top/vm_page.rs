@@ -117,6 +117,12 @@ fn load(vm: &VmStatus, all: &mut Vec<Said>) {
         Some(homenode_host::CountedBy::Model) => ", counted by a model",
         _ => "",
     };
+    let speed = or_unknown(vm.instructions_per_s, |rate| {
+        let cpi = vm.cycles_per_instruction;
+        let cpi = cpi.map_or_else(String::new, |cpi| format!(", {cpi:.2} cycles for each"));
+        format!("{:.2} G instructions/s{cpi}{by}", rate / 1e9)
+    });
+    all.push(("speed", speed, Level::Fine));
     let misses = or_unknown(vm.llc_miss_rate, |rate| {
         format!("{} of LLC references miss{by}", percent(rate))
     });

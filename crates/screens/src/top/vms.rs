@@ -203,12 +203,12 @@ type VmColumn = (&'static str, u8, Align, bool, fn(&VmStatus) -> Cell);
 const RIGHT: Align = Align::Right;
 
 /// All columns, from left to right.
-const COLUMNS: [VmColumn; 15] = [
+const COLUMNS: [VmColumn; 16] = [
     ("VM", 0, Align::Left, true, |vm| Cell::plain(&vm.name)),
     ("home", 4, RIGHT, true, |vm| {
         Cell::plain(or_none(vm.home.as_ref()))
     }),
-    ("vCPUs on", 11, RIGHT, true, |vm| Cell::plain(vcpus_on(vm))),
+    ("vCPUs on", 12, RIGHT, true, |vm| Cell::plain(vcpus_on(vm))),
     ("CPUs", 3, RIGHT, true, |vm| {
         Cell::or_dash(vm.cpus_used, |used| Cell::plain(format!("{used:.1}")))
     }),
@@ -223,13 +223,16 @@ const COLUMNS: [VmColumn; 15] = [
             Cell::new(percent(share), LOCAL.level(share))
         })
     }),
+    ("CPI", 10, RIGHT, true, |vm| {
+        Cell::or_dash(vm.cycles_per_instruction, |cpi| Cell::plain(format!("{cpi:.2}")))
+    }),
     ("LLC", 9, RIGHT, true, |vm| {
         Cell::or_dash(vm.llc_miss_rate, |rate| Cell::plain(percent(rate)))
     }),
-    ("GB/s", 10, RIGHT, true, |vm| {
+    ("GB/s", 11, RIGHT, true, |vm| {
         Cell::or_dash(vm.bandwidth_bytes_per_s, |rate| Cell::plain(gigabytes(rate)))
     }),
-    ("used/slice", 12, RIGHT, false, |vm| {
+    ("used/slice", 13, RIGHT, false, |vm| {
         Cell::or_dash(used_per_slice(vm), Cell::plain)
     }),
     ("permit", 5, RIGHT, false, |vm| {
@@ -241,10 +244,10 @@ const COLUMNS: [VmColumn; 15] = [
     ("memory", 8, RIGHT, true, |vm| {
         Cell::new(memory(vm), limits::memory(vm))
     }),
-    ("pages on", 13, RIGHT, false, |vm| {
+    ("pages on", 14, RIGHT, false, |vm| {
         Cell::or_dash(pages_on(vm), Cell::plain)
     }),
-    ("memory policy", 14, RIGHT, true, |vm| {
+    ("memory policy", 15, RIGHT, true, |vm| {
         Cell::plain(vm.memory_policy.to_string())
     }),
     ("left alone", 7, Align::Left, false, |vm| {
