@@ -112,7 +112,7 @@ pub fn place(args: &PlaceArgs) -> anyhow::Result<()> {
     let huge_page_bytes = args.huge_pages.map(|size| size.0);
     if let Some(page) = huge_page_bytes.filter(|page| page.0 <= PAGE_BYTES) {
         return Err(bad_input(format!(
-            "--huge-pages is the size of huge pages, such as 2MiB or 1GiB; {page} is no larger than an ordinary page"
+            "--huge-pages must be the size of a huge page, such as 2MiB or 1GiB; {page} is not larger than an ordinary page"
         )));
     }
     let all = |page_bytes| HugeMemory {
