@@ -129,7 +129,7 @@ state > /run/before
 
 check "apt-get install ./homenode_*.deb" install /tried/packages/homenode_*.deb
 check "it does not run by itself" not is_active
-check "homenode doctor" sh -c 'homenode doctor | tee /dev/stderr | grep -q "features are there"'
+check "homenode doctor" sh -c 'homenode doctor | tee /dev/stderr | grep -q "features are present"'
 check "systemctl start: active once it says so" systemctl start homenode
 check "it is of type notify and has told its status" sh -c '[ "$(systemctl show -P Type homenode)" = notify ] && systemctl show -P StatusText homenode | grep .'
 check "homenode top --once shows both guests" within 30 sh -c 'homenode top --once | tee /dev/stderr | grep -q two'

@@ -15,8 +15,8 @@ const SHORTEST = 10_000;
 const CAUSES = {
   "waiting": "its vCPUs waited for CPUs",
   "quota": "a CPU quota kept its vCPUs from running",
-  "permit": "the agent held it to the pollution that it booked",
-  "remote-memory": "more of its memory was on other nodes than its vCPUs",
+  "permit": "the agent limited it to the cache pollution of its permit",
+  "remote-memory": "more of its memory was on nodes other than those of its vCPUs",
   "llc-pollution": "others filled the last-level cache that it uses",
   "controller": "a memory controller that it uses was busier",
   "link": "a link between nodes that it uses was busier",
@@ -24,7 +24,7 @@ const CAUSES = {
   "page-moves": "its pages were being moved",
   "balloon": "it had less memory than it used, and swapped",
   "clock": "its cores ran at a lower clock",
-  "own-phase": "its guest did something else than before",
+  "own-phase": "its guest did different work than before",
 };
 
 // Returns the window in question: around the time shown, or the whole range shown.
@@ -103,10 +103,10 @@ function verdict(page, name, said) {
   const [slowFrom, slowTo] = [said.slow.from, said.slow.to].map(time);
   return [
     said.causes.length === 0
-      ? h("p", { class: "answer" }, "Nothing slowed it down from ", time(said.asked.from), " to ", time(said.asked.to), ", against the time since ",
+      ? h("p", { class: "answer" }, "Nothing slowed it down from ", time(said.asked.from), " to ", time(said.asked.to), ", compared with the time since ",
         time(said.compared_from), ". A VM that has been slow for long is explained where it became slow: go to that time, or ask about a longer stretch.")
       : h("p", { class: "answer" }, h("b", {}, said.name), " lost ", h("b", {}, percent(said.lost)), " of its speed from ", slowFrom, " to ", slowTo,
-        ", against the time since ", time(said.compared_from), "."),
+        ", compared with the time since ", time(said.compared_from), "."),
     h("ol", { class: "causes" }, said.causes.map((cause, index) => h("li", { "data-key": `${cause.code}-${index}`, "data-cause": cause.code },
       h("h3", {}, h("span", { class: "lost" }, percent(cause.lost)), " ", CAUSES[cause.code] ?? cause.code),
       h("span", { class: "bar", "aria-hidden": "true" }, h("i", { css: { width: `${100 * Math.min(cause.lost, 1)}%` } })),

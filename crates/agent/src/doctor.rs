@@ -137,7 +137,7 @@ fn examine_dom0(places: &Places) -> Examined {
     let (machine, of_xen) = homenode_xen::features(&places.root);
     let nodes_of = machine
         .as_ref()
-        .ok_or_else(|| "the hypervisor does not say".to_owned());
+        .ok_or_else(|| "the hypervisor does not report its NUMA nodes".to_owned());
     let of_xen = of_xen.into_iter().map(|(feature, found)| {
         let found = found.map_err(|(found, costs, remedy)| lack(found, costs, remedy));
         (feature, found)
@@ -186,7 +186,7 @@ fn of_libvirt(libvirt: &Vms, (probed, qemu): (&Result<(), ConnectError>, &[QemuV
     let (found, remedy) = match probed {
         Ok(()) => return Ok(format!("{libvirt} answers")),
         Err(_) if !qemu.is_empty() => {
-            let costs = "nothing: no VM here is libvirt's";
+            let costs = "nothing: libvirt manages no VM here";
             return Err(lack("it does not answer", costs, "none needed; `--host qemu`"));
         }
         Err(ConnectError::NoLibvirt { cause, .. }) => (
@@ -207,7 +207,7 @@ fn of_qemu(vms: &[QemuVm], libvirt: &Result<(), ConnectError>) -> Found {
         return Err(lack(
             "none runs here",
             match libvirt {
-                Ok(()) => "nothing, where libvirt manages all",
+                Ok(()) => "nothing, if libvirt manages all VMs",
                 Err(_) => "no VM is seen or managed",
             },
             "start one; the agent finds it within seconds",
@@ -217,7 +217,7 @@ fn of_qemu(vms: &[QemuVm], libvirt: &Result<(), ConnectError>) -> Found {
         let mut lacking = vms.iter().filter_map(|vm| Some((vm, why(vm)?)));
         let first = lacking
             .next()
-            .map(|(vm, why)| format!(", not of {} ({why})", vm.name));
+            .map(|(vm, why)| format!(", but not of {} ({why})", vm.name));
         (
             vms.len() - first.iter().len() - lacking.count(),
             first.unwrap_or_default(),
@@ -230,13 +230,13 @@ fn of_qemu(vms: &[QemuVm], libvirt: &Result<(), ConnectError>) -> Found {
         count => format!("{count} VMs"),
     };
     Ok(format!(
-        "{count}; pins of all, quotas of {held}{not_held}; balloon and state of {asked}{not_asked}"
+        "{count}: can control pins of all, quotas of {held}{not_held}; balloon and state of {asked}{not_asked}"
     ))
 }
 
 fn kvm(root: &Path) -> Found {
     match root.join("dev/kvm").exists() {
-        true => Ok("/dev/kvm is there".to_owned()),
+        true => Ok("/dev/kvm exists".to_owned()),
         false => Err(lack(
             "there is no /dev/kvm",
             "VMs are emulated, and slow",
@@ -256,13 +256,16 @@ fn nodes(machine: Result<&Machine, String>) -> Found {
     let machine = machine.map_err(unread)?;
     let isolated = match machine.isolated.is_empty() {
         true => String::new(),
-        false => format!("; CPUs {} are isolated, for VMs that name them", machine.isolated),
+        false => format!(
+            "; CPUs {} are isolated: only VMs that name them use them",
+            machine.isolated
+        ),
     };
     match machine.home_nodes().len() {
         0 | 1 => Err(lack(
             "this host has one node",
-            "nothing is placed or moved; all else works",
-            "none, where it has one socket; else node interleaving off in the firmware",
+            "no VM is placed or moved; everything else works",
+            "none if it has one socket; otherwise turn off node interleaving in the firmware",
         )),
         count => Ok(format!("{count} nodes with CPUs and memory{isolated}")),
     }
@@ -280,8 +283,8 @@ fn counters(root: &Path) -> Found {
             .to_owned()),
         (why, _) => Err(lack(
             why.unwrap_or("a counter could not be opened"),
-            "decisions go by CPU and memory alone",
-            "run as root, or sysctl kernel.perf_event_paranoid=0; a VM needs a PMU",
+            "decisions are based on CPU and memory alone",
+            "run as root, or sysctl kernel.perf_event_paranoid=0; if this host is a VM, it needs a PMU",
         )),
     }
 }
@@ -291,7 +294,7 @@ fn uncore_counters(root: &Path, machine: Option<&Machine>) -> Found {
         lack(
             why,
             "traffic of links and memory is not counted",
-            "modprobe intel_uncore, or amd_uncore, and run as root; a VM has none",
+            "modprobe intel_uncore, or amd_uncore, and run as root; a host that is a VM has none",
         )
     };
     let machine = machine.ok_or_else(|| missing("the machine cannot be read".to_owned()))?;
@@ -300,7 +303,7 @@ fn uncore_counters(root: &Path, machine: Option<&Machine>) -> Found {
     let notes = Uncore::open(layout).notes;
     match notes.first() {
         None if count > 0 => Ok(format!("{count} counters of controllers and links")),
-        None => Err(missing("the kernel shows none".to_owned())),
+        None => Err(missing("the kernel exposes none".to_owned())),
         Some(note) => Err(missing(note.clone())),
     }
 }
@@ -309,7 +312,7 @@ fn resctrl(root: &Path, machine: Option<&Machine>) -> Found {
     let missing = |why: String| {
         lack(
             why,
-            "permits go by CPU quotas alone",
+            "permits are enforced by CPU quotas alone",
             match has_cat(root) {
                 true => "mount -t resctrl resctrl /sys/fs/resctrl",
                 false => "none: this processor has none (no rdt_a in /proc/cpuinfo)",
@@ -339,20 +342,20 @@ fn tracker(root: &Path, wanted: Tracker) -> Found {
     let choices = trackers::choices(root, Runs::Kvm);
     let choice = choices.into_iter().find(|choice| choice.tracker == wanted);
     match choice.map(|choice| choice.why_not) {
-        Some(None) => Ok("working sets can be watched by it".to_owned()),
+        Some(None) => Ok("it can watch working sets".to_owned()),
         Some(Some(why)) => Err(lack(
             why,
-            "working sets are watched otherwise",
+            "working sets are watched by other means",
             match wanted {
                 Tracker::Damon => {
-                    "run as root, with CONFIG_DAMON_SYSFS in the kernel and no other user of it"
+                    "run as root, on a kernel with CONFIG_DAMON_SYSFS, while no other program uses DAMON"
                 }
                 _ => "run the agent as root",
             },
         )),
         None => Err(lack(
             "it is not known here",
-            "working sets are watched otherwise",
+            "working sets are watched by other means",
             "none",
         )),
     }
@@ -362,8 +365,8 @@ fn page_moves(root: &Path) -> Found {
     let costs = "memory stays where it is";
     let vmstat = std::fs::read_to_string(root.join("proc/vmstat")).unwrap_or_default();
     if !vmstat.contains("pgmigrate_success") {
-        let remedy = "a kernel with CONFIG_MIGRATION and CONFIG_NUMA";
-        return Err(lack("the kernel moves no pages", costs, remedy));
+        let remedy = "use a kernel with CONFIG_MIGRATION and CONFIG_NUMA";
+        return Err(lack("the kernel cannot move pages", costs, remedy));
     }
     let status = std::fs::read_to_string(root.join("proc/self/status")).unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -383,12 +386,12 @@ fn page_moves(root: &Path) -> Found {
 
 fn balloon(libvirt: &Result<(), ConnectError>, qemu: &[QemuVm]) -> Found {
     match libvirt {
-        _ if qemu.iter().any(|vm| vm.no_monitor.is_none()) => Ok("asked of each monitor".to_owned()),
-        Ok(()) => Ok("asked of each VM; `homenode memory show` says which answer".to_owned()),
+        _ if qemu.iter().any(|vm| vm.no_monitor.is_none()) => Ok("read from each VM's monitor".to_owned()),
+        Ok(()) => Ok("each VM is asked; `homenode memory show` shows which ones answer".to_owned()),
         Err(_) => Err(lack(
             "libvirt does not answer",
             "no memory is taken from VMs",
-            "as for libvirt; a VM needs a virtio balloon and its driver",
+            "see libvirt; each VM also needs a virtio balloon and its driver",
         )),
     }
 }
@@ -399,7 +402,7 @@ fn topology_pages(root: &Path) -> Found {
         true => Ok(format!("served at {TOPOLOGY}")),
         false => Err(lack(
             "nothing serves them",
-            "guests are not told where they are",
+            "guests are not told where they run",
             "start the agent; a VM needs an ivshmem-doorbell device (docs/TOPOLOGY.md)",
         )),
     }
@@ -435,8 +438,8 @@ fn hook(root: &Path) -> Found {
     match files.iter().find(|file| is_ours(file)) {
         Some(file) => Ok(format!("in {}", file.display())),
         None => Err(lack(
-            "none calls homenode",
-            "a VM's settings do not count as it starts",
+            "no hook calls homenode",
+            "a VM's settings are not applied when it starts",
             "the two commands in `homenode hook --help`",
         )),
     }
@@ -450,7 +453,7 @@ fn history(root: &Path, state: &Path) -> Found {
         _ => Err(lack(
             format!("no directory for {}", file.display()),
             "nothing is recorded yet",
-            "an agent that runs as root makes it",
+            "run the agent as root: it creates the directory",
         )),
     }
 }
@@ -462,7 +465,7 @@ fn state_directory(state: &Path) -> Found {
         Ok(None) => Err(lack(
             format!("there is no {}", state.display()),
             costs,
-            "systemctl start homenode, or `homenode run` as root: it makes it",
+            "systemctl start homenode, or `homenode run` as root: the agent creates it",
         )),
         Err(error) => Err(lack(
             error.to_string(),
@@ -477,14 +480,14 @@ fn group() -> Found {
         Ok(_) => Ok(format!("members of `{GROUP}` may read")),
         Err(why) => Err(lack(
             why.to_string(),
-            "root alone asks the agent",
+            "only root can query the agent",
             format!("groupadd --system {GROUP}; in the settings: [http] group = \"{GROUP}\""),
         )),
     }
 }
 
 fn guard(state: &Path) -> Found {
-    let costs = "changes of an agent that dies stay in force";
+    let costs = "if the agent dies, its changes stay in force";
     match Lock::owner(state) {
         Ok(Some(owner)) if owner.is_guarded => Ok("an agent runs, and its guard watches it".to_owned()),
         Ok(Some(_)) => Err(lack(
@@ -502,10 +505,10 @@ fn guard(state: &Path) -> Found {
 }
 
 fn systemd(root: &Path) -> Found {
-    let costs = "a dead agent is not started again";
+    let costs = "an agent that dies is not restarted";
     if !root.join("run/systemd/system").is_dir() {
         return Err(lack(
-            "systemd does not run this host",
+            "this host does not run systemd",
             costs,
             "have this host's service manager start `homenode run`",
         ));

@@ -40,7 +40,7 @@ impl DrainFile {
         let text = String::from_utf8_lossy(&bytes);
         text.trim().parse().map_err(|e| {
             let path = dir.path_of(FILE);
-            anyhow!("which nodes were drained is not known: {}: {e}", path.display())
+            anyhow!("cannot read which nodes were drained: {}: {e}", path.display())
         })
     }
 
@@ -54,7 +54,9 @@ impl DrainFile {
             true => dir.remove(FILE),
             false => dir.replace(FILE, format!("{nodes}\n").as_bytes()).map(drop),
         });
-        written.map_err(|error| anyhow!("it ends with this agent, since it cannot be kept: {error}"))
+        written.map_err(|error| {
+            anyhow!("this lasts only as long as this agent, because it cannot be saved: {error}")
+        })
     }
 }
 

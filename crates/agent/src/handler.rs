@@ -25,7 +25,8 @@ use crate::drain_file::DrainFile;
 use crate::wall_clock::WallClock;
 
 /// The reason given if there is no advice on a VM's memory policy.
-const NOT_WATCHED: &str = "it was not watched yet: the agent has just begun, or runs no memory policies";
+const NOT_WATCHED: &str =
+    "it has not been watched yet: the agent has just started, or runs no memory policies";
 
 /// Answers requests.
 #[derive(Clone, Debug)]
@@ -284,7 +285,7 @@ fn set_floor(
         (None, _) => None,
         (Some(_), None) => Some("it has no balloon, so nothing can be taken from it".to_owned()),
         (Some(floor), Some(most)) if floor >= most => {
-            Some("that is all it has, so nothing is taken from it".to_owned())
+            Some("the floor is all of its memory, so nothing is taken from it".to_owned())
         }
         (Some(_), Some(_)) => control.memory_floors_idle(),
     };
@@ -306,7 +307,8 @@ fn set_mode(
     let id = named(&control.status(machine).vms, &vm)?.id;
     let run = control.mode();
     let is_less = mode.is_some_and(|mode| mode > run);
-    let note = is_less.then(|| format!("this agent runs in mode {run}, and goes no further with any VM"));
+    let note = is_less
+        .then(|| format!("this agent runs in mode {run}, so it goes no further than that with any VM"));
     let done = ModeSet { vm, mode, note }.into();
     Ok(Answered::Once(id, Setting::Mode(mode), done))
 }

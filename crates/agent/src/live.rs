@@ -186,11 +186,13 @@ fn take_up(host: &dyn RealHost, kept: Option<&Path>, control: &mut Control) -> (
         let there = nodes.intersection(&host.machine().node_set());
         if !there.is_empty() {
             let drained = control.drain(host.machine(), there.clone());
-            drained.map_err(|error| anyhow!("nodes drained before are not drained now: {error}"))?;
+            drained.map_err(|error| {
+                anyhow!("the nodes that an earlier agent drained cannot be drained again: {error}")
+            })?;
         }
         match nodes.difference(&there) {
             gone if gone.is_empty() => Ok(()),
-            gone => bail!("node {gone} was drained, and is not there now"),
+            gone => bail!("node {gone} was drained, but no longer exists"),
         }
     });
     (drains, begun.err().map(|error| error.to_string()))
@@ -208,7 +210,7 @@ fn limits_of(vms: &Managed, machine: &Machine, policies: PolicySet) -> Vec<Strin
     }
     if matches!(vms, Managed::Kvm(Vms::Libvirt(uri)) if uri.starts_with("test:")) {
         limits.push(
-            "libvirt's test driver has no processes: its VMs are listed, and nothing of them is measured or set"
+            "libvirt's test driver has no processes: its VMs are listed, but not measured or changed"
                 .to_owned(),
         );
     }
@@ -316,8 +318,8 @@ fn last_words(
     };
     let state = state.display();
     let who = match is_guarded {
-        true => "the guard goes on trying, and so does",
-        false => "there is no guard that goes on trying; run",
+        true => "the guard keeps trying; you can also run",
+        false => "no guard keeps trying; run",
     };
     bail!("{what} (see above); {who} `homenode release --state {state}`")
 }
@@ -363,9 +365,9 @@ impl<'a> Watched<'a> {
         }
         let again = start_guard(self.state, self.vms, self.heartbeat);
         let said = match &again {
-            Ok(_) => "the guard process had ended or hung; another one watches now".to_owned(),
+            Ok(_) => "the guard process had ended or hung; a new one has taken its place".to_owned(),
             Err(error) => format!(
-                "the guard process ended or hung, and there is no other: {error:#}; until there is, no VM is changed"
+                "the guard process ended or hung, and no new one can be started: {error:#}; until one runs, no VM is changed"
             ),
         };
         self.guard = again.ok().map(|(guard, _)| guard);
@@ -405,7 +407,7 @@ fn start_guard(
     let arguments = arguments.map(OsStr::to_owned);
     let (guard, why_not_apart) = guard::spawn_apart(Path::new("/"), &exe, &arguments, heartbeat)?;
     let said = why_not_apart.map(|why| {
-        format!("the guard has no unit of its own, since {why}: a kill of all processes of the agent's unit kills it too")
+        format!("the guard has no unit of its own, because {why}: killing all processes of the agent's unit also kills the guard")
     });
     Ok((guard, said))
 }
@@ -478,7 +480,7 @@ mod tests {
         );
         let said = words(false, 2, true).unwrap_err().to_string();
         assert!(
-            !said.contains("are released") && said.contains("guard goes on"),
+            !said.contains("are released") && said.contains("guard keeps trying"),
             "{said}"
         );
         let said = words(false, 1, false).unwrap_err().to_string();

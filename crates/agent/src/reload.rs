@@ -44,7 +44,7 @@ impl Reload {
     /// Creates a queue for a run whose settings are not in a file: reloading always fails.
     pub fn never(wake_signal: &WakeSignal) -> Reload {
         Reload::new(wake_signal, || {
-            Err("this run has its settings from no file".to_owned())
+            Err("this run was started without a settings file".to_owned())
         })
     }
 
@@ -80,7 +80,7 @@ impl Reload {
         });
         let said = match &done {
             Ok(reloaded) => reloaded.to_string(),
-            Err(why) => format!("settings stay as they are, since the new ones are refused: {why}"),
+            Err(why) => format!("the settings stay as they are, because the new ones are invalid: {why}"),
         };
         waiting.into_iter().for_each(|told| told(done.clone()));
         said

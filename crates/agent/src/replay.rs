@@ -350,7 +350,7 @@ impl Repeated<'_> {
         let mut report = self.report;
         if report.periods_count == 0 {
             let why = match self.flaws.without_turn_count {
-                0 => "no samples of it are there: they are kept for `record.samples_hours`",
+                0 => "it has no samples left: they are kept for `record.samples_hours`",
                 _ => "the version that recorded it did not keep the outcomes of decisions",
             };
             return Err(ReplayError::Nothing(format!(
@@ -370,11 +370,11 @@ impl Flaws {
         let mut told = Vec::new();
         if let Some((number, homes)) = self.begun_late {
             let homes = match homes {
-                true => "homes are those of then",
-                false => "homes of then are not known",
+                true => "homes of that time are used",
+                false => "homes of that time are not known",
             };
             told.push(format!(
-                "the first {number} periods of the run are not there: {homes}, what policies had learnt is not known"
+                "the first {number} periods of the run are missing: {homes}; what policies had learnt is not known"
             ));
         }
         if self.gaps_count > 0 {
@@ -395,9 +395,9 @@ impl Flaws {
         );
         count(
             self.inputs_missing_count,
-            "questions and announcements to the agent were too many to be kept",
+            "requests and announcements to the agent were not recorded, because there were too many",
         );
-        count(self.differences_left_out_count, "differences more are not listed");
+        count(self.differences_left_out_count, "more differences are not listed");
         told.extend(self.damaged.clone());
         told
     }

@@ -27,7 +27,7 @@ pub enum Role {
 pub(crate) const VIEWERS_READ: &str = "only an operator may change anything";
 
 /// Says how to become an operator on a socket.
-pub(crate) const OPERATORS: &str = "ask as root or as the agent's user";
+pub(crate) const OPERATORS: &str = "connect as root or as the agent's user";
 
 /// The group whose members may read on sockets without being operators, if there is one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -51,7 +51,7 @@ const WOKEN: usize = 1;
 const CLIENTS: usize = 2;
 /// Most events taken from one poll.
 const EVENTS: usize = 256;
-const BUSY: &str = "the agent is busy or stopping; look with `homenode vm` whether it was done";
+const BUSY: &str = "the agent is busy or stopping; check with `homenode vm` whether the change was made";
 
 /// The open server. Closing it removes the socket.
 pub struct Server {
@@ -134,14 +134,14 @@ fn bind(
     if let Some(group) = group {
         std::os::unix::fs::lchown(&hidden, None, Some(group.number())).with_context(|| {
             format!(
-                "its group, number {}, cannot be given to it: a service that is not in that group says so in its unit \
+                "cannot give it the group with number {}: a service outside that group needs it in its unit \
                  (systemctl edit homenode, SupplementaryGroups=)",
                 group.number()
             )
         })?;
     }
     std::fs::set_permissions(&hidden, Permissions::from_mode(mode))?;
-    std::fs::rename(&hidden, path).with_context(|| format!("cannot put it at {}", path.display()))?;
+    std::fs::rename(&hidden, path).with_context(|| format!("cannot move it to {}", path.display()))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }

@@ -54,7 +54,7 @@ pub fn reserve(state: &Path, asked: Asked) -> (NodeSet, Option<anyhow::Error>) {
             let why = reserved.unplaceable.filter(|_| asked.huge_page_bytes.is_some());
             (reserved.nodes, why.map(anyhow::Error::from))
         }
-        Err(error) => (machine.home_nodes(), Some(error.context("all nodes are advised"))),
+        Err(error) => (machine.home_nodes(), Some(error.context("advising all nodes"))),
     }
 }
 
@@ -188,7 +188,9 @@ fn lock(file: &File) -> std::io::Result<()> {
             Ok(()) => return Ok(()),
             Err(TryLockError::Error(error)) => return Err(error),
             Err(TryLockError::WouldBlock) if begun.elapsed() >= LOCK_MAX => {
-                return Err(std::io::Error::other("another process holds it for too long"));
+                return Err(std::io::Error::other(
+                    "another process has held the lock for too long",
+                ));
             }
             Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_AGAIN),
         }

@@ -35,7 +35,7 @@ pub enum StretchError {
     #[error("no samples are kept of that time")]
     Empty,
     /// The history has samples of a run, but not the run itself.
-    #[error("nothing is known of run {0}, of which samples are kept")]
+    #[error("the history has samples of run {0}, but not the run itself")]
     NoRun(i64),
     /// Another version wrote the run.
     #[error("machine and settings of run {run} cannot be read: {error}")]
@@ -108,10 +108,10 @@ impl Stretch {
         }
         if unreadable_count > 0 {
             stretch.notes.push(format!(
-                "{unreadable_count} samples cannot be read: what came in between went on as before"
+                "{unreadable_count} samples cannot be read: the state before each is assumed to continue"
             ));
         }
-        let damaged = damaged.map(|what| format!("{what}: what came in between went on as before"));
+        let damaged = damaged.map(|what| format!("{what}: the state before it is assumed to continue"));
         stretch.notes.extend(damaged);
         Ok(stretch)
     }

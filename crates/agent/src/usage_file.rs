@@ -133,15 +133,18 @@ fn read(state: &Path) -> anyhow::Result<Option<HourlyUsage>> {
     };
     let why = match parsed {
         Ok(saved) if saved.version == VERSION => return Ok(Some(saved.lines.into_iter().collect())),
-        Ok(saved) => format!("it is of version {}, this program knows {VERSION}", saved.version),
+        Ok(saved) => format!(
+            "it has version {}, but this program reads version {VERSION}",
+            saved.version
+        ),
         Err(why) => why,
     };
     let moved = match dir.rename(FILE, DAMAGED) {
-        Ok(()) => format!("it is set aside as {}", dir.path_of(DAMAGED).display()),
-        Err(error) => format!("it cannot be set aside either ({})", error.cause),
+        Ok(()) => format!("it was set aside as {}", dir.path_of(DAMAGED).display()),
+        Err(error) => format!("it cannot be set aside ({})", error.cause),
     };
     bail!(
-        "{} is no usage file ({why}): {moved}, a new one begins",
+        "{} is not a valid usage file ({why}): {moved}; starting a new one",
         path.display()
     )
 }

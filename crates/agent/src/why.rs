@@ -97,7 +97,7 @@ pub fn ask(
         .collect();
     let id = find(&samples, vm)?.ok_or_else(|| {
         AskError::Nothing(format!(
-            "there was no VM {vm} then: `homenode record show` lists those that came and went"
+            "there was no VM {vm} at that time: `homenode record show` lists the VMs that appeared and vanished"
         ))
     })?;
     let events = archive.events(&Wanted {

@@ -48,7 +48,7 @@ pub enum ApiError {
         running: Vec<String>,
     },
     /// Several VMs with this name run here.
-    #[error("{} VMs that run here are named `{vm}`: {}; say by its UUID which of them is meant", ids.len(), listed(.ids))]
+    #[error("{} VMs that run here are named `{vm}`: {}; name the one that you mean by its UUID", ids.len(), listed(.ids))]
     AmbiguousVm {
         /// The requested name.
         vm: String,

@@ -32,7 +32,7 @@ pub enum AskError {
         cause: std::io::Error,
     },
     /// The reply is not an answer to the request.
-    #[error("the agent at {path} gave no answer: {cause}")]
+    #[error("the agent at {path} gave no valid answer: {cause}")]
     NoAnswer {
         /// Path of the socket.
         path: String,
@@ -93,7 +93,7 @@ pub fn ask<A: TryFrom<Answer, Error = Answer>>(
     let count = read.map_err(|e| no_answer(e.to_string()))? as u64;
     if count == REPLY_BYTES_MAX && !line.ends_with('\n') {
         return Err(no_answer(format!(
-            "it is longer than {} MiB",
+            "the answer is longer than {} MiB",
             REPLY_BYTES_MAX >> 20
         )));
     }
@@ -102,7 +102,7 @@ pub fn ask<A: TryFrom<Answer, Error = Answer>>(
         Reply::Error(error) => Err(error.into()),
         Reply::Answer(answer) => match A::try_from(answer) {
             Ok(answer) => Ok(Some(answer)),
-            Err(_) => Err(no_answer("it is one to another question".to_owned())),
+            Err(_) => Err(no_answer("it answers a different request".to_owned())),
         },
     }
 }

@@ -39,7 +39,7 @@ pub fn forecast(control: &Control, machine: &Machine, homes: &Homes) -> Result<F
     let idle = control.trials_idle();
     let short = forecast.short.iter().map(|short| {
         let (node, needed, free) = (short.node, short.needed_bytes, short.free_bytes);
-        format!("node {node} has {free} free, and {needed} would come to it")
+        format!("node {node} has {free} free, but {needed} would move to it")
     });
     let vms = status.vms.iter().filter_map(|vm| {
         let found = forecast.vms.iter().find(|found| found.vm == vm.id)?;

@@ -40,7 +40,7 @@ impl Listen {
 
 /// A text that is not an address and port.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no address and port: write `127.0.0.1:9464` or `[::1]:9464`")]
+#[error("`{0}` is not an address and port: write `127.0.0.1:9464` or `[::1]:9464`")]
 pub struct NoAddress(String);
 
 impl FromStr for Listen {
@@ -297,7 +297,7 @@ mod whole {
             .filter(|float| float.fract() == 0.0 && (0.0..=MAX as f64).contains(float));
         let whole = exact.or(float.map(|float| float as u64));
         let within = whole.filter(|whole| (least..=most).contains(whole));
-        within.ok_or_else(|| E::custom(format!("{number} is no whole number from {least} to {most}")))
+        within.ok_or_else(|| E::custom(format!("{number} is not a whole number from {least} to {most}")))
     }
 
     pub(super) fn vcpus<'de, D: Deserializer<'de>>(d: D) -> Result<u32, D::Error> {

@@ -21,7 +21,7 @@ impl fmt::Display for WallTime {
 
 /// A text that is not a time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no time: write `2026-11-24T03:12:00Z`, and `%2B` for a `+` before a zone")]
+#[error("`{0}` is not a time: write `2026-11-24T03:12:00Z`, and `%2B` for a `+` before a zone")]
 pub struct NoTime(String);
 
 impl FromStr for WallTime {

@@ -27,7 +27,7 @@ pub const WINDOW: Window = Window {
 
 /// A length that no window may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a stretch of {least} to {}h can be told, and not {length}", .most.0 / Ns::from_secs(3600).0)]
+#[error("must be {least} to {}h, got {length}", .most.0 / Ns::from_secs(3600).0)]
 pub struct WindowError {
     length: Ns,
     least: Ns,

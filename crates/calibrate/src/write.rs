@@ -38,7 +38,7 @@ pub fn machine_file(calibration: &Calibration) -> Result<MachineFile, LoadError>
     let file = write(&machine)?;
     if groups(&file.machine) != groups(&machine) {
         machine.notes.push(
-            "CPUs share cores or caches in a way that this format cannot say: the file has the nearest"
+            "CPUs share cores or caches in a way that this format cannot express: the file has the closest match"
                 .to_owned(),
         );
         return write(&machine);
@@ -69,15 +69,15 @@ fn head(c: &Calibration) -> String {
         " with `homenode calibrate`.\n"
     });
     text.push_str(
-        "# Figures are medians; beside each: how many readings, and the least and the most of them.\n",
+        "# Figures are medians; the comment beside each gives the number of readings, the least and the greatest.\n",
     );
     if c.under_hypervisor {
-        text.push_str("# The host is itself a virtual machine: its CPUs, caches and memory are what its hypervisor gave it just then.\n");
+        text.push_str("# The host is itself a virtual machine: its CPUs, caches and memory are what its hypervisor gave it at the time.\n");
     }
     if let Some(noise) = c.noise {
         let _ = writeln!(
             text,
-            "# Meanwhile other processes used {:.1} percent of CPU time, and {:.1} percent was stolen by a hypervisor.",
+            "# During the measurement, other processes used {:.1} percent of CPU time, and a hypervisor stole {:.1} percent.",
             noise.others_share * 100.0,
             noise.steal_share * 100.0
         );
@@ -150,14 +150,14 @@ fn bandwidths(c: &Calibration, machine: &mut Machine, comments: &mut Comments) {
                 let words = measured(&gb(&spread), "GB/s");
                 comments.set(
                     key,
-                    format!("{words}; by all CPUs that may be used, so the controllers may do more"),
+                    format!("{words}; by all usable CPUs, so the controllers may be capable of more"),
                 );
             }
             (None, Some(spread)) => {
                 node.memory_bandwidth = Some(rate(spread.median));
                 comments.set(
                     key,
-                    format!("estimate: as node {}, this one was not measured", c.home),
+                    format!("estimate: same as node {}; this node was not measured", c.home),
                 );
             }
             (None, None) => {}
@@ -204,7 +204,7 @@ fn links(c: &Calibration, machine: &mut Machine, comments: &mut Comments) {
             (None, Some(spread)) => {
                 comments.set(
                     key,
-                    "estimate: as the other direction, this one cannot be measured",
+                    "estimate: same as the other direction; this one cannot be measured",
                 );
                 Some(rate(spread.median))
             }
@@ -265,7 +265,7 @@ fn llcs(c: &Calibration, machine: &mut Machine, comments: &mut Comments) {
         }
         None if stated.is_some() => comments.set(
             "llc.size",
-            "the kernel's figure: the latency curve does not show the end of it",
+            "the kernel's figure: the latency curve does not show where the cache ends",
         ),
         None => comments.set(
             "llc.size",
@@ -288,7 +288,7 @@ fn hardware(c: &Calibration, comments: &mut Comments) -> Hardware {
         Some(_) => comments.set("hardware.llc_inclusive", "as the processor states (CPUID)"),
         None => comments.set(
             "hardware.llc_inclusive",
-            "estimate: most since 2017 are not; the processor does not say",
+            "estimate: most LLCs since 2017 are not inclusive; the processor does not say",
         ),
     }
     let cycles = |comments: &mut Comments, key: &str, spread: &Spread| {
@@ -418,7 +418,7 @@ fn link_timing(c: &Calibration, memory_ns: f64, comments: &mut Comments) -> Link
             );
             comments.set(
                 "hardware.link.hop_ns",
-                format!("{words} above memory of the own node"),
+                format!("{words} more than the own node's memory"),
             );
             round(spread.median, 1)
         }
@@ -434,7 +434,7 @@ fn link_timing(c: &Calibration, memory_ns: f64, comments: &mut Comments) -> Link
                 .unwrap_or(20);
             comments.set(
                 "hardware.link.hop_ns",
-                "estimate: as firmware's distances have it; no pair of nodes was measured",
+                "estimate: from the firmware's distances; no pair of nodes was measured",
             );
             round((memory_ns * (f64::from(farthest) / 10.0 - 1.0)).max(1.0), 1)
         }
@@ -515,7 +515,7 @@ fn l2_bytes(c: &Calibration, comments: &mut Comments) -> Bytes {
 fn walk(comments: &mut Comments) -> PageWalk {
     comments.set(
         "hardware.walk",
-        "estimate: of 4 and 24 references what page-walk caches leave; not measured",
+        "estimate: what page-walk caches leave of 4 and 24 references; not measured",
     );
     PageWalk {
         native_refs: 1.0,
@@ -534,7 +534,7 @@ fn ipi(c: &Calibration, comments: &mut Comments) -> Ipi {
             comments.set(
                 "hardware.ipi.native_ns",
                 format!(
-                    "{}{here}, there and back with a system call",
+                    "{}{here}, a round trip with a system call",
                     measured(&spread, "ns")
                 ),
             );

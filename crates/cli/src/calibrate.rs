@@ -88,7 +88,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         quick: args.quick,
     };
     eprintln!(
-        "Measuring {} for about {seconds} s; what else runs meanwhile shows in the figures.",
+        "Measuring {} for about {seconds} s; other programs that run meanwhile affect the figures.",
         machine.name
     );
     let measured = calibrate(&machine, &options, &mut by_step());
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
         other => other.into(),
     })?;
     let file = machine_file(&calibration)
-        .context("what was measured is not a machine: measure again on a quieter host")?;
+        .context("the measured figures do not describe a valid machine: measure again on a quieter host")?;
     if let Some(path) = &args.output {
         std::fs::write(path, &file.text).with_context(|| format!("cannot write {}", path.display()))?;
     }
@@ -123,14 +123,14 @@ pub(crate) fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
                 "\nWritten to {}: try `homenode run --host twin:{0} --fast`.",
                 path.display()
             ),
-            None => say!("\nNothing was written; --output FILE keeps it as a machine file."),
+            None => say!("\nThe result was not saved; --output FILE saves it as a machine file."),
         }
     }
     Ok(())
 }
 
 fn hold_against(file: &MachineFile, quick: bool) -> anyhow::Result<Validation> {
-    let program = std::env::current_exe().context("this program's own file is not known")?;
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
     let spawn = |kernel: Kernel, cpu: CpuId, node: Option<NodeId>| {
         let mut command = Command::new(&program);
         command.args([
@@ -261,7 +261,7 @@ fn figures(c: &Calibration, file: &MachineFile) -> String {
     let mut text = format!("{}\n", table(&header, rows));
     let stated = c.caches.llc_bytes.map(Bytes);
     text.push_str(&format!(
-        "\nThe kernel states an LLC of {}; the file has {}.\n",
+        "\nLLC size: {} according to the kernel, {} in the machine file.\n",
         or_dash(stated, |bytes| bytes.to_string()),
         or_dash(file.machine.llcs.first(), |llc| llc.size_bytes.to_string())
     ));
@@ -336,7 +336,7 @@ fn comparison(v: &Validation) -> String {
         table(&header, rows)
     );
     text.push_str(&format!(
-        "mean error {:.0} percent, largest {:.0}; {} of {} predictions lie within what was measured\n",
+        "mean error {:.0} percent, largest {:.0}; {} of {} predictions are within the measured range\n",
         v.error_mean * 100.0,
         v.error_max * 100.0,
         v.within_spread,
@@ -348,7 +348,7 @@ fn comparison(v: &Validation) -> String {
         .map(|fit| fit.fitted.error_max)
         .fold(0.0, f64::max);
     text.push_str(&format!(
-        "the twin's curve family is within {:.0} points of miss ratio of the kernels' own curves\n",
+        "the twin's fitted miss-ratio curves differ from the kernels' own by at most {:.0} percentage points\n",
         worst * 100.0
     ));
     if let Some(noise) = v.noise {

@@ -50,7 +50,7 @@ fn changes(text: &str) -> anyhow::Result<Changes> {
         .context("write the input, `=` and factors: `machine.controllers=0.5,2`")?;
     let change = |factor: &str| {
         let number = factor.trim().parse();
-        let number = number.map_err(|_| anyhow!("`{factor}` is no number"))?;
+        let number = number.map_err(|_| anyhow!("`{factor}` is not a number"))?;
         End::parse(input.trim(), number)
     };
     factors

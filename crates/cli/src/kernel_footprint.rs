@@ -113,9 +113,9 @@ pub(crate) fn run(args: &FootprintArgs) -> anyhow::Result<()> {
     say!("{}\n", table(&["memory", "took", ""], rows));
     let dead = found
         .dead_bytes
-        .map_or_else(String::new, |dead| format!(", not with {dead}"));
+        .map_or_else(String::new, |dead| format!(", but not with {dead}"));
     say!(
-        "{} runs with {}{dead}: its footprint ({}, {} trials, {:.0} percent)",
+        "{} runs with {}{dead}; that is its footprint ({}, {} trials, step {:.0} percent)",
         found.kernel,
         found.footprint_bytes,
         found.accelerator,
@@ -123,7 +123,7 @@ pub(crate) fn run(args: &FootprintArgs) -> anyhow::Result<()> {
         found.step * 100.0
     );
     say!(
-        "with {} it says itself that it uses {}",
+        "with {}, the guest itself reports using {}",
         found.trials[0].memory_bytes,
         found.guest_says_bytes
     );

@@ -152,7 +152,7 @@ fn manual(name: Option<&str>, to: Option<&std::path::Path>) -> anyhow::Result<()
             .ok_or_else(|| {
                 let known: Vec<&str> = known.iter().map(|command| command.get_name()).collect();
                 bad_input(format!(
-                    "no command is named `{name}`; there are: {}",
+                    "no command is named `{name}`; the commands are: {}",
                     known.join(", ")
                 ))
             })?,

@@ -93,7 +93,7 @@ pub(crate) fn drain(args: &DrainArgs) -> anyhow::Result<ExitCode> {
         match args.agent.json() {
             true => print_json("maintenance", &begun)?,
             false if args.end => say!("VMs may live on node {nodes} again"),
-            false => say!("node {nodes} is being emptied; `homenode drain` shows how far it is"),
+            false => say!("node {nodes} is being emptied; `homenode drain` shows the progress"),
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -102,11 +102,11 @@ pub(crate) fn drain(args: &DrainArgs) -> anyhow::Result<ExitCode> {
     match (args.agent.json(), is_empty) {
         (true, _) => print_json("maintenance", &end)?,
         (false, true) => {
-            say!("node {nodes} is empty; VMs stay away from it until `homenode drain {nodes} --end`");
+            say!("node {nodes} is empty; VMs are kept off it until `homenode drain {nodes} --end`");
         }
         (false, false) => {
             show(args, &end)?;
-            say!("the rest of node {nodes} does not move by itself; VMs that come stay away from it");
+            say!("what is left on node {nodes} will not move by itself; new VMs are kept off it");
         }
     }
     Ok(ExitCode::from(u8::from(!is_empty)))
@@ -131,7 +131,7 @@ fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result
             true => format!(", about {}", span(Ns((now.as_f64() / rate * 1e9) as u64))),
             false => String::new(),
         };
-        progress.show(&format!("node {nodes}: {now} of {vms} VMs left{rest}"));
+        progress.show(&format!("node {nodes}: {now} of {vms} VMs still to move{rest}"));
         sleep(LOOK);
         let next: Maintenance = ask_agent(args.agent.dir(), &Request::Maintenance)?;
         looks += u32::from(next.at_ns != last.at_ns);
@@ -161,7 +161,7 @@ fn show(args: &DrainArgs, now: &Maintenance) -> anyhow::Result<()> {
         return print_json("maintenance", now);
     }
     if now.drains.is_empty() {
-        say!("nothing is drained");
+        say!("no node is being drained");
     }
     for drain in now.drains.iter().filter(|drain| drain.vms.is_empty()) {
         say!("node {} is empty", drain.node);
@@ -201,7 +201,7 @@ pub(crate) fn pause(args: &PauseArgs) -> anyhow::Result<()> {
     match (args.agent.json(), now.paused_for_ns) {
         (true, _) => print_json("maintenance", &now)?,
         (false, Some(left)) => say!("the agent is paused for another {}", span(left)),
-        (false, None) if args.end => say!("the agent goes on"),
+        (false, None) if args.end => say!("the agent is no longer paused"),
         (false, None) => say!("the agent is not paused; `homenode pause --for 10min` pauses it"),
     }
     Ok(())

@@ -56,7 +56,7 @@ fn set(args: &FloorArgs) -> anyhow::Result<()> {
         return print_json("floor-set", &answer);
     }
     match floor {
-        Some(floor) => say!("{} may be left with {floor}", OneLine(&args.vm)),
+        Some(floor) => say!("memory may be taken from {} down to {floor}", OneLine(&args.vm)),
         None => say!("{} keeps all of its memory", OneLine(&args.vm)),
     }
     if let Some(note) = &answer.note {

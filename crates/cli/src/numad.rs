@@ -26,7 +26,8 @@ pub(crate) struct HookArgs {
 
 const USAGE: &str = "Usage: numad -w NCPUS[:MB] [-H HUGEPAGESIZE]
 Homenode's answer to libvirt's placement='auto': prints the nodes on which a VM of NCPUS vCPUs and MB megabytes of memory
-should run, and reserves them for it; with -H (in KiB, such as 2048) all of the memory is in free huge pages of that size. The running agent is asked; without one the host is looked at directly.
+should run, and reserves them for it; with -H (in KiB, such as 2048) all of the memory is in free huge pages of that size. Asks
+the running agent; without one, looks at the host itself.
 numad's own daemon options are not served: run `homenode run` instead.";
 
 /// Names under which other programs call it. SUSE's numa-preplace replaces numad and takes the same arguments.
@@ -101,7 +102,7 @@ pub(crate) fn hook(args: &HookArgs) {
         .and_then(|_| starting(&args.state.dir, &xml));
     if let Err(error) = noted {
         complain!(
-            "homenode: hook for {}: {error:#}; the VM starts all the same",
+            "homenode: hook for {}: {error:#}; the VM starts anyway",
             args.guest
         );
     }

@@ -42,7 +42,7 @@ impl LogArgs {
             None => Ok(Ns(first.end_ns - first.begin_ns)),
             Some(seconds) if seconds > 0.0 && seconds < 1e6 => Ok(Ns((seconds * 1e9).max(1.0) as u64)),
             Some(seconds) => Err(bad_input(format!(
-                "--mu is {seconds}; it must be above 0 and below a million seconds"
+                "--mu must be above 0 and below a million seconds, got {seconds}"
             ))),
         }
     }
@@ -71,7 +71,7 @@ pub(crate) fn run(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()>
     let given_up = log.header.kept.number;
     if given_up > 0 {
         complain!(
-            "homenode: {}: {given_up} windows before these were given up",
+            "homenode: {}: {given_up} earlier windows were discarded",
             path.display()
         );
     }
@@ -80,7 +80,7 @@ pub(crate) fn run(path: &Path, args: &LogArgs, json: bool) -> anyhow::Result<()>
         let mut labels: Vec<&str> = log.windows.iter().map(|window| window.label.as_str()).collect();
         labels.dedup();
         return Err(bad_input(format!(
-            "{}: no window{}; there are windows labelled: {}",
+            "{}: no window{}; the log has windows labelled: {}",
             path.display(),
             args.label
                 .as_ref()
@@ -150,7 +150,7 @@ fn text(report: &Report) -> String {
     } = &report.log;
     let memory = mib(report.log.memory_bytes);
     let mut text = format!(
-        "{windows} windows, {seconds:.1} s of a guest of {memory} MiB on core {core}; {logs} are logged: {logged} frames, {lost} lost\n"
+        "{windows} windows, {seconds:.1} s of a guest of {memory} MiB on core {core}; logged: {logs}, {logged} frames, {lost} lost\n"
     );
     let rows = report.estimates.iter().map(|said| {
         let part = |bytes: Option<Bytes>| bytes.map_or("-".to_owned(), mib);

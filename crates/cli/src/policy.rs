@@ -57,7 +57,7 @@ fn set(args: &PolicySetArgs) -> anyhow::Result<()> {
     }
     match policy {
         Some(policy) => say!("{} has memory policy {policy}", OneLine(&args.vm)),
-        None => say!("the memory policy of {} is the agent's choice", OneLine(&args.vm)),
+        None => say!("the agent chooses the memory policy of {}", OneLine(&args.vm)),
     }
     answer
         .notes
@@ -75,7 +75,7 @@ fn advise(args: &SuggestArgs) -> anyhow::Result<()> {
     let why = &answer.advice.why;
     match answer.advice.policy {
         None => say!("no advice: {why}"),
-        Some(policy) if policy == answer.memory_policy => say!("{policy}, as it has: {why}"),
+        Some(policy) if policy == answer.memory_policy => say!("{policy}, which it has already: {why}"),
         Some(policy) => {
             say!("{policy}: {why}");
             say!(

@@ -87,7 +87,7 @@ impl std::str::FromStr for Share {
         };
         match number.trim().parse::<f64>().map(|number| number / unit) {
             Ok(share) if (1e-5..=1.0).contains(&share) => Ok(Share(share)),
-            _ => bail!("a share lies between 0.001% and 100%"),
+            _ => bail!("a share must be from 0.001% to 100%"),
         }
     }
 }
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
     let emulator = emulator.and_then(Emulator::check).map_err(bad_input)?;
     let plugin = emulator::plugin(args.plugin.as_deref()).map_err(bad_input)?;
 
-    let scratch = tempfile::tempdir().context("no directory for the plugin's log")?;
+    let scratch = tempfile::tempdir().context("cannot create a directory for the plugin's log")?;
     let log = scratch.path().join("accesses.log");
     let begin = if args.announced {
         Begin::Announced
@@ -150,7 +150,7 @@ pub(crate) fn run(args: &ProfileArgs) -> anyhow::Result<ExitCode> {
         (Ok(log), _) => log,
         (Err(LogError::Io { .. }), Some(signal)) => {
             let name = &program.name;
-            complain!("homenode: {name} was ended by signal {signal} before anything could be written");
+            complain!("homenode: signal {signal} ended {name} before its profile could be written");
             return Ok(ExitCode::from(exit_status(status)));
         }
         (Err(error), _) => return Err(unwritten(error, status, &program.name)),
@@ -187,8 +187,8 @@ fn finish(
     };
     let text = profile::profile(log, (&fit, curve), facts, &program.name, &command, &notes);
     let shown = file.display().to_string();
-    let workload = Workload::from_toml(&shown, &text).context("the profile that came of it is not valid")?;
-    fs::write(file, &text).with_context(|| format!("{shown}: cannot be written"))?;
+    let workload = Workload::from_toml(&shown, &text).context("the resulting profile is not valid")?;
+    fs::write(file, &text).with_context(|| format!("cannot write {shown}"))?;
     let exit_status = exit_status(status);
     let mut output = Output::new(args.shown.json);
     output.object(
@@ -229,7 +229,7 @@ fn output_file(args: &ProfileArgs, program: &Program) -> anyhow::Result<PathBuf>
     };
     match fs::read(&file) {
         Ok(text) if !text.starts_with(profile::FIRST_WORDS.as_bytes()) => Err(bad_input(format!(
-            "{}: is there and was not written by this command; name another file with --output",
+            "{} exists and was not written by this command; name another file with --output",
             file.display()
         ))),
         _ => Ok(file),
@@ -288,7 +288,7 @@ fn terminate(child: &Child) {
 fn unwritten(error: LogError, status: ExitStatus, name: &str) -> anyhow::Error {
     match (&error, status.code()) {
         (LogError::Io { .. }, Some(code)) => anyhow!(
-            "{name} ended with status {code} and the emulator's plugin wrote nothing: what the emulator printed above says why"
+            "{name} ended with status {code} and the emulator's plugin wrote nothing: see the emulator's output above for the reason"
         ),
         _ => anyhow::Error::new(error),
     }

@@ -113,7 +113,7 @@ pub(crate) fn place(args: &PlaceArgs) -> anyhow::Result<()> {
     let huge_page_bytes = args.huge_pages.map(|size| size.0);
     if let Some(page) = huge_page_bytes.filter(|page| page.0 <= PAGE_BYTES) {
         return Err(bad_input(format!(
-            "--huge-pages is the size of huge pages, such as 2MiB or 1GiB; {page} is no larger than an ordinary page"
+            "--huge-pages must be the size of a huge page, such as 2MiB or 1GiB; {page} is not larger than an ordinary page"
         )));
     }
     let all = |page_bytes| HugeMemory {
@@ -213,7 +213,9 @@ pub(crate) fn vm(args: &VmArgs) -> anyhow::Result<()> {
             or_none(vm.home.as_ref()),
             memory(vm),
             or_dash(vm.cpus_used, |used| format!("{used:.1}")),
-            or_dash(vm.cycles_per_instruction, |cpi| counted(format!("{cpi:.2}"), vm.counted_by)),
+            or_dash(vm.cycles_per_instruction, |cpi| {
+                counted(format!("{cpi:.2}"), vm.counted_by)
+            }),
             or_dash(vm.llc_miss_rate, |rate| counted(percent(rate), vm.counted_by)),
             or_dash(vm.local_access_ratio, percent),
             or_dash(vm.bandwidth_bytes_per_s, |rate| {
@@ -225,7 +227,9 @@ pub(crate) fn vm(args: &VmArgs) -> anyhow::Result<()> {
     say!(
         "{}",
         table(
-            &["VM", "home", "memory", "CPUs", "CPI", "LLC miss", "local", "traffic", ""],
+            &[
+                "VM", "home", "memory", "CPUs", "CPI", "LLC miss", "local", "traffic", ""
+            ],
             rows
         )
     );

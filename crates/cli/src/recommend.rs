@@ -132,7 +132,7 @@ fn list(args: &RecommendArgs) -> anyhow::Result<()> {
         return print_json("recommendations", &answer);
     }
     if answer.recommendations.is_empty() {
-        say!("nothing waits for you");
+        say!("no recommendations");
         return Ok(());
     }
     let rows = answer.recommendations.iter().map(|one| {
@@ -159,7 +159,7 @@ fn list(args: &RecommendArgs) -> anyhow::Result<()> {
     {
         let others: Vec<String> = one.together.iter().map(u64::to_string).collect();
         say!(
-            "{}: its gain is predicted together with {}",
+            "{}: its predicted gain is for applying it together with {}",
             one.id,
             others.join(", ")
         );

@@ -196,8 +196,8 @@ pub(crate) fn open(path: &Path) -> anyhow::Result<Archive> {
     };
     if opened.is_some_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied) {
         return Err(bad_input(format!(
-            "the history {} may be read by root and the agent's user alone: run this as root; members of `[http] group` ask the agent, \
-             over its http.sock (/v1/vms/NAME/why, /v1/history)",
+            "only root and the agent's user may read the history {}: run this as root; members of `[http] group` can ask the \
+             agent over its http.sock (/v1/vms/NAME/why, /v1/history)",
             path.display()
         )));
     }
@@ -346,7 +346,7 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
         say!("{}  {:>6}  {}{again}", event.at, event.id, event.text);
     }
     if shown.events.is_empty() {
-        say!("no event of these; without VM, --policy, --kind, --from and --to all are shown");
+        say!("no event matches; leave out VM, --policy, --kind, --from and --to to see all events");
     }
     Ok(())
 }
@@ -397,10 +397,10 @@ fn export_trace(archive: &Archive, span: (i64, i64), path: &Path) -> anyhow::Res
     );
     say!("{}: {periods} periods", path.display());
     if without > 0 {
-        say!("samples of {without} of them are not kept any more: where vCPUs were then is not known");
+        say!("{without} of them no longer have samples: where vCPUs ran in these periods is unknown");
     }
     if unreadable > 0 {
-        say!("{unreadable} periods of another version cannot be read, and are left out");
+        say!("left out {unreadable} periods that another version wrote and this one cannot read");
     }
     Ok(())
 }

@@ -61,10 +61,10 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
 
 fn show(report: &Report) {
     let settings = match (report.same_settings, report.policies == report.policies_recorded) {
-        (true, _) => format!("policies {} and settings of then", report.policies.name()),
+        (true, _) => format!("policies {} and the recorded settings", report.policies.name()),
         (false, true) => format!("policies {} with other settings", report.policies.name()),
         (false, false) => format!(
-            "policies {} in the place of {}",
+            "policies {} instead of {}",
             report.policies.name(),
             report.policies_recorded.name()
         ),
@@ -85,22 +85,22 @@ fn show(report: &Report) {
         say!("not exact: {sentence}");
     }
     say!(
-        "{} decisions then, {} now, {} the same",
+        "{} decisions recorded, {} in the replay, {} the same",
         report.recorded_count,
         report.replayed_count,
         report.same_count
     );
     let Some(first) = report.first_difference_wall_ns else {
-        say!("every plan is the same, to the last letter");
+        say!("every plan is exactly the same");
         return;
     };
     say!(
-        "the first difference is at {}; later ones are decided of the host as it was, not as it would have been",
+        "the first difference is at {}; later decisions are based on the host as recorded, not as it would have become",
         Wall(first)
     );
     if report.other_reason_count > 0 {
         say!(
-            "{} of the same decisions give another reason",
+            "{} of the same decisions have a different reason",
             report.other_reason_count
         );
     }
@@ -109,7 +109,7 @@ fn show(report: &Report) {
     }
     let more = report.differences.len().saturating_sub(SHOWN_MAX);
     if more > 0 {
-        say!("and {more} more; --json has all");
+        say!("and {more} more; --json shows all");
     }
 }
 
@@ -125,8 +125,8 @@ fn line(difference: &Difference) -> String {
         ..
     } = difference;
     let only = match only {
-        Only::Recorded => "then only",
-        Only::Replayed => "now only ",
+        Only::Recorded => "only recorded",
+        Only::Replayed => "only replayed",
     };
     let again = match count {
         1 => String::new(),

@@ -56,7 +56,7 @@ fn show(answer: &Report) {
     });
     say!("{}\n", table(&["VM", "judged", "predicted", "seen", ""], rows));
     if answer.unlisted_count > 0 {
-        say!("{} older ones are not listed\n", answer.unlisted_count);
+        say!("{} older trials are not listed\n", answer.unlisted_count);
     }
     let sum = |name: String, sum: &Sum, note: &str| {
         vec![
@@ -78,7 +78,7 @@ fn show(answer: &Report) {
     let header = ["VM", "trials", "undone", "gain", "moved", "off by", ""];
     say!("{}\n", table(&header, rows));
     say!(
-        "predicted and seen are speeds over those before the change, above 1 faster; gain is what was kept, of all VMs the mean;"
+        "predicted and seen: speed over that before the change (above 1 is faster); gain: that of all kept changes (of VMs, the mean);"
     );
-    say!("moved is memory that came home; off by is the median of how far seen is from predicted{running}");
+    say!("moved: memory moved to the home; off by: median difference between seen and predicted{running}");
 }

@@ -82,7 +82,9 @@ pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
     let whole = all.len();
     let selected = claims::select(all, &args.claims).map_err(bad_input)?;
     if args.document.is_some() && selected.len() < whole {
-        return Err(bad_input("--document holds every claim; select `all` with it"));
+        return Err(bad_input(
+            "--document needs the results of every claim; select `all`",
+        ));
     }
     if let Some(directory) = &args.figures {
         fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
@@ -167,7 +169,7 @@ fn open_cache(directory: Option<&Path>, progress: &Progress) -> Option<Cache> {
         Ok(cache) => Some(cache),
         Err(error) => {
             progress.note(&format!(
-                "finished runs are not kept in {}: {error}",
+                "cannot keep finished runs in {}: {error}",
                 directory.display()
             ));
             None

@@ -52,10 +52,7 @@ pub(crate) fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
         // The reader may be gone.
         let _ = writeln!(std::io::stderr(), "homenode: {}", printable::Sentence(notice));
     }
-    say!(
-        "{} VMs are as they were before homenode touched them",
-        released.count
-    );
+    say!("undid homenode's changes to {} VMs", released.count);
     match released.lost_journal {
         Some(lost) => Err(anyhow::anyhow!(lost)),
         None => Ok(()),

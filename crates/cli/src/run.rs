@@ -108,8 +108,8 @@ pub(crate) struct RunArgs {
 fn of_host(text: &str) -> anyhow::Result<PolicySet> {
     match text.starts_with(EXEC) {
         true => bail!(
-            "a policy that is a program decides on the twin alone: `homenode sim SCENARIO --policy '{text}'`; \
-             `homenode record scenario` makes a scenario of a host's recording"
+            "a policy that is a program may run only on the twin: `homenode sim SCENARIO --policy '{text}'`; \
+             `homenode record scenario` makes a scenario from a host's recording"
         ),
         false => Ok(text.parse()?),
     }
@@ -133,11 +133,11 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let host = choose_host(args, &mut output)?;
     ensure!(
         !args.trace_waiting || matches!(host, HostArg::Live(Managed::Xen)),
-        "--trace-waiting reads Xen's trace, and this host is not Xen: leave it out"
+        "--trace-waiting reads Xen's trace, but this host does not run Xen: leave it out"
     );
     if args.kernel.numa_balancing.is_some() && !matches!(host, HostArg::Twin(_)) {
         return Err(bad_input(
-            "--numa-balancing is for the twin: the kernel of this host is set with `sysctl kernel.numa_balancing=0` (or 1)",
+            "--numa-balancing is only for the twin; on this host, use `sysctl kernel.numa_balancing=0` (or 1)",
         ));
     }
     match host {
@@ -222,7 +222,7 @@ fn simulate(
     ended?;
     drop(web);
     if comparison.is_stopping() {
-        output.line("stopped: other policies are not compared");
+        output.line("stopped: skipping the comparison with other policies");
         return Ok(ExitCode::SUCCESS);
     }
     // From now on, a signal can stop only the comparison.

@@ -63,7 +63,7 @@ fn program(text: &str) -> anyhow::Result<Program> {
     match text.starts_with(EXEC) {
         true => Ok(text.parse()?),
         false => {
-            bail!("the policies that come with the program are there already; write `exec:` before yours")
+            bail!("built-in policies are always included; write `exec:` before your own program")
         }
     }
 }
@@ -114,7 +114,7 @@ fn show(search: &Search<'_>, best: &Best, output: &mut Output) {
     let figure = |value: Option<f64>| or_dash(value, |value| format!("{value:.3}"));
     let percent = |gap: Option<f64>| or_dash(gap, |gap| format!("{:.1}%", gap * 100.0));
     output.text(format_args!(
-        "{} on {}, seed {}: runtime over that under default, which is 1; {} evaluations\n",
+        "{} on {}, seed {}: runtimes relative to default (default is 1); {} evaluations\n",
         search.scenario, search.machine, search.seed, search.evaluations
     ));
     let of_default = vec![
@@ -153,9 +153,9 @@ fn show(search: &Search<'_>, best: &Best, output: &mut Output) {
     });
     let header: Vec<&str> = header.iter().map(String::as_str).collect();
     output.text(format_args!("\n{}", table(&header, rows)));
-    output.text(format_args!("\nThe decisions of the best known, each from the agent's first sample at or after its time that has the VM:\n"));
+    output.text(format_args!("\nThe best known decisions; each takes effect at the agent's first sample that has the VM, at or after its time:\n"));
     if search.best.decisions.is_empty() {
-        output.line("    none: every VM is where the kernel puts it");
+        output.line("    none: every VM stays where the kernel puts it");
     }
     for line in &search.best.decisions {
         output.line(&format!("    {line}"));

@@ -161,8 +161,8 @@ impl Wanted {
         Reload::new(wake_signal, move || {
             if wanted.file().is_none() {
                 return Err(match &wanted.usual {
-                    Some(usual) => format!("there is no {} to read", usual.display()),
-                    None => "this run has its settings from no file: name one with --config".to_owned(),
+                    Some(usual) => format!("the settings file {} does not exist", usual.display()),
+                    None => "this run was started without a settings file; name one with --config".to_owned(),
                 });
             }
             wanted.read(&machine).map_err(|error| format!("{error:#}"))

@@ -330,7 +330,7 @@ fn memory(report: &TwinReport) -> Option<String> {
             ]
         })
         .collect();
-    let header = ["VM", "memory in the end", "of the host's", "faults on swap"];
+    let header = ["VM", "memory at the end", "of the host's", "faults on swap"];
     some(&header, rows)
 }
 

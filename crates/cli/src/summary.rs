@@ -78,7 +78,7 @@ pub(crate) fn compare(
         drop(to_us);
         worker.wake();
     });
-    thread.context("cannot start the thread that compares")?;
+    thread.context("cannot start the thread that compares policies")?;
     let mut policies: Vec<Trial> = Vec::new();
     let mut shown_count = 0;
     let is_whole = loop {
@@ -118,5 +118,5 @@ fn cut_short(compared: usize) -> String {
         .iter()
         .map(|policies| policies.name())
         .collect();
-    format!("cut short by a signal: nothing is known of {}", left.join(", "))
+    format!("stopped by a signal: no results for {}", left.join(", "))
 }

@@ -178,7 +178,7 @@ pub(crate) fn run(args: &SweepArgs) -> anyhow::Result<()> {
 }
 
 fn open(directory: &Path) -> anyhow::Result<Store> {
-    let program = Program::running().context("this program cannot be read")?;
+    let program = Program::running().context("cannot read this program's own file")?;
     Store::open(directory, program).map_err(told)
 }
 
@@ -301,8 +301,8 @@ fn picture(made: &Table) -> String {
 }
 
 fn slurm(args: &SweepArgs, plan: &Plan, file: &Path) -> anyhow::Result<()> {
-    let whole = |path: &Path| std::path::absolute(path).context("there is no current directory");
-    let program = std::env::current_exe().context("this program cannot be found")?;
+    let whole = |path: &Path| std::path::absolute(path).context("cannot find the current directory");
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
     let store = whole(args.store.as_deref().unwrap_or(Path::new(".")))?;
     let mut merge = args.result.words();
     if let (Some(path), Some(last)) = (&args.result.parquet, merge.last_mut()) {

@@ -59,7 +59,7 @@ fn show(vm: &VmStatus) {
             vcpus.map(|(vcpu, (node, believed))| vec![vcpu.to_string(), on(*node), believed.to_string()]);
         say!(
             "{}",
-            table(&["vCPU", "told to run on", "so takes it for virtual node"], rows)
+            table(&["vCPU", "told to run on", "so it assumes virtual node"], rows)
         );
     }
     if !virtual_nodes.is_empty() {
@@ -75,8 +75,8 @@ fn show(vm: &VmStatus) {
             "vCPUs at boot",
             "memory",
             "told to be on",
-            "is to be on",
-            "lies on",
+            "should be on",
+            "is on",
         ];
         say!("{}", table(&header, rows));
     }

@@ -31,7 +31,7 @@ pub(crate) fn only_where_a_user_looks(why: &str) -> anyhow::Result<()> {
     match here.refusal() {
         None => Ok(()),
         Some(how) => anyhow::bail!(
-            "there is nothing to manage here: {why}. {how} nothing is simulated unless it is asked for, with `--host twin`"
+            "there is nothing to manage here: {why}. {how}, homenode simulates a host only on request, with `--host twin`"
         ),
     }
 }

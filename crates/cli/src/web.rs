@@ -59,7 +59,7 @@ fn address(port: u16, output: &mut Output) -> anyhow::Result<Listen> {
         .is_err_and(|error| error.kind() == ErrorKind::AddrInUse);
     if is_taken {
         output.line(&format!(
-            "another program listens at port {port}: the page is at a port that is free"
+            "another program listens on port {port}: the page uses a free port instead"
         ));
     }
     let port = if is_taken { 0 } else { port };

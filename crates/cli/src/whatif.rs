@@ -78,7 +78,7 @@ fn parse(texts: &[String]) -> anyhow::Result<Homes> {
             list => match list.parse::<NodeSet>() {
                 Ok(nodes) if !nodes.is_empty() => Some(nodes),
                 _ => {
-                    return Err(bad_input(format!("`{list}` in `{word}` is no home; {REMEDY}")));
+                    return Err(bad_input(format!("`{list}` in `{word}` is not a home; {REMEDY}")));
                 }
             },
         };
@@ -145,14 +145,17 @@ fn show(answer: &Forecast, homes: &Homes) {
             say!("{}: {}", OneLine(&vm.name), OneLine(why));
         }
     }
-    say!("time is what work takes, as predicted: 1.00 as without an agent, less is faster");
+    say!("time: predicted runtime relative to running without an agent (1.00 is the same, less is faster)");
     match (answer.error_median, answer.trials_count) {
-        (Some(error), 1) => say!("the one trial so far saw {} else than predicted", percent(error)),
-        (Some(error), trials) => say!(
-            "{trials} trials so far saw {} else than predicted, in the median",
+        (Some(error), 1) => say!(
+            "the only trial so far differed from its prediction by {}",
             percent(error)
         ),
-        (None, _) => say!("no trial yet: nothing tells how far predictions are off on this host"),
+        (Some(error), trials) => say!(
+            "{trials} trials so far differed from their predictions by {} (median)",
+            percent(error)
+        ),
+        (None, _) => say!("no trial yet: how far predictions are off on this host is unknown"),
     }
     answer
         .notes
@@ -192,12 +195,12 @@ mod tests {
             ("web", "`web` names no home; write `VM=0`"),
             ("a=0 web = 0", "`web` names no home"),
             ("=0", "`=0` names no VM"),
-            ("web=", "`` in `web=` is no home"),
-            ("web=,", "`,` in `web=,` is no home"),
-            ("web=x", "`x` in `web=x` is no home; write `VM=0`"),
-            ("web=-1", "`-1` in `web=-1` is no home"),
-            ("web=2-1", "`2-1` in `web=2-1` is no home"),
-            ("web=99999999999", "is no home"),
+            ("web=", "`` in `web=` is not a home"),
+            ("web=,", "`,` in `web=,` is not a home"),
+            ("web=x", "`x` in `web=x` is not a home; write `VM=0`"),
+            ("web=-1", "`-1` in `web=-1` is not a home"),
+            ("web=2-1", "`2-1` in `web=2-1` is not a home"),
+            ("web=99999999999", "is not a home"),
             ("web=0 db=1 web=1", "VM web is named twice, again in `web=1`"),
         ] {
             let refused = read(text).unwrap_err();

@@ -73,7 +73,7 @@ fn tell(answer: &Answer, out: &mut String) -> fmt::Result {
         let percent = 100.0 * told.lost;
         writeln!(
             out,
-            "VM {} lost {percent:.0} percent of its speed from {from} to {to}, against the time since {before}",
+            "VM {} lost {percent:.0} percent of its speed from {from} to {to}, compared with the time since {before}",
             told.name
         )?;
     }

@@ -45,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How long the agent keeps measuring for a client after its last request; each poll renews it.
 const WAIT: Ns = Ns::from_secs(15);
 /// What a working set does not tell; printed with each figure.
-const NOT: &str = "not said: whether the guest would like more than it has (one that swaps looks like one that fits), nor how \
+const NOT: &str = "not measured: whether the guest needs more memory than it has (one that swaps looks like one that fits), and how \
                    slow it would be with less";
 
 /// `homenode wss`.
@@ -82,7 +82,7 @@ fn ask(args: &WssArgs, vm: Option<&str>) -> anyhow::Result<WorkingSets> {
 
 fn all(args: &WssArgs) -> anyhow::Result<()> {
     if args.window.is_some() {
-        return Err(bad_input("--window goes with the name of a VM"));
+        return Err(bad_input("--window needs the name of a VM"));
     }
     let answer = ask(args, None)?;
     if args.agent.json() {
@@ -136,11 +136,11 @@ fn one(args: &WssArgs, name: &str) -> anyhow::Result<()> {
             return show(args, &vm, figure, &answer.trackers);
         }
         if let Some(why) = &vm.why_not {
-            bail!("the working set of VM {name} is not known: {why}");
+            bail!("the working set of VM {name} is unknown: {why}");
         }
         if !vm.is_watched && begun.elapsed() > PATIENCE {
             bail!(
-                "the agent does not get to watching VM {name}: it may be busy moving pages, or its plans are refused, which it says in its log"
+                "the agent has not begun to watch VM {name}: it may be busy moving pages, or its plans may be refused (see its log)"
             );
         }
         let text = format!(
@@ -192,13 +192,13 @@ fn show(args: &WssArgs, vm: &WorkingSet, figure: &Figure, trackers: &[TrackerCho
         figure.window_ns
     );
     let kernel = match figure.kernel_bytes {
-        Bytes::ZERO => "the guest's kernel is in it, and not told apart".to_owned(),
-        kernel => format!("of it at least {} its kernel", in_mib(kernel)),
+        Bytes::ZERO => "the guest's kernel is included and cannot be separated".to_owned(),
+        kernel => format!("of which at least {} is its kernel", in_mib(kernel)),
     };
     let settled = if figure.is_settled {
         "settled"
     } else {
-        "may still move: ask again"
+        "may still change: ask again"
     };
     let lines = [
         (
@@ -240,7 +240,7 @@ fn show(args: &WssArgs, vm: &WorkingSet, figure: &Figure, trackers: &[TrackerCho
         .iter()
         .filter(|choice| choice.tracker.name() != figure.tracker);
     for choice in others {
-        let why = choice.why_not.as_deref().unwrap_or("there, and less exact");
+        let why = choice.why_not.as_deref().unwrap_or("available, but less exact");
         say!("  {:<9} {}: {why}", "not", choice.tracker.name());
     }
     Ok(())

@@ -70,8 +70,9 @@ impl Control {
             return Vec::new();
         };
         let is_modelled = policy.migration == Migration::Carrefour && sample.counted_by == CountedBy::Model;
-        let modelled = is_modelled
-            .then(|| "which node uses a page is sampled by a model of caches, not by hardware".to_owned());
+        let modelled = is_modelled.then(|| {
+            "which node uses a page is estimated with a model of caches, not measured by hardware".to_owned()
+        });
         memory::caution(vm, policy).into_iter().chain(modelled).collect()
     }
 

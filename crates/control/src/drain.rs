@@ -27,7 +27,7 @@ pub enum NotDrained {
         there: NodeSet,
     },
     /// No node would be left.
-    #[error("no node would be left for VMs; this host's VMs can live on node {homes}")]
+    #[error("no node would be left for VMs; VMs of this host can use node {homes}")]
     NoneLeft {
         /// Nodes that can be a home.
         homes: NodeSet,
@@ -95,7 +95,9 @@ fn why_it_stays(view: &View<'_>, vm: &VmView<'_>, node: NodeId, mode: Mode) -> O
         return Some(why.to_string());
     }
     if settings.home.as_ref().is_some_and(|home| home.contains(node)) {
-        return Some("its operator chose a home there; choose another, or take it back".to_owned());
+        return Some(
+            "its operator set its home to this node; set another home, or remove that setting".to_owned(),
+        );
     }
     if mode != Mode::Act {
         return Some(format!("mode {mode} is in force for it"));

@@ -252,11 +252,11 @@ impl fmt::Display for Event {
                 ..
             } => write!(
                 f,
-                "VM {name}: vCPU {vcpu} may run on {found}, the agent had set {expected}: another program changed it, its vCPUs are left alone"
+                "VM {name}: another program changed the CPUs of vCPU {vcpu} from {expected}, set by the agent, to {found}; the agent leaves the VM's vCPUs alone"
             ),
             Event::GivenBack { name, .. } => write!(
                 f,
-                "VM {name}: its vCPUs may run anywhere again, the agent manages it again"
+                "VM {name}: its vCPUs may run anywhere again, so the agent manages it again"
             ),
             Event::QuotaChangedByOther {
                 name,
@@ -267,12 +267,12 @@ impl fmt::Display for Event {
                 let found = found.map_or("none".to_owned(), |found| found.to_string());
                 write!(
                     f,
-                    "VM {name}: its CPU quota is {found}, the agent had set {expected}: another program changed it, it is left alone until it is removed or the VM's permit is set again"
+                    "VM {name}: another program changed its CPU quota from {expected}, set by the agent, to {found}; the agent leaves it alone until it is removed or the VM's permit is set again"
                 )
             }
             Event::QuotaGivenBack { name, .. } => write!(
                 f,
-                "VM {name}: it has no CPU quota any more, the agent decides on it again"
+                "VM {name}: its CPU quota was removed, so the agent manages it again"
             ),
             Event::Decided {
                 name,

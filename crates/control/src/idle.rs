@@ -22,7 +22,7 @@ impl Control {
 
     /// Returns why no VM's memory is watched, or `None` if it can be watched.
     pub fn watching_idle(&self) -> Option<String> {
-        let not = "watch no VM's memory, since that takes clearing what tells of its use";
+        let not = "watch no VM's memory, because that would clear the kernel's accessed bits";
         self.idle(working_set::POLICY, not)
     }
 
@@ -33,12 +33,12 @@ impl Control {
 
     /// Returns why no prediction is tested by a trial, or `None` if trials are made.
     pub fn trials_idle(&self) -> Option<String> {
-        self.idle(arrange::POLICY, "try nothing")
+        self.idle(arrange::POLICY, "run no trials")
     }
 
     /// Returns why there are no predictions, or `None` if there are. A dry run has predictions.
     pub fn predictions_idle(&self) -> Option<String> {
-        self.without(arrange::POLICY, "keep no predictions")
+        self.without(arrange::POLICY, "make no predictions")
     }
 
     /// Returns why a policy has no effect, if it has none. `not` names the missing effect, as in "the policies set no memory

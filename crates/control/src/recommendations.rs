@@ -209,7 +209,7 @@ pub enum NotThat {
         open: Vec<u64>,
     },
     /// The recommendation is over, or already approved.
-    #[error("recommendation {id} is {} already; {}", .state.name(), open_ones(.open))]
+    #[error("recommendation {id} is already {}; {}", .state.name(), open_ones(.open))]
     Over {
         /// The number.
         id: u64,

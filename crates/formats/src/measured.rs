@@ -89,7 +89,7 @@ pub enum MeasuredError {
     File(#[from] FileError),
     /// The file has another version.
     #[error(
-        "{path}: a measurement of version {found}, and this program reads {VERSION}: measure again, as the file's head says"
+        "{path}: the measurement has version {found}, but this program reads {VERSION}; measure again as the top of the file says"
     )]
     Version {
         /// Path of the file.
@@ -98,7 +98,7 @@ pub enum MeasuredError {
         found: u32,
     },
     /// A part is larger than the whole.
-    #[error("{path}: {program} has more {part} than {whole}: measure again, as the file's head says")]
+    #[error("{path}: {program} has more {part} than {whole}; measure again as the top of the file says")]
     Larger {
         /// Path of the file.
         path: String,

@@ -57,11 +57,11 @@ pub enum PageError {
     Magic(u64),
     /// The layout has another version.
     #[error(
-        "a modelled PMU of version {0}; this program reads {VERSION}: take plugin and agent of one build"
+        "the modelled PMU has version {0}, but this program reads {VERSION}; use a plugin and an agent of the same build"
     )]
     Version(u64),
     /// A figure is out of range.
-    #[error("a modelled PMU that states {value} {what}; {expected}")]
+    #[error("the modelled PMU states {value} {what}; {expected}")]
     Figure {
         /// Name of the figure.
         what: &'static str,
@@ -198,12 +198,7 @@ impl Layout {
         within("bytes of a line", line_bytes, 16, 4096)?;
         within("samples", samples, 1, SAMPLES_MAX)?;
         let whole = samples.next_power_of_two();
-        within(
-            "samples, which are dealt with by their low bits",
-            samples,
-            whole,
-            whole,
-        )?;
+        within("samples, which must be a power of two", samples, whole, whole)?;
         let layout = Layout {
             cpus,
             tags,
@@ -212,9 +207,9 @@ impl Layout {
             samples,
         };
         for (what, value, place) in [
-            ("as the place of its counts", counts_at, 8 * HEADER_WORDS as u64),
-            ("as the place of its samples", samples_at, layout.samples_at()),
-            ("as the place of its tags", tags_at, layout.tags_at()),
+            ("as the offset of its counts", counts_at, 8 * HEADER_WORDS as u64),
+            ("as the offset of its samples", samples_at, layout.samples_at()),
+            ("as the offset of its tags", tags_at, layout.tags_at()),
         ] {
             within(what, value, place, place)?;
         }
@@ -563,14 +558,14 @@ mod tests {
                 .to_string()
         };
         assert!(with(0, 0).starts_with("not a modelled PMU: it begins with 0x0000000000000000"));
-        assert!(with(1, 1).contains("of version 1; this program reads 3"));
+        assert!(with(1, 1).contains("has version 1, but this program reads 3"));
         assert!(with(2, 1 << 40).contains("bytes"));
         assert!(with(3, u64::MAX).contains("CPUs; it must be 1 to 4096"));
         assert!(with(4, 257).contains("257 tags"));
         assert!(with(5, u64::MAX).contains("frames"));
-        assert!(with(8, 8).contains("8 as the place of its tags"));
+        assert!(with(8, 8).contains("8 as the offset of its tags"));
         assert!(with(9, 12).contains("12 samples"));
-        assert!(with(10, 8).contains("8 as the place of its samples"));
+        assert!(with(10, 8).contains("8 as the offset of its samples"));
         let cut = Layout::parse(LAYOUT.header(), LAYOUT.bytes() - 1).expect_err("cut off");
         assert!(cut.to_string().contains("more than are mapped"), "{cut}");
     }

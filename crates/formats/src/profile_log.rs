@@ -162,7 +162,7 @@ pub enum LogError {
         error: std::io::Error,
     },
     /// The file is larger than any log.
-    #[error("{0}: larger than {LOG_BYTES_MAX} bytes: not a log of the plugin")]
+    #[error("{0}: not a log of the plugin: larger than {LOG_BYTES_MAX} bytes")]
     TooLarge(String),
     /// The file has another format.
     #[error("{path}: not a log of the plugin, or cut off: {error}")]
@@ -173,7 +173,7 @@ pub enum LogError {
         error: serde_json::Error,
     },
     /// A plugin of another version wrote the file.
-    #[error("{path}: written by a plugin of log version {version}, this program reads {expected}: install both again", expected = Log::VERSION)]
+    #[error("{path}: the plugin wrote log version {version}, but this program reads {expected}; reinstall both", expected = Log::VERSION)]
     Version {
         /// Path of the file.
         path: String,
@@ -290,7 +290,7 @@ impl Log {
             ("footprint_bytes", self.footprint_bytes),
         ];
         for (key, value) in counts {
-            within(key, value as f64, 0.0, 1e18, "and no program gets that far")?;
+            within(key, value as f64, 0.0, 1e18, "more than any program reaches")?;
         }
         within(
             "line_bytes",
@@ -299,15 +299,9 @@ impl Log {
             4096.0,
             "it must lie between 16 and 4096",
         )?;
-        within(
-            "rate",
-            self.rate,
-            1e-9,
-            1.0,
-            "it must lie above 0 and not above 1",
-        )?;
+        within("rate", self.rate, 1e-9, 1.0, "it must be above 0 and at most 1")?;
         let most = 2 * (self.reads + self.writes);
-        let expected = "it must not be above twice the loads and stores";
+        let expected = "it must be at most twice the loads and stores";
         within(
             "llc_accesses",
             self.llc_accesses as f64,
@@ -315,7 +309,7 @@ impl Log {
             most as f64,
             expected,
         )?;
-        let expected = "and private caches give up no more lines than they get";
+        let expected = "but private caches cannot give up more lines than they get";
         within(
             "written_back",
             self.written_back as f64,
@@ -359,11 +353,11 @@ impl Flights {
             accesses,
             0.0,
             1e18,
-            "and no program gets that far",
+            "more than any program reaches",
         )?;
-        let expected = "and not more are foreseen than there are";
+        let expected = "more than there are accesses";
         within("foreseen", self.foreseen as f64, 0.0, accesses, expected)?;
-        let expected = "and no access takes more than one latency of its own";
+        let expected = "more than one latency for each access";
         within("latencies_least", least, 0.0, accesses * (1.0 + 1e-9), expected)?;
         let expected = "it must lie between 0 and the latencies of accesses that wait for more";
         within("latencies_rule", rule, 0.0, least, expected)?;
@@ -378,7 +372,7 @@ impl Pages {
             self.used as f64,
             0.0,
             1e18,
-            "and no program gets that far",
+            "more than any program reaches",
         )?;
         let parts = Pages::PARTS.len() as f64;
         within(
@@ -416,7 +410,7 @@ fn falling(
     }
     let mut above = 1.0;
     for (point, bytes) in curve.iter().zip(capacities) {
-        let (bytes, expected) = (bytes as f64, "and another comes there");
+        let (bytes, expected) = (bytes as f64, "not the capacity expected at that point");
         within(
             "a capacity of the curve",
             point.bytes as f64,
@@ -526,16 +520,18 @@ mod tests {
             assert!(text.contains(from), "{from}");
             complaint(&text.replacen(from, to, 1))
         };
-        assert!(with("\"version\":2", "\"version\":9").contains("log version 9, this program reads 2"));
+        assert!(with("\"version\":2", "\"version\":9").contains("log version 9, but this program reads 2"));
         assert!(with("\"foreseen\":10", "\"foreseen\":41").contains("foreseen is 41"));
         assert!(with("\"latencies_most\":10", "\"latencies_most\":21").contains("latencies_most is 21"));
         assert!(with("\"heat\":[0.5", "\"heat\":[0.6").contains("a share in heat is 0.5"));
         assert!(with("\"shared\":0.0", "\"shared\":1.5").contains("shared is 1.5"));
-        assert!(with("\"rate\":0.125", "\"rate\":-1").contains("rate is -1, it must lie above 0"));
+        assert!(with("\"rate\":0.125", "\"rate\":-1").contains("rate is -1, it must be above 0"));
         assert!(with("\"rate\":0.125", "\"rate\":NaN").contains("not a log of the plugin"));
         assert!(with("\"reads\":300", "\"reads\":-3").contains("not a log of the plugin"));
         assert!(with("\"reads\":300", "\"reads\":3,\"more\":1").contains("unknown field `more`"));
-        assert!(with("\"reads\":300", "\"reads\":18446744073709551615").contains("no program gets that far"));
+        assert!(
+            with("\"reads\":300", "\"reads\":18446744073709551615").contains("more than any program reaches")
+        );
         assert!(with("\"llc_accesses\":40", "\"llc_accesses\":4000").contains("llc_accesses is 4000"));
         assert!(with("\"bytes\":18432", "\"bytes\":1").contains("a capacity of the curve is 1"));
         let mut rising = log();

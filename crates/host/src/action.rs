@@ -164,10 +164,10 @@ impl Lever {
             Lever::Pages => "its pages",
             Lever::MemoryPolicy => "its memory policy",
             Lever::CpuQuota => "its CPU quota",
-            Lever::Resctrl => "its part of caches and memory bandwidth",
+            Lever::Resctrl => "its share of caches and memory bandwidth",
             Lever::Watching => "the watch on its memory",
             Lever::Memory => "its memory",
-            Lever::Topology => "what its guest is told",
+            Lever::Topology => "the topology that its guest is told",
         }
     }
 }
@@ -216,18 +216,18 @@ impl Act {
                 format!("move memory of virtual node {virtual_node} of VM {name} to node {to}")
             }
             Act::MoveFrames { .. } => format!("move pages of VM {name} to where they are used"),
-            Act::SetMemoryPolicy { policy } => format!("lay out the memory of VM {name} by {policy}"),
+            Act::SetMemoryPolicy { policy } => format!("set memory policy {policy} for VM {name}"),
             Act::Limit { limit, .. } => match limit {
                 Limit::CpuQuota(quota) => format!("let each vCPU of VM {name} run {quota}"),
-                Limit::CacheWays(part) => format!("leave VM {name} {} percent of the cache", part.0),
+                Limit::CacheWays(part) => format!("limit VM {name} to {} percent of the cache", part.0),
                 Limit::MemoryBandwidth(part) => {
-                    format!("leave VM {name} {} percent of the memory bandwidth", part.0)
+                    format!("limit VM {name} to {} percent of the memory bandwidth", part.0)
                 }
-                Limit::Memory(bytes) => format!("leave VM {name} {bytes} of memory"),
+                Limit::Memory(bytes) => format!("limit VM {name} to {bytes} of memory"),
             },
             Act::Watch { .. } => format!("watch which memory VM {name} uses"),
-            Act::PublishTopology { .. } => format!("tell the guest of VM {name} where it is"),
-            Act::Lift { lever } => format!("take back what was set on VM {name}: {}", lever.of_vm()),
+            Act::PublishTopology { .. } => format!("tell the guest of VM {name} its NUMA topology"),
+            Act::Lift { lever } => format!("undo what was set on VM {name}: {}", lever.of_vm()),
         }
     }
 

@@ -71,7 +71,7 @@ impl Balloons {
                 "put <memballoon model='virtio'/> into its <devices> (virsh edit), and start it again"
             }
             Balloons::Xen => {
-                "Xen gives one, up to `maxmem`, to a domain without video memory (HVM: vga = \"none\"), and its kernel needs Xen's driver \
+                "a domain gets one, up to its `maxmem`, if it has no video memory (HVM: vga = \"none\") and its kernel has Xen's driver \
                  (xen-balloon, CONFIG_XEN_BALLOON)"
             }
         }
@@ -82,7 +82,7 @@ impl Balloons {
         match self {
             Balloons::Virtio => "is virtio_balloon loaded in the guest?",
             Balloons::Xen => {
-                "Xen's (xen-balloon, CONFIG_XEN_BALLOON) never does, so nothing is taken; `xl mem-set` sets what it has, up to its `maxmem`"
+                "Xen's (xen-balloon, CONFIG_XEN_BALLOON) never does, so no memory is taken; set its memory with `xl mem-set`, up to its `maxmem`"
             }
         }
     }

@@ -61,8 +61,8 @@ impl fmt::Display for NumaBalancing {
         f.write_str(match self {
             NumaBalancing::Off => "off",
             NumaBalancing::On => "on",
-            NumaBalancing::Tiering => "tiers only",
-            NumaBalancing::OnAndTiering => "on, and of tiers",
+            NumaBalancing::Tiering => "for memory tiers only",
+            NumaBalancing::OnAndTiering => "on, also for memory tiers",
         })
     }
 }
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(
             after.changes(&before),
             [
-                "NUMA balancing (kernel.numa_balancing) is tiers only now; it was on",
+                "NUMA balancing (kernel.numa_balancing) is for memory tiers only now; it was on",
                 "KSM (ksm/run) is on now; it was unknown"
             ]
         );

@@ -114,7 +114,7 @@ impl<H: Host + ?Sized> Host for Box<H> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostError {
     /// The hypervisor's management service does not answer. The control loop tries again.
-    #[error("{service} does not answer: {cause}; the agent keeps trying, VMs run on undisturbed")]
+    #[error("{service} does not answer: {cause}; the agent keeps trying, and VMs keep running")]
     Unreachable {
         /// The service, with its address (`libvirt at qemu:///system`).
         service: String,

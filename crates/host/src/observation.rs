@@ -87,11 +87,11 @@ impl Tracker {
     pub fn blind_spot(self) -> &'static str {
         match self {
             Tracker::Prl => {
-                "pages whose translation stays in the TLB are not walked to, and what comes while a buffer is emptied is lost"
+                "pages whose translation stays in the TLB, and accesses while a buffer is emptied"
             }
             Tracker::Pml => "pages that are only read, and how often a page is written",
             Tracker::Invalidation => "how often a page is used within an interval",
-            Tracker::Sampling => "all but the sample: the error is that of a poll of that many pages",
+            Tracker::Sampling => "pages outside the sample: the error is that of a poll of that many pages",
             Tracker::AccessedBits => {
                 "pages whose translation stays in the TLB, since clearing the bit does not flush it"
             }
@@ -105,15 +105,17 @@ impl Tracker {
     /// Returns the tracker's advantage, as a sentence to show when it was chosen.
     pub fn merit(self) -> &'static str {
         match self {
-            Tracker::Prl => "it names every page walked to, reads and writes, at no cost to the VM",
-            Tracker::Pml => "it names every page written, in hardware",
-            Tracker::Invalidation => "it sees every page used, reads and writes, and no TLB hides any",
+            Tracker::Prl => {
+                "it reports every page that a page walk reaches, by reads and writes, at no cost to the VM"
+            }
+            Tracker::Pml => "it reports every page written, in hardware",
+            Tracker::Invalidation => "it sees every page that is read or written, and the TLB hides none",
             Tracker::Sampling => "it costs a hundred faults per window however large the VM is",
             Tracker::AccessedBits => "it sees reads and writes page by page, and needs nothing but root",
             Tracker::Damon => "it sees reads and writes at a cost that does not grow with the VM",
             Tracker::Mglru => "it sees reads and writes page by page, and looks only at memory in use",
             Tracker::WrittenPages => "it sees writes page by page",
-            Tracker::DirtyLog => "the hypervisor keeps it by itself",
+            Tracker::DirtyLog => "the hypervisor keeps this log by itself",
             Tracker::Exact => "it is the truth, which a simulated host knows",
         }
     }

@@ -89,7 +89,7 @@ impl Failure {
                 format!("VM {name} cannot have memory policy {policy}: {why}")
             }
             Failure::NoTopologyDevice { why } => {
-                format!("the guest of VM {name} cannot be told where it is: {why}")
+                format!("the guest of VM {name} cannot be told its NUMA topology: {why}")
             }
             Failure::NoTracker { why } => format!("no tracker can watch which memory VM {name} uses: {why}"),
             Failure::Host { what, cause } => format!("{what} of VM {name} failed: {cause}"),
@@ -102,7 +102,7 @@ impl Failure {
 #[serde(tag = "refusal", rename_all = "kebab-case")]
 pub enum Refusal {
     /// The host changed after the plan's view was made.
-    #[error("plan was made from version {}, the host is at {}; it will be made again", planned.0, current.0)]
+    #[error("plan was made from version {}, but the host is at {}; a new plan will be made", planned.0, current.0)]
     Stale {
         /// Version that the plan was made from.
         planned: Version,
@@ -143,7 +143,7 @@ pub enum Impossible {
         index: u16,
     },
     /// The CPU set is empty, or has CPUs that the host lacks or that the VM may not use.
-    #[error("CPUs {{{cpus}}} are not a non-empty part of the CPUs {usable} that the VM may use")]
+    #[error("CPUs {{{cpus}}} must be one or more of the CPUs {usable} that the VM may use")]
     Cpus {
         /// Requested CPUs.
         cpus: CpuSet,
@@ -151,7 +151,7 @@ pub enum Impossible {
         usable: CpuSet,
     },
     /// The node set is empty, or has nodes that the host lacks or that have no memory.
-    #[error("nodes {{{nodes}}} are not a non-empty part of the host's nodes with memory {usable}")]
+    #[error("nodes {{{nodes}}} must be one or more of the host's nodes with memory, {usable}")]
     Nodes {
         /// Requested nodes.
         nodes: NodeSet,
@@ -159,7 +159,7 @@ pub enum Impossible {
         usable: NodeSet,
     },
     /// Some nodes are both source and target of the move.
-    #[error("its pages cannot move from nodes {{{from}}} to nodes {{{to}}}: some are both")]
+    #[error("its pages cannot move from nodes {{{from}}} to nodes {{{to}}}: some nodes are in both sets")]
     SameNodes {
         /// Nodes that pages should leave.
         from: NodeSet,
@@ -167,7 +167,7 @@ pub enum Impossible {
         to: NodeSet,
     },
     /// The VM has no such virtual node.
-    #[error("it has no virtual node {virtual_node}: its guest sees {count}")]
+    #[error("it has no virtual node {virtual_node}: its guest sees {count} virtual nodes")]
     UnknownVirtualNode {
         /// The requested virtual node.
         virtual_node: u16,
@@ -176,7 +176,7 @@ pub enum Impossible {
     },
     /// The topology has no memory, the wrong number of virtual nodes, or nodes that the host lacks.
     #[error(
-        "its guest cannot be told of {vcpus} vCPUs and {memory} virtual nodes: it needs a vCPU, {count} virtual nodes with some memory, and all of it on nodes of this host"
+        "its guest cannot be told of {vcpus} vCPUs and {memory} virtual nodes: a topology needs at least one vCPU, {count} virtual nodes, memory in at least one of them, and only nodes of this host"
     )]
     Topology {
         /// Number of vCPUs in the topology.
@@ -188,7 +188,7 @@ pub enum Impossible {
     },
     /// A quota that no kernel accepts.
     #[error(
-        "its vCPUs cannot be held to {quota}: the least is {} of a period of at most {}",
+        "its vCPUs cannot be held to {quota}: the minimum is {} in a period of at most {}",
         CpuQuota::MIN,
         CpuQuota::PERIOD_MAX
     )]
@@ -197,7 +197,7 @@ pub enum Impossible {
         quota: CpuQuota,
     },
     /// A percentage outside 1 to 100.
-    #[error("it cannot be held to {percent} percent: it is 1 to 100")]
+    #[error("it cannot be held to {percent} percent: the limit must be 1 to 100 percent")]
     Part {
         /// The requested percentage.
         percent: u8,
@@ -211,11 +211,11 @@ pub enum Impossible {
         maximum: Option<Bytes>,
     },
     /// A limit or a watch without a lease, which would be lifted at once.
-    #[error("what would hold it carries no lease")]
+    #[error("the limit or watch has no lease")]
     NoLease,
     /// The window is too short to see anything, or too long to wait for.
     #[error(
-        "its memory cannot be watched in windows of {window_ns}: they last from {} to {}",
+        "its memory cannot be watched in windows of {window_ns}: they must last {} to {}",
         WINDOW_MIN,
         WINDOW_MAX
     )]
@@ -234,6 +234,6 @@ pub enum Impossible {
 fn why_not(maximum: &Option<Bytes>) -> String {
     maximum.map_or_else(
         || "it has no balloon".to_owned(),
-        |maximum| format!("it is more than nothing and at most {maximum}"),
+        |maximum| format!("the limit must be above 0 and at most {maximum}"),
     )
 }

@@ -312,33 +312,33 @@ impl std::fmt::Display for Immovable {
             Immovable::Encrypted { kind } => {
                 write!(
                     f,
-                    "its memory is encrypted for its guest alone ({kind}), and no page of it can move"
+                    "its memory is encrypted for the guest ({kind}), so none of its pages can move"
                 )
             }
             Immovable::HugePages { page_bytes } => {
                 write!(
                     f,
-                    "it lies in huge pages of {page_bytes} and too few are free elsewhere; reserve some there"
+                    "its memory is in huge pages of {page_bytes}, and too few are free elsewhere; reserve some there"
                 )
             }
             Immovable::HugePagePool { page_bytes } => write!(
                 f,
-                "it lies in huge pages of {page_bytes} of its nodes' pools, on which others may count; say hugepages=\"move\" in the VM's settings to let it move"
+                "its memory is in huge pages of {page_bytes} of its nodes' pools, which other programs may rely on; set hugepages=\"move\" in the VM's settings to let it move"
             ),
             Immovable::BoundInParts { nodes } => write!(
                 f,
-                "its parts were bound to nodes {nodes} at start, each to its own (strict cells, or interleaving); define the VM with <memory mode='restrictive'> and without <memnode> to let it move"
+                "its memory was bound in parts to nodes {nodes} at start (strict cells, or interleaving); define the VM with <memory mode='restrictive'> and without <memnode> to let it move"
             ),
             Immovable::BoundAtStart { nodes } => write!(
                 f,
-                "it was bound to node {nodes} at start; define the VM with <memory mode='restrictive'> to let it move"
+                "its memory was bound to node {nodes} at start; define the VM with <memory mode='restrictive'> to let it move"
             ),
             Immovable::Hypervisor { reason } => f.write_str(reason),
-            Immovable::Paused => write!(f, "the VM is paused; they can again once it runs"),
+            Immovable::Paused => write!(f, "the VM is paused; moves are possible again once it runs"),
             Immovable::Migrating => {
                 write!(
                     f,
-                    "the VM is being migrated between hosts; they can again when that is over"
+                    "the VM is being migrated between hosts; moves are possible again when that is over"
                 )
             }
         }
@@ -402,7 +402,7 @@ impl std::str::FromStr for Mode {
 
 /// The error for a text that names no [`Mode`]. Holds the text's first 40 characters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no mode; there are observe, recommend and act")]
+#[error("`{0}` is not a mode; use observe, recommend or act")]
 pub struct UnknownMode(String);
 
 /// The operator's settings of a VM. They live with the VM (libvirt metadata), so they survive restarts and migration.

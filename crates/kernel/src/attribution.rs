@@ -68,24 +68,26 @@ const READ_PAGES: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotCounted {
     /// All tags are used by other VMs.
-    #[error("the modelled PMU tells {tags} VMs apart, and more run")]
+    #[error("the modelled PMU can count {tags} VMs, and more than that are running")]
     NoTag {
         /// Number of tags for VMs.
         tags: u64,
     },
     /// The model's page covers less than the machine's memory.
     #[error(
-        "some of its memory lies beyond the {frames} frames of the modelled PMU; start the emulator's plugin with a larger `frames`"
+        "some of its memory is beyond the {frames} frames that the modelled PMU covers; start the emulator's plugin with a larger `frames`"
     )]
     Beyond {
         /// Number of frames that the page covers.
         frames: u64,
     },
     /// Counts that should only grow went backwards.
-    #[error("counts of the modelled PMU ran backwards")]
+    #[error("the modelled PMU's counts decreased")]
     Backwards,
     /// No CPU started an instruction, although this program ran.
-    #[error("the modelled PMU counts nothing; does the emulator run with the plugin whose file it maps?")]
+    #[error(
+        "the modelled PMU counts nothing; does the emulator run with the plugin, and does it map the plugin's file?"
+    )]
     Silent,
     /// The VM's frames cannot be read.
     #[error(transparent)]

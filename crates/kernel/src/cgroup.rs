@@ -407,14 +407,14 @@ pub enum GroupError {
     #[error(transparent)]
     Unreadable(#[from] ReadError),
     /// The VM's process has left it.
-    #[error("it is not in its cgroup {} any more", .group.display())]
+    #[error("it is no longer in its cgroup {}", .group.display())]
     Left {
         /// The cgroup.
         group: PathBuf,
     },
     /// Other processes are in it.
     #[error(
-        "its cgroup {} is not its own: other processes are in it; start it in a scope of its own (systemd-run --scope)",
+        "its cgroup {} also contains other processes; start it in a scope of its own (systemd-run --scope)",
         .group.display()
     )]
     Shared {
@@ -422,7 +422,7 @@ pub enum GroupError {
         group: PathBuf,
     },
     /// The cgroup has no quota.
-    #[error("its cgroup {} has no cpu.max: that takes cgroup v2 with the cpu controller", .group.display())]
+    #[error("its cgroup {} has no cpu.max: a quota needs cgroup v2 with the cpu controller", .group.display())]
     NoQuota {
         /// The cgroup.
         group: PathBuf,

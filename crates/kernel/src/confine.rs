@@ -21,9 +21,7 @@ const TASKS_BYTES: u64 = 8 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfineError {
     /// The host has no resctrl, or resctrl has no such resource.
-    #[error(
-        "this host has no {what}: mount resctrl on hardware with cache allocation, or hold VMs by CPU quota"
-    )]
+    #[error("this host has no {what}: mount resctrl if the hardware supports it, or limit VMs by CPU quota")]
     Absent {
         /// The requested resource.
         what: &'static str,
@@ -199,7 +197,8 @@ impl Confiner {
         let said = said.trim();
         let cause = match error.raw_os_error() {
             Some(libc::ENOSPC) => {
-                "no group is left (the hardware has few); remove one, or hold VMs by CPU quota".into()
+                "all resctrl groups are in use (the hardware has few); remove one, or limit VMs by CPU quota"
+                    .into()
             }
             _ if said.is_empty() || said == "ok" => error.to_string(),
             _ => format!("{error} ({said})"),

@@ -123,7 +123,11 @@ fn mappings<'a>(path: &Path, text: &'a str) -> Result<Vec<Mapping<'a>>, ReadErro
             ReadError::malformed(path, "a line `start-end perms offset device inode name`", line)
         })?;
         if mapping.start < end {
-            return Err(ReadError::malformed(path, "mappings one after the other", line));
+            return Err(ReadError::malformed(
+                path,
+                "mappings in ascending order, without overlap",
+                line,
+            ));
         }
         end = mapping.end;
         if mapping.may_be_ram() {
@@ -347,7 +351,11 @@ fn for_each_line(
         // The file does not say where a mapping ends. It ends before the next one at the latest.
         let until = next.map_or(u64::MAX, |(_, next)| next);
         if until <= start_of_line {
-            return Err(ReadError::malformed(&path, "mappings one after the other", text));
+            return Err(ReadError::malformed(
+                &path,
+                "mappings in ascending order, without overlap",
+                text,
+            ));
         }
         while ranges.get(at).is_some_and(|(_, end)| *end <= start_of_line) {
             at += 1;
@@ -358,7 +366,7 @@ fn for_each_line(
         let line = parse_line(text).ok_or_else(|| malformed(text))?;
         let room = (end.min(until) - line.start) / PAGE_BYTES;
         if line.pages() > room {
-            let expected = "no more pages than lie between a mapping and the next, or its range's end";
+            let expected = "no more pages than fit before the next mapping or the end of its range";
             return Err(ReadError::malformed(&path, expected, text));
         }
         if line.is_huge && line.page_bytes > end - start {

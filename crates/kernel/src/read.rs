@@ -45,7 +45,7 @@ pub enum ReadError {
     },
     /// Several threads claim the same role.
     #[error(
-        "{path}: which thread is {what} is not known: {count} threads bear its name and no cgroup of libvirt's tells them apart: {tids}"
+        "{path}: cannot tell which thread is {what}: {count} threads have its name and no libvirt cgroup tells them apart: {tids}"
     )]
     Ambiguous {
         /// The folder of the threads.

@@ -58,12 +58,12 @@ impl Resctrl {
             };
             if *domains.entry(domain).or_insert(cpu.node) != cpu.node {
                 note = Some(format!(
-                    "L3 cache {domain} serves several nodes: their memory bandwidth is not known from resctrl"
+                    "L3 cache {domain} serves several nodes: resctrl cannot tell their memory bandwidth"
                 ));
             }
         }
         if machine.memory_nodes().len() > 2 {
-            note = Some("resctrl does not say to which node remote traffic goes: with more than two nodes their memory bandwidth is not known from it".into());
+            note = Some("resctrl does not say which node remote traffic goes to: with more than two nodes it cannot tell their memory bandwidth".into());
         }
         let (last, local, remote) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         Ok(Some(Resctrl {

@@ -98,12 +98,12 @@ pub fn choices(root: &Path, runs: Runs) -> Vec<TrackerChoice> {
         if !root.join("proc/self/clear_refs").exists() {
             return Some("the kernel has no /proc/PID/clear_refs (CONFIG_PROC_PAGE_MONITOR)".to_owned());
         }
-        (!rustix::process::geteuid().is_root()).then(|| "it takes root: run the agent as root".to_owned())
+        (!rustix::process::geteuid().is_root()).then(|| "this needs root: run the agent as root".to_owned())
     };
     let other = match runs {
-        Runs::Kvm => "KVM keeps accessed bits of its own, which clear_refs and smaps do not look at",
+        Runs::Kvm => "KVM keeps its own accessed bits, which clear_refs and smaps do not read",
         Runs::Emulated => {
-            "there is nothing to invalidate: QEMU emulates the VM, whose accessed bits are QEMU's own"
+            "there is nothing to invalidate: QEMU emulates the VM, so its accessed bits are those of QEMU's own pages"
         }
     };
     let out = [Tracker::Invalidation, Tracker::AccessedBits]
@@ -174,7 +174,10 @@ pub fn look(
             })),
         },
         Tracker::Damon => Ok(Box::new(Sampled::begin(&root, target, window)?)),
-        other => Err(TrackerError::Unfit(format!("{} is not read here", other.name()))),
+        other => Err(TrackerError::Unfit(format!(
+            "the agent cannot use {} here",
+            other.name()
+        ))),
     }
 }
 
@@ -271,7 +274,7 @@ impl Track for Sampled {
     fn end(&mut self) -> Result<Tracked, TrackerError> {
         let regions = self.damon.regions(&self.target.ranges)?;
         if regions.is_empty() {
-            return Err(TrackerError::Unfit("DAMON told of no region".into()));
+            return Err(TrackerError::Unfit("DAMON reported no regions".into()));
         }
         let spent = self.spent().unwrap_or(self.spent);
         let cost_elsewhere = spent.saturating_sub(std::mem::replace(&mut self.spent, spent));

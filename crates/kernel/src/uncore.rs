@@ -329,7 +329,7 @@ impl Layout {
                 .join(name)
                 .join(format!("die{socket}"));
             let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
-                self.note("this kernel does not say where UPI links lead (Linux 5.18 does): traffic between nodes is not known");
+                self.note("this kernel does not say where UPI links lead (Linux 5.18 and later do): traffic between nodes is not known");
                 continue;
             };
             let peer = text

@@ -321,7 +321,7 @@ impl KvmHost {
             match resctrl.read() {
                 Ok(bytes) => traffic = bytes.unwrap_or_default(),
                 Err(error) => {
-                    resctrl.note = Some(format!("resctrl is not read any more: {error}"));
+                    resctrl.note = Some(format!("resctrl is no longer read: {error}"));
                 }
             }
             if let Some(note) = resctrl.note.clone() {
@@ -445,7 +445,7 @@ impl Leases for KvmHost {
         let is_over = |vm: &&mut Vm| vm.next_lease_end().is_some_and(|until| until <= at);
         for vm in self.vms.values_mut().filter(is_over) {
             for error in Levers::end_leases(&mut self.context, vm, at) {
-                self.context.notice(format!("{error}; tried again"));
+                self.context.notice(format!("{error}; retrying"));
             }
         }
     }
@@ -535,11 +535,11 @@ impl Host for KvmHost {
 }
 
 /// Why it is unknown which node uses a page on real hardware: sampling was never tried there, so it is not implemented.
-const NO_PAGE_USES: &str = "which node uses a page is not sampled here: that takes memory sampling of the processor (IBS, PEBS), which \
-                            is not read yet; accessed bits and DAMON do not say who";
+const NO_PAGE_USES: &str = "the agent cannot sample which node uses a page: that needs the processor's memory sampling (IBS, PEBS), \
+                            which it does not read yet; accessed bits and DAMON do not say which node";
 /// Why it is unknown although the PMU is modelled.
 const NO_BLOCKS: &str =
-    "the kernel does not say which frames lie on which node (no memory blocks in /sys/devices/system/memory)";
+    "the kernel does not say which frames are on which node (no memory blocks in /sys/devices/system/memory)";
 
 /// Raises the soft limit of open files to the hard one: each vCPU needs four descriptors for its counters.
 fn raise_file_limit() {

@@ -39,9 +39,9 @@ pub(crate) fn undo_all(
         Ok(()) => *must_look = false,
         Err(CallError::Refused(cause) | CallError::Unclear(cause)) => undone.failures.push(cause),
         Err(CallError::Lost(cause)) if *must_look => {
-            undone.failures.push(format!(
-                "whether VMs carry marks of what was changed is unknown: {cause}"
-            ));
+            undone
+                .failures
+                .push(format!("cannot tell whether VMs carry marks of changes: {cause}"));
         }
         Err(CallError::Lost(_)) => {}
     }

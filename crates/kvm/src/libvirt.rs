@@ -507,7 +507,7 @@ impl Manager for Libvirt {
         match groups.iter().find(|group| !group.is_of_vcpu()) {
             None => Ok(()),
             Some(other) => Err(CallError::Refused(format!(
-                "its vCPUs are in the cgroup {}, not in those that libvirt makes for them: another program moved them",
+                "its vCPUs are in the cgroup {}, not in those that libvirt made for them: another program moved them",
                 other.path().display()
             ))),
         }
@@ -571,8 +571,9 @@ impl Manager for Libvirt {
 }
 
 /// Cause reported when a call got no answer.
-const SILENT: &str = "libvirt does not answer (a call had no answer in 8 s); it is asked again in a moment";
-const BUSY: &str = "libvirt does not answer for this VM (a call had no answer in 8 s); it is asked again once that call is over";
+const SILENT: &str =
+    "libvirt does not answer (a call had no answer in 8 s); the agent will ask again in a moment";
+const BUSY: &str = "libvirt does not answer for this VM (a call had no answer in 8 s); the agent will ask again once that call ends";
 
 /// Starts a thread that makes calls one after the other until the agent drops its end.
 fn caller() -> Sender<Call> {

@@ -43,8 +43,8 @@ pub struct Here {
 pub(crate) enum MarkError {
     /// The mark was not written by an agent for this VM.
     #[error(
-        "VM {0} carries a mark of what an agent changed that cannot be read; compare its pins, quota and memory with its \
-         definition (virsh dumpxml --inactive)"
+        "VM {0} carries a mark of an agent's changes, and the mark cannot be read; compare the VM's pins, quota and memory with \
+         its definition (virsh dumpxml --inactive)"
     )]
     Unreadable(String),
     /// The VM's process cannot be looked at.
@@ -236,7 +236,7 @@ pub(crate) fn take_in_all(
             Err(CallError::Refused(_)) if manager.is_gone(vm) => continue,
             Err(CallError::Refused(cause) | CallError::Unclear(cause)) => (vm.to_string(), Some(cause)),
         };
-        failures.extend(why.map(|why| format!("VM {name} cannot be looked at for a mark: {why}")));
+        failures.extend(why.map(|why| format!("VM {name} cannot be checked for a mark: {why}")));
     }
     match failures.is_empty() {
         true => Ok(()),

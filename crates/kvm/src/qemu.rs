@@ -264,7 +264,7 @@ impl Qemu {
             let index = cpu.0 as usize;
             if index >= rustix::thread::CpuSet::MAX_CPU {
                 return Err(CallError::Refused(format!(
-                    "CPU {cpu} is beyond what can be pinned to"
+                    "the number of CPU {cpu} is too high to pin to"
                 )));
             }
             set.set(index);
@@ -297,9 +297,9 @@ impl Qemu {
     fn own_group(&self, pid: i32) -> Result<CpuGroup, CallError> {
         let no = |why: &str| CallError::Refused(why.to_owned());
         let groups = self.groups.as_ref();
-        let groups = groups.ok_or_else(|| no("where cgroups are mounted is not known"))?;
+        let groups = groups.ok_or_else(|| no("cannot tell where cgroups are mounted"))?;
         let group = groups.group_of(pid, pid).map_err(GroupError::from)?;
-        let group = group.ok_or_else(|| no("its cgroup is not to be seen from here"))?;
+        let group = group.ok_or_else(|| no("its cgroup is not visible from here"))?;
         group.check_own(&self.root, pid)?;
         Ok(group)
     }
@@ -452,13 +452,13 @@ impl Manager for Qemu {
 
     fn pin_iothread(&mut self, _vm: VmId, _id: u32, _cpus: &CpuSet) -> Result<(), CallError> {
         Err(CallError::Refused(
-            "I/O threads go where the emulator goes".to_owned(),
+            "I/O threads are pinned together with the emulator".to_owned(),
         ))
     }
 
     fn set_memory_nodes(&mut self, _vm: VmId, _nodes: &NodeSet) -> Result<(), CallError> {
         Err(CallError::Refused(
-            "QEMU cannot change what its memory is bound to".to_owned(),
+            "QEMU cannot change the nodes that its memory is bound to".to_owned(),
         ))
     }
 
@@ -497,7 +497,9 @@ impl Manager for Qemu {
     fn memory_now(&mut self, vm: VmId) -> Result<Bytes, CallError> {
         let said = self.command(vm, ("query-balloon", json!({})))?;
         let actual = said.get("actual").and_then(Value::as_u64);
-        let unclear = || CallError::Unclear("its monitor does not say what its balloon holds".to_owned());
+        let unclear = || {
+            CallError::Unclear("its monitor does not say how much memory its balloon leaves it".to_owned())
+        };
         actual.map(Bytes).ok_or_else(unclear)
     }
 

@@ -160,9 +160,9 @@ impl Left {
     /// Excludes the operator's reserved CPUs if only reserved CPUs are left: then nothing is left.
     pub(crate) fn but_for(mut self, reserved: &CpuSet) -> Left {
         if !self.cpus.is_empty() && self.cpus.is_subset(reserved) {
-            self.bounds.push(("what bounds it", self.cpus.clone()));
+            self.bounds.push(("all of these together", self.cpus.clone()));
             self.bounds
-                .push(("and placement.reserved_cpus keeps from VMs", reserved.clone()));
+                .push(("less those of placement.reserved_cpus", reserved.clone()));
             self.cpus = CpuSet::new();
         }
         self
@@ -177,8 +177,8 @@ impl Left {
     /// Why nothing is left, as the end of a sentence.
     pub(crate) fn why_nothing(&self) -> String {
         let bound = |(what, cpus): &(&str, CpuSet)| match cpus.is_empty() {
-            true => format!("{what} no CPU of this host"),
-            false => format!("{what} CPUs {cpus}"),
+            true => format!("{what} (no CPU of this host)"),
+            false => format!("{what} (CPUs {cpus})"),
         };
         let bounds: Vec<String> = self.bounds.iter().map(bound).collect();
         format!(
@@ -299,14 +299,14 @@ mod tests {
         assert_eq!(none.limit(&host("")), Some(CpuSet::new()), "and never anywhere");
         let said = none.why_nothing();
         assert!(
-            said.contains("its cgroups CPUs 1,3, its <vcpu cpuset> CPUs 0,2"),
+            said.contains("its cgroups (CPUs 1,3), its <vcpu cpuset> (CPUs 0,2)"),
             "{said}"
         );
         let offline = reach(None, None, Some("8-9")).left(&host(""), &[]);
         assert!(
             offline
                 .why_nothing()
-                .contains("<vcpu cpuset> no CPU of this host")
+                .contains("<vcpu cpuset> (no CPU of this host)")
         );
         let only_isolated = reach(None, Some("1"), None).left(&host("1,3"), &[]);
         assert!(only_isolated.cpus.is_empty() && only_isolated.why_nothing().contains("isolcpus="));

@@ -36,7 +36,7 @@ impl TopologyPages {
     /// Returns a notice for the operator if the agent acts and cannot serve pages.
     pub(crate) fn trouble(&self, acting: Acting) -> Option<String> {
         let why = self.server.as_ref().err().filter(|_| acting == Acting::Live)?;
-        Some(format!("no guest is told where it is: {why}"))
+        Some(format!("guests are not told which nodes they are on: {why}"))
     }
 
     /// The server, or why there is none.
@@ -66,14 +66,14 @@ impl TopologyPages {
         };
         if Path::new(theirs) != ours {
             return Some(format!(
-                "its topology device asks for its page at {theirs}, and this agent serves {}; correct the one or the other",
+                "its topology device asks for its page at {theirs}, but this agent serves {}; correct one of them",
                 ours.display()
             ));
         }
         match &self.server {
             Err(why) => Some(why.to_string()),
             Ok(server) if server.serves(pid) => None,
-            Ok(_) => Some("its QEMU has no topology page of this agent's; start it again".to_owned()),
+            Ok(_) => Some("its QEMU has no topology page from this agent; start it again".to_owned()),
         }
     }
 }

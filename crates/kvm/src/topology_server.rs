@@ -90,13 +90,13 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Another server listens on the socket.
-    #[error("something listens on {path} already: one agent serves the topology pages of a host")]
+    #[error("another server already listens on {path}: only one agent per host serves topology pages")]
     Taken {
         /// The socket.
         path: PathBuf,
     },
     /// The path exists, but is not a socket.
-    #[error("{path} is there and is no socket; remove it or choose another path")]
+    #[error("{path} exists and is not a socket; remove it or choose another path")]
     NotASocket {
         /// The path.
         path: PathBuf,
@@ -422,7 +422,7 @@ impl Regions {
             .count();
         if self.by_pid.len() >= REGIONS_MAX || of_user >= USER_REGIONS_MAX {
             return Err(io::Error::other(format!(
-                "{} processes have one, {of_user} of them of its user (at most {REGIONS_MAX} and {USER_REGIONS_MAX})",
+                "{} processes already have one, {of_user} of them of its user (at most {REGIONS_MAX} and {USER_REGIONS_MAX})",
                 self.by_pid.len()
             )));
         }
@@ -470,7 +470,9 @@ impl Regions {
             return Ok(());
         };
         if region.connections.len() >= CONNECTIONS_MAX {
-            return Err(io::Error::other(format!("it has {CONNECTIONS_MAX} connections")));
+            return Err(io::Error::other(format!(
+                "it already has {CONNECTIONS_MAX} connections"
+            )));
         }
         let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         send(&stream, 0, None)?;

@@ -406,7 +406,7 @@ impl HostContext {
         if let Err(error) = self.marks.write(self.manager.as_mut(), id, entry) {
             let (name, cause) = (&vm.run.name, error.cause());
             self.notice(format!(
-                "VM {name} does not carry a mark of what the agent changed: {cause}; it is tried again"
+                "cannot mark VM {name} with the agent's changes: {cause}; retrying"
             ));
         }
     }

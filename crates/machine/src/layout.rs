@@ -329,7 +329,7 @@ impl Shape {
             }
         }
         if self.threads_per_core == 0 {
-            return Err(figure(machine, "threads_per_core", &0, "it is 1 or more"));
+            return Err(figure(machine, "threads_per_core", &0, "it must be 1 or more"));
         }
         let nodes = (0..node_count as u16).map(|id| {
             let socket = id / self.nodes_per_socket;
@@ -378,7 +378,7 @@ fn listed_nodes(machine: &str, entries: &[NodeEntry]) -> Result<NodeMap<Describe
                 machine,
                 &format!("threads_per_core of node {id}"),
                 &0,
-                "it is 1 or more",
+                "it must be 1 or more",
             ));
         }
         if !entry.cpus.len().is_multiple_of(threads) {
@@ -418,7 +418,7 @@ impl LlcEntry {
                 machine,
                 "per_node of llc",
                 &per_node,
-                "it is 1 or more, and 1 if a socket shares",
+                "it must be 1 or more, and exactly 1 if a socket shares the cache",
             ));
         }
         let place = |cpu: &Cpu| match self.shared_by {
@@ -497,12 +497,12 @@ impl DistanceEntry {
                 false => machine.route(from, to).map_or(0, |route| route.len()),
             };
             by_hops.get(hops).copied().ok_or_else(|| {
-                let what = format!("by_hops, for the {hops} hops from node {from} to node {to},");
+                let what = format!("the entry of by_hops for the {hops} hops from node {from} to node {to}");
                 figure(
                     &machine.name,
                     &what,
                     &"missing",
-                    "it holds one distance for each number of hops, from 0",
+                    "by_hops must hold one distance for each number of hops, from 0",
                 )
             })
         };

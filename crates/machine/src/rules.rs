@@ -33,11 +33,11 @@ pub enum MachineError {
     #[error("machine {machine}: node {node} is listed twice")]
     NodeTwice { machine: String, node: NodeId },
     #[error(
-        "machine {machine}: both [shape] and [[node]] are given; write counts for uniform nodes or each node, not both"
+        "machine {machine}: both [shape] and [[node]] are given; use [shape] if all nodes are alike, otherwise [[node]] for each node"
     )]
     TwoShapes { machine: String },
     #[error(
-        "machine {machine}: node {node} and its CPUs disagree: the node lists CPUs {node_says}, the CPUs name it from {cpus_say}"
+        "machine {machine}: node {node} and its CPUs disagree: the node lists CPUs {node_says}, but CPUs {cpus_say} name this node"
     )]
     NodeCpus {
         machine: String,
@@ -60,7 +60,9 @@ pub enum MachineError {
         what: String,
         why: String,
     },
-    #[error("machine {machine}: link {from} to {to} leads to nowhere: the machine has nodes {nodes}")]
+    #[error(
+        "machine {machine}: link {from} to {to} names a node that the machine does not have (nodes {nodes})"
+    )]
     LinkToNowhere {
         machine: String,
         from: NodeId,
@@ -91,7 +93,7 @@ pub enum MachineError {
         nodes: usize,
     },
     #[error(
-        "machine {machine}: distance from node {from} to node {to} is {distance}; it is 10 for the node itself and 10 to 255 for others"
+        "machine {machine}: distance from node {from} to node {to} is {distance}; it must be 10 for the node itself and 10 to 255 for others"
     )]
     Distance {
         machine: String,
@@ -228,7 +230,7 @@ impl Machine {
                     hop > 0.0 && hop <= 100_000.0,
                     || format!("hop_ns of the link from node {from} to node {to}"),
                     hop,
-                    "it is above 0 and at most 100000",
+                    "it must be above 0 and at most 100000",
                 )?;
             }
             if !nodes.contains(from) || !nodes.contains(to) {
@@ -291,7 +293,7 @@ impl Machine {
                     ns > 0.0 && ns <= 100_000.0,
                     || format!("memory_ns of node {node}"),
                     ns,
-                    "it is above 0 and at most 100000",
+                    "it must be above 0 and at most 100000",
                 )?;
             }
         }
@@ -312,7 +314,7 @@ impl Machine {
                 size_ok,
                 || format!("size of last-level cache {at}"),
                 size,
-                "it is above 0 and at most 64GiB",
+                "it must be above 0 and at most 64GiB",
             )?;
             let line_ok = llc.line_bytes.is_power_of_two() && (8..=4096).contains(&llc.line_bytes);
             let line = || format!("line size of last-level cache {at}");
@@ -320,7 +322,7 @@ impl Machine {
                 line_ok,
                 line,
                 llc.line_bytes,
-                "it is a power of two from 8 to 4096 bytes",
+                "it must be a power of two from 8 to 4096 bytes",
             )?;
             let ways = llc.ways.unwrap_or(1);
             let ways_ok = (1..=65_536).contains(&ways);
@@ -328,7 +330,7 @@ impl Machine {
                 ways_ok,
                 || format!("ways of last-level cache {at}"),
                 ways,
-                "it is 1 to 65536",
+                "it must be 1 to 65536",
             )?;
         }
         Ok(())
@@ -340,7 +342,7 @@ impl Machine {
             clock_ok,
             || "clock in Hz".to_owned(),
             hardware.clock_hz,
-            "it is 100 MHz to 20 GHz",
+            "it must be 100 MHz to 20 GHz",
         )?;
         let latency = hardware.latency;
         let latencies = [
@@ -355,7 +357,7 @@ impl Machine {
                 ok,
                 || format!("latency {name}"),
                 value,
-                "it is above 0 and at most 100000",
+                "it must be above 0 and at most 100000",
             )?;
         }
         let hop = hardware.link.hop_ns;
@@ -364,7 +366,7 @@ impl Machine {
             hop_ok,
             || "hop_ns of a link".to_owned(),
             hop,
-            "it is above 0 and at most 100000",
+            "it must be above 0 and at most 100000",
         )?;
         self.check_curves(hardware)?;
         self.check_core(hardware)?;
@@ -377,7 +379,7 @@ impl Machine {
             ("link curve", hardware.link.curve),
         ] {
             let LoadCurve { alpha, beta } = curve;
-            let expected = "both parts of a curve are 0 to 100";
+            let expected = "alpha and beta of a curve must be 0 to 100";
             self.require(
                 (0.0..=100.0).contains(&alpha),
                 || format!("alpha of {name}"),
@@ -401,7 +403,7 @@ impl Machine {
             smt_ok,
             || "smt_throughput".to_owned(),
             smt,
-            "two threads do the work of 1 to 2",
+            "it must be 1 to 2, the work of two threads over that of one",
         )?;
         if let Some(scattered) = hardware.scattered_throughput {
             let ok = scattered > 0.0 && scattered <= 1.0;
@@ -409,7 +411,7 @@ impl Machine {
                 ok,
                 || "scattered_throughput".to_owned(),
                 scattered,
-                "it is a share of the bandwidth of streams, above 0 and at most 1; leave it out if it is not known",
+                "it must be above 0 and at most 1, as a share of the bandwidth of streams; leave it out if it is not known",
             )?;
         }
         let misses = hardware.misses_in_flight_max;
@@ -418,18 +420,23 @@ impl Machine {
             misses_ok,
             || "misses_in_flight_max".to_owned(),
             misses,
-            "it is 1 to 1024",
+            "it must be 1 to 1024",
         )?;
         for (name, entries) in [
             ("entries_4k", hardware.tlb_entries_4k),
             ("entries_2m", hardware.tlb_entries_2m),
         ] {
             let ok = (1..=1 << 20).contains(&entries);
-            self.require(ok, || format!("TLB {name}"), entries, "it is 1 to 1048576")?;
+            self.require(ok, || format!("TLB {name}"), entries, "it must be 1 to 1048576")?;
         }
         let l2 = hardware.l2_bytes;
         let l2_ok = (1..=1 << 30).contains(&l2.0);
-        self.require(l2_ok, || "l2".to_owned(), l2, "it is above 0 and at most 1GiB")
+        self.require(
+            l2_ok,
+            || "l2".to_owned(),
+            l2,
+            "it must be above 0 and at most 1GiB",
+        )
     }
 
     /// Checks the costs of page walks and interrupts.
@@ -439,7 +446,7 @@ impl Machine {
             ("nested_refs", hardware.walk.nested_refs),
         ] {
             let ok = (0.0..=35.0).contains(&refs);
-            self.require(ok, || format!("walk.{name}"), refs, "it is 0 to 35")?;
+            self.require(ok, || format!("walk.{name}"), refs, "it must be 0 to 35")?;
         }
         let wake = hardware
             .wake
@@ -451,7 +458,7 @@ impl Machine {
             ("wake.schedule_ns", wake.1),
         ] {
             let ok = (0.0..=1e6).contains(&ns);
-            self.require(ok, || name.to_owned(), ns, "it is 0 to 1000000")?;
+            self.require(ok, || name.to_owned(), ns, "it must be 0 to 1000000")?;
         }
         Ok(())
     }
@@ -462,7 +469,7 @@ impl Machine {
             ok,
             || what.to_owned(),
             rate,
-            "it is above 0 and at most 100TB/s; leave it out if it is not known",
+            "it must be above 0 and at most 100TB/s; leave it out if it is not known",
         )
     }
 

@@ -404,9 +404,8 @@ pub fn observe(view: &View<'_>, config: &Config, state: &mut State) {
         }
         let Some(rates) = vm.rates else { continue };
         if !case.seen.take(view, rates, home) {
-            case.advice = Advice::none(
-                "nothing can be said: instructions and memory accesses by node are not counted on this host",
-            );
+            case.advice =
+                Advice::none("instructions and memory accesses by node are not counted on this host");
             continue;
         }
         let acts = config.acts && vm.sample.settings.memory_policy.is_none();
@@ -417,13 +416,13 @@ pub fn observe(view: &View<'_>, config: &Config, state: &mut State) {
 /// Returns why a VM gets no advice; `None` if it can be advised.
 fn not_advised(view: &View<'_>, config: &Config, vm: &VmView<'_>, home: &NodeSet) -> Option<String> {
     if home.len() < 2 {
-        return Some("it has one home node, where its memory belongs whatever the policy".into());
+        return Some("it has only one home node: its memory belongs there under any policy".into());
     }
     if let Some(why) = vm.memory_fixed() {
         return Some(format!("its pages cannot move: {why}"));
     }
     if vm.home.is_none() && !(is_wide(view, vm) && meets_a_hot_controller(view, config, vm)) {
-        return Some("it has no home, and fits on a node, or keeps no controller busy".into());
+        return Some("it has no home, and either fits on one node or keeps no memory controller busy".into());
     }
     vm.hands_off.map(|why| format!("it is left alone: {why}"))
 }
@@ -528,7 +527,7 @@ fn advise(view: &View<'_>, in_force: MemoryPolicy, seen: &Seen, config: &Config)
             policy: Some(in_force),
             imbalance: Some(imbalance),
             class: Some(class),
-            why: format!("the host's kernel balances NUMA memory, and a trial would show nothing: {noise}"),
+            why: format!("the kernel balances NUMA memory, so a trial would be inconclusive: {noise}"),
         };
     }
     let may_sample = view.sample.no_page_uses.is_none();
@@ -538,20 +537,21 @@ fn advise(view: &View<'_>, in_force: MemoryPolicy, seen: &Seen, config: &Config)
     };
     let is_busy = seen.link_busy > config.link_busy;
     let traffic = format!(
-        "{:.0} percent of its accesses are local, and a link is {:.0} percent busy",
+        "{:.0} percent of its accesses are local, and the busiest link is {:.0} percent busy",
         100.0 * seen.local(),
         100.0 * seen.link_busy
     );
     let (policy, why) = match (in_force.placing, in_force.migration, class) {
         (Placing::FirstTouch, _, Class::Low) if !is_busy => {
-            let why =
-                format!("its accesses are about even over its nodes ({imbalance:.0} percent, class {class})");
+            let why = format!(
+                "its accesses are spread about evenly over its nodes ({imbalance:.0} percent, class {class})"
+            );
             (in_force, why)
         }
         (Placing::FirstTouch, _, Class::Low) => (spread, traffic),
         (Placing::FirstTouch, _, _) => {
             let why =
-                format!("its accesses crowd on few of its nodes ({imbalance:.0} percent, class {class})");
+                format!("its accesses crowd on a few of its nodes ({imbalance:.0} percent, class {class})");
             (spread, why)
         }
         (_, Migration::None, _) if may_sample && is_busy && seen.local() < config.local_max => {
@@ -563,7 +563,7 @@ fn advise(view: &View<'_>, in_force: MemoryPolicy, seen: &Seen, config: &Config)
         }
         _ => (
             in_force,
-            "nothing suggests that another would be better".to_owned(),
+            "nothing suggests that another policy would be better".to_owned(),
         ),
     };
     Advice {

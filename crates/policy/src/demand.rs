@@ -116,9 +116,9 @@ impl std::fmt::Display for BandwidthFrom {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             BandwidthFrom::Declared => "declared",
-            BandwidthFrom::Measured => "measured of it before",
-            BandwidthFrom::SizeClassMedian => "median of VMs of its size",
-            BandwidthFrom::Unknown => "unknown, left out",
+            BandwidthFrom::Measured => "as measured earlier",
+            BandwidthFrom::SizeClassMedian => "the median of VMs of its size",
+            BandwidthFrom::Unknown => "unknown, and so ignored",
         })
     }
 }

@@ -67,7 +67,7 @@ fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: 
     if let Act::PinVcpus { cpus, .. } = &action.act {
         if cpus.is_empty() {
             return Some(format!(
-                "vCPUs of VM {name} stay where they are: it may use no CPU there"
+                "vCPUs of VM {name} stay where they are: the VM may not use any CPU there"
             ));
         }
         if let Some(why) = vm.hands_off {
@@ -81,7 +81,7 @@ fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: 
             .filter(|allowed| !cpus.is_subset(allowed))
         {
             return Some(format!(
-                "vCPUs of VM {name} stay where they are: the operator allows CPUs {allowed} only"
+                "vCPUs of VM {name} stay where they are: the operator allows only CPUs {allowed}"
             ));
         }
     }
@@ -101,13 +101,18 @@ fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: 
             .filter(|theirs| theirs.share() <= wanted.share())
     {
         return Some(format!(
-            "the CPU quota of VM {name} stays as it is: the operator's own, {theirs}, is no higher than {wanted}"
+            "the CPU quota of VM {name} stays as it is: the operator's quota, {theirs}, is no higher than {wanted}"
         ));
     }
     let taken = owners.iter().find(|(vm, owned, owner)| {
         *vm == id && owner != policy && (*owned == lever || depends_on_home(*owned, lever))
     });
-    taken.map(|(_, owned, owner)| format!("VM {name}: {owner} decides on {} in this cycle", owned.of_vm()))
+    taken.map(|(_, owned, owner)| {
+        format!(
+            "VM {name}: decision not carried out because {owner} decides on {} in this cycle",
+            owned.of_vm()
+        )
+    })
 }
 
 /// Whether one lever is the home and the other depends on it, so that a decision on one includes the other.

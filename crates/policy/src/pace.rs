@@ -230,7 +230,7 @@ pub fn hold(view: &View<'_>, config: &Config, state: &mut State, plans: &mut [Pl
         };
         if pace.learn(vm, config) {
             let message = format!(
-                "pages of VM {} do not move: they are held, or a node is full; they are tried again, ever more rarely",
+                "pages of VM {} do not move: they are pinned, or a node is full; they are retried less and less often",
                 vm.sample.name
             );
             said.find(POLICY, Some(id), message);

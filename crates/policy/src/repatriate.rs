@@ -169,7 +169,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         if let Some(why) = vm.memory_fixed() {
             if state.told.insert(id) {
                 let message = format!(
-                    "{pages} of VM {} stay away from its home, node {home}: {why}",
+                    "{pages} of VM {} stay outside its home, node {home}: {why}",
                     vm.sample.name
                 );
                 plan.find(POLICY, Some(id), message);
@@ -178,7 +178,8 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         }
         if vm.sample.moves_whole {
             let action = gather(view, id, home, pages);
-            let reason = format!("{pages} lie away from its home, node {home}; all of it goes there at once");
+            let reason =
+                format!("{pages} are not on its home, node {home}; moving all of its memory there at once");
             plan.decide(POLICY, action, reason);
             continue;
         }
@@ -245,9 +246,7 @@ impl Part {
         let Some((virtual_node, to)) = self.virtual_node else {
             return (
                 gather(view, vm, home, budget),
-                format!(
-                    "{pages} lie away from its home, node {home}; {budget} of them go home in this cycle"
-                ),
+                format!("{pages} are not on its home, node {home}; moving {budget} in this cycle"),
             );
         };
         let action = Act::MoveVirtualNode {
@@ -256,8 +255,8 @@ impl Part {
             pages_max: budget,
         }
         .on(vm);
-        let what = format!("{pages} of virtual node {virtual_node} lie away from its home, node {to}");
-        (action, format!("{what}; {budget} of them go there in this cycle"))
+        let what = format!("{pages} of virtual node {virtual_node} are not on its home, node {to}");
+        (action, format!("{what}; moving {budget} in this cycle"))
     }
 }
 

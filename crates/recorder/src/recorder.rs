@@ -152,7 +152,7 @@ fn write(mut store: Store, waiting: &Receiver<Make>, told: &Told) {
         match store.append(&period, &documents) {
             Ok(written) => {
                 if said.take().is_some() {
-                    told.notice("the history is written again".into());
+                    told.notice("recording to the history works again".into());
                 }
                 lost_count = 0;
                 if !written.is_empty() {
@@ -161,7 +161,9 @@ fn write(mut store: Store, waiting: &Receiver<Make>, told: &Told) {
                 // The period is already recorded, even if pruning fails.
                 let failed = store.prune().err().map(|error| error.to_string());
                 if let Some(text) = failed.filter(|text| unpruned.as_ref() != Some(text)) {
-                    told.notice(format!("{text}; what is too old or too much is still there"));
+                    told.notice(format!(
+                        "{text}; data beyond the limits on age and size could not be deleted"
+                    ));
                     unpruned = Some(text);
                 }
             }
@@ -169,7 +171,7 @@ fn write(mut store: Store, waiting: &Receiver<Make>, told: &Told) {
                 lost_count += 1;
                 let text = error.to_string();
                 if said.as_ref() != Some(&text) {
-                    told.notice(format!("{text}; what happens meanwhile is not recorded"));
+                    told.notice(format!("{text}; until this is fixed, the run is not recorded"));
                     said = Some(text);
                 }
             }

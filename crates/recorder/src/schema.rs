@@ -43,7 +43,7 @@ const TABLES: &str = "
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// SQLite failed, or the disk that it uses.
-    #[error("the history {path}: {cause}")]
+    #[error("history {path}: {cause}")]
     Database {
         /// The file.
         path: String,
@@ -51,14 +51,14 @@ pub enum RecordError {
         cause: String,
     },
     /// Another program's file.
-    #[error("{path} is no history of homenode's: choose another file")]
+    #[error("{path} is not a Homenode history: choose another file")]
     Foreign {
         /// The file.
         path: String,
     },
     /// A newer version wrote the history.
     #[error(
-        "the history {path} has format {format}, and this version of homenode reads formats up to {FORMAT}: use a newer one"
+        "the history {path} has format {format}, but this version of homenode reads only formats up to {FORMAT}: use a newer one"
     )]
     Newer {
         /// The file.
@@ -111,7 +111,7 @@ impl RecordError {
             Some(DatabaseCorrupt | NotADatabase) => RecordError::Foreign { path: name() },
             _ if lacks_shared_memory(&error) => RecordError::new(
                 path,
-                "its file system cannot be shared by processes, as NFS and 9p cannot: choose a local one with --history",
+                "processes cannot share memory on its file system (such as NFS or 9p): choose a local one with --history",
             ),
             _ => RecordError::new(path, error),
         }

@@ -155,7 +155,7 @@ impl Store {
                     moved.or_else(|e| if end.is_empty() { Err(failed(e)) } else { Ok(()) })?;
                 }
                 notices.push(format!(
-                    "the history {name} is damaged ({what}); it is set aside as {aside}, and a new one begins"
+                    "the history {name} is damaged ({what}): moved it to {aside}; starting a new one"
                 ));
                 Store::begin(path, begin, limits)?
             }
@@ -379,7 +379,7 @@ fn own_file(path: &Path) -> Result<fs::File, RecordError> {
         return Ok(file);
     }
     let cause = format!(
-        "it belongs to user {owner}, and this is user {own}: remove it, or name another file with --history"
+        "it belongs to user {owner}, but this process runs as user {own}: remove it, or name another file with --history"
     );
     Err(RecordError::new(path, cause))
 }

@@ -74,7 +74,7 @@ impl Cache {
     pub fn find<T: DeserializeOwned>(&self, description: &str) -> Found<T> {
         let path = self.path(description);
         let unusable =
-            |what: &str| Found::Unusable(format!("{}: {what}; it is simulated again", path.display()));
+            |what: &str| Found::Unusable(format!("{}: {what}; simulating it again", path.display()));
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match rustix::fs::open(&path, flags, Mode::empty()) {
             Ok(file) => File::from(file),
@@ -83,7 +83,7 @@ impl Cache {
             Err(error) => return unusable(&error.to_string()),
         };
         match file.metadata() {
-            Ok(about) if !about.is_file() => return unusable("is no file"),
+            Ok(about) if !about.is_file() => return unusable("is not a regular file"),
             Ok(about) if about.len() > FILE_BYTES_MAX => {
                 return unusable("is too large to be a finished run");
             }
@@ -99,7 +99,7 @@ impl Cache {
                 Found::Run(Box::new(entry.outcome))
             }
             Ok(_) => Found::Nothing,
-            Err(error) => unusable(&format!("is no finished run ({error})")),
+            Err(error) => unusable(&format!("is not a finished run ({error})")),
         }
     }
 
@@ -208,11 +208,11 @@ mod tests {
         cache.keep(&run(1), &outcome()).unwrap();
         let whole = fs::read(&path).unwrap();
         fs::write(&path, &whole[..whole.len() / 2]).unwrap();
-        assert!(note().contains("is no finished run"));
+        assert!(note().contains("is not a finished run"));
         fs::write(&path, [0xff, 0xfe]).unwrap();
         assert!(note().contains("UTF-8"));
         fs::write(&path, "{\"program\": 1e999}").unwrap();
-        assert!(note().contains("is no finished run"));
+        assert!(note().contains("is not a finished run"));
         File::create(&path).unwrap().set_len(FILE_BYTES_MAX + 1).unwrap();
         assert!(note().contains("too large"));
         fs::remove_file(&path).unwrap();
@@ -220,6 +220,6 @@ mod tests {
         assert!(note().contains("is a link"));
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
-        assert!(note().contains("is no file"));
+        assert!(note().contains("is not a regular file"));
     }
 }

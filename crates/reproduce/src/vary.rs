@@ -132,10 +132,7 @@ impl End {
 
 fn above_none(name: &str, factor: f64) -> Result<f64> {
     let valid = factor > 0.0 && factor.is_finite();
-    ensure!(
-        valid,
-        "`{name}` is multiplied by a number above 0, not by {factor}"
-    );
+    ensure!(valid, "the factor of `{name}` must be above 0, got {factor}");
     Ok(factor)
 }
 

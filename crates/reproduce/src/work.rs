@@ -93,7 +93,7 @@ fn make(run: &Run, cache: Option<&Cache>, progress: &Progress) -> Result<Outcome
     }
     let outcome = run.execute()?;
     if let Err(error) = cache.keep(&description, &outcome) {
-        progress.note(&format!("a finished run cannot be kept: {error}"));
+        progress.note(&format!("cannot keep a finished run: {error}"));
     }
     Ok(outcome)
 }

@@ -23,17 +23,22 @@ pub(crate) struct Limit {
 }
 
 /// Share of a VM's memory accesses that are local.
-pub(crate) const LOCAL: Limit = Limit::new("local: accesses of a VM that are local", 0.8, 0.5);
+pub(crate) const LOCAL: Limit = Limit::new("local: share of a VM's memory accesses that are local", 0.8, 0.5);
 /// Waiting vCPUs of a VM, divided by all its vCPUs.
-pub(crate) const VM_WAITING: Limit = Limit::new("wait: vCPUs of a VM that wait, of all its vCPUs", 0.05, 0.1);
+pub(crate) const VM_WAITING: Limit = Limit::new("wait: share of a VM's vCPUs that wait for a CPU", 0.05, 0.1);
 /// Waiting vCPUs on a node, divided by the node's CPUs.
-pub(crate) const NODE_WAITING: Limit = Limit::new("wait: vCPUs that wait on a node, of its CPUs", 0.05, 0.1);
+pub(crate) const NODE_WAITING: Limit = Limit::new(
+    "wait: vCPUs that wait on a node, as a share of its CPUs",
+    0.05,
+    0.1,
+);
 /// Share of a node's memory that is free.
-pub(crate) const FREE: Limit = Limit::new("free: memory of a node", 0.1, 0.03);
+pub(crate) const FREE: Limit = Limit::new("free: share of a node's memory that is free", 0.1, 0.03);
 /// Load of a memory controller.
-pub(crate) const CONTROLLER: Limit = Limit::new("controller: load, of what it sustains", 0.7, 0.9);
+pub(crate) const CONTROLLER: Limit =
+    Limit::new("controller: load, as a share of what it can sustain", 0.7, 0.9);
 /// Load of a link.
-pub(crate) const LINK: Limit = Limit::new("link: load, of what it sustains", 0.5, 0.8);
+pub(crate) const LINK: Limit = Limit::new("link: load, as a share of what it can sustain", 0.5, 0.8);
 
 /// All limits.
 const ALL: [Limit; 6] = [LOCAL, VM_WAITING, NODE_WAITING, FREE, CONTROLLER, LINK];

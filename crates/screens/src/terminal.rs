@@ -20,7 +20,7 @@ const END: Duration = Duration::from_secs(1);
 
 /// Standard output is not a terminal.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("standard output is no terminal: {instead}")]
+#[error("standard output is not a terminal: {instead}")]
 pub struct NoTerminal {
     /// A sentence that names an option which needs no terminal.
     instead: String,
@@ -69,7 +69,7 @@ pub(crate) fn show<S: Screen>(
         return Ok(ExitCode::from(128 + signal));
     }
     ended?;
-    restored.context("cannot give the terminal back")?;
+    restored.context("cannot restore the terminal")?;
     Ok(ExitCode::SUCCESS)
 }
 

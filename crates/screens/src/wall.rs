@@ -46,13 +46,13 @@ impl std::error::Error for NoSuchTime {}
 impl fmt::Display for NoSuchTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Time::Ago(ago) => write!(f, "{ago} ago is too far away"),
-            Time::OfDay(time) => write!(f, "{time} was not lately"),
+            Time::Ago(ago) => write!(f, "{ago} ago is too far in the past"),
+            Time::OfDay(time) => write!(f, "{time} did not occur in the last two days"),
             Time::Local(at) => write!(
                 f,
-                "there is no {at} in this host's zone: clocks are set forward over it, or it is too far away"
+                "{at} does not exist in this host's time zone: clocks are set forward past it, or it is too far away"
             ),
-            Time::At(at) => write!(f, "there is no {at}"),
+            Time::At(at) => write!(f, "there is no time {at}"),
         }
     }
 }
@@ -66,7 +66,7 @@ impl FromStr for Time {
             return at
                 .timestamp_nanos_opt()
                 .map(Time::At)
-                .ok_or_else(|| format!("`{text}` is too far away"));
+                .ok_or_else(|| format!("`{text}` is out of range: times are from 1678 to 2261"));
         }
         for form in [
             "%Y-%m-%d %H:%M:%S%.f",
@@ -87,7 +87,7 @@ impl FromStr for Time {
             }
         }
         text.parse().map(Time::Ago).map_err(|_| {
-            format!("`{text}` is no time: write 03:12, '2026-11-23 03:12', 2026-11-23T03:12:00+01:00, or how long ago, such as 15m")
+            format!("`{text}` is not a valid time: write 03:12, '2026-11-23 03:12', 2026-11-23T03:12:00+01:00, or how long ago, such as 15m")
         })
     }
 }

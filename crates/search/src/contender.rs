@@ -309,7 +309,7 @@ mod tests {
                 .parse::<Contender>()
                 .unwrap_err()
                 .to_string()
-                .contains("names no program")
+                .contains("does not name a program")
         );
         let error = "homenod".parse::<Contender>().unwrap_err().to_string();
         assert!(error.contains("did you mean `homenode`?"), "{error}");

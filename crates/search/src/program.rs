@@ -55,13 +55,13 @@ pub struct NotStarted {
 
 /// A text that is not a program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` names no program: write `exec:./mine` or `exec:python3 mine.py`")]
+#[error("`{0}` does not name a program: write `exec:./mine` or `exec:python3 mine.py`")]
 pub struct NoProgram(String);
 
 /// Why a program gave no plan; each message continues a sentence that begins with the program's name.
 #[derive(Debug, thiserror::Error)]
 enum NoAnswer {
-    #[error("it said more than one line for a view")]
+    #[error("it answered a view with more than one line")]
     MoreThanALine,
     #[error("it did not answer within {0}")]
     TooLate(Ns),

@@ -195,7 +195,7 @@ fn sentence_of_requests(first: &Trial, trial: &Trial) -> Option<String> {
         )
     };
     Some(format!(
-        "{}: requests take {} time than under {}, the slowest of a hundred {}, on average over {} of {} VMs",
+        "{}: requests take {} time than under {}, the 99th percentile {}, on average over {} of {} VMs",
         trial.policy,
         change(trial.relative_request_time_mean?),
         first.policy,

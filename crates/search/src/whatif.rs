@@ -37,7 +37,7 @@ pub fn ask(
     let (name, duration) = (&setup.scenario.name, setup.scenario.duration);
     if at > duration {
         return Err(WhatIfError::Input(format!(
-            "scenario {name} lasts {duration}, so there is no {at} in it; choose an earlier time with --at"
+            "scenario {name} lasts only {duration}, not {at}; choose an earlier time with --at"
         )));
     }
     let control = Control::new(Config::default(), Mode::Act);

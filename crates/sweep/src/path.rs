@@ -13,7 +13,7 @@ const ALL: &str = "*";
 pub(crate) enum PathError {
     /// The text is not a path.
     #[error(
-        "`{0}` is no key: write a path into the scenario such as `vm.NAME.permit`, names with dots in quotes"
+        "`{0}` is not a key: write a path into the scenario, such as `vm.NAME.permit`, names with dots in quotes"
     )]
     NoKey(String),
     /// The key chooses policies, which have an option of their own.
@@ -26,7 +26,7 @@ pub(crate) enum PathError {
     #[error("`{0}` is a table, not a key: go on with a dot")]
     Table(String),
     /// No event has this number.
-    #[error("events are numbered from 0, and there are {count}; `{number}` is none of them")]
+    #[error("there is no event `{number}`: the scenario has {count} events, numbered from 0")]
     NoEvent {
         /// The number, as written.
         number: String,

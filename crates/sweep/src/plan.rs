@@ -285,7 +285,7 @@ impl Plan {
         self.policies = read.collect::<Result<_, _>>()?;
         names.sort_unstable();
         match names.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => Err(input(format!("policy `{}` is there twice", pair[0]))),
+            Some(pair) => Err(input(format!("policy `{}` is given twice", pair[0]))),
             None => Ok(()),
         }
     }
@@ -296,7 +296,7 @@ impl Plan {
         let runs = parts.fold(1_usize, usize::saturating_mul);
         if runs > RUNS_MAX {
             return Err(input(format!(
-                "these are {runs} runs, and a sweep has at most {RUNS_MAX}: give fewer values or seeds, or make several sweeps"
+                "this sweep would have {runs} runs; at most {RUNS_MAX} are allowed: give fewer values or seeds, or make several sweeps"
             )));
         }
         let usual = runs.div_ceil(TASKS).clamp(1, RUNS_PER_TASK_MAX);
@@ -304,7 +304,7 @@ impl Plan {
         match self.runs_per_task {
             1..=RUNS_PER_TASK_MAX => Ok(()),
             other => Err(input(format!(
-                "a task has 1 to {RUNS_PER_TASK_MAX} runs, not {other}"
+                "a task must have 1 to {RUNS_PER_TASK_MAX} runs, got {other}"
             ))),
         }
     }
@@ -534,7 +534,7 @@ fn whole_scenario(asked: Option<Value>) -> Result<(String, Table), SweepError> {
         Some(Value::String(what)) => what,
         _ => {
             return Err(input(
-                "a plan names its scenario: add `scenario = \"FILE.toml\"`, or a built-in's name",
+                "the plan names no scenario: add `scenario = \"FILE.toml\"`, or a built-in's name",
             ));
         }
     };
@@ -597,7 +597,7 @@ fn whole_config(asked: Option<Value>) -> Result<Table, SweepError> {
             toml::from_str(&text).map_err(|error| input(error.message()))
         }
         Some(other) => Err(input(format!(
-            "`config` is a file's name or a table, not {}",
+            "`config` must be a file's name or a table, got {}",
             other.type_str()
         ))),
     }

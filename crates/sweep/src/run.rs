@@ -46,7 +46,7 @@ impl fmt::Display for Shard {
 
 /// A text that is not a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a shard is one part of several, such as `1/8` to `8/8`")]
+#[error("a shard must be one of several parts, such as `1/8` to `8/8`")]
 pub struct NoShard;
 
 impl FromStr for Shard {
@@ -89,7 +89,7 @@ pub fn run(
     if let Some(unknown) = tasks.iter().find(|task| **task >= plan.tasks()) {
         let count = plan.tasks();
         return Err(SweepError::Input(format!(
-            "there is no task {unknown}: tasks are 0 to {}",
+            "there is no task {unknown}: tasks are numbered 0 to {}",
             count - 1
         )));
     }

@@ -137,10 +137,7 @@ impl Store {
             }
             Found::Run(_) => {
                 let path = self.cache.path(&description);
-                Kept::Unusable(format!(
-                    "{}: has other runs; it is simulated again",
-                    path.display()
-                ))
+                Kept::Unusable(format!("{}: has other runs; simulating it again", path.display()))
             }
             Found::Nothing => Kept::Nothing,
             Found::Unusable(note) => Kept::Unusable(note),
@@ -159,7 +156,7 @@ fn known(plan: &Plan) -> Result<String, SweepError> {
     let is_program = |policy: &&Contender| matches!(policy, Contender::Program(_));
     match plan.policies.iter().find(is_program) {
         Some(program) => Err(SweepError::Input(format!(
-            "{program} may be another program tomorrow, which a store cannot know: sweep it without one"
+            "a store cannot tell whether {program} has changed: sweep it without a store"
         ))),
         None => plan.digest(),
     }

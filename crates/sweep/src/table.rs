@@ -177,7 +177,7 @@ fn whole<'a>(plan: &Plan, rows: &'a [Rows]) -> Result<Vec<Run<'a>>, SweepError> 
     match runs.len() == plan.runs() {
         true => Ok(runs),
         false => Err(SweepError::Failed(format!(
-            "rows are not those of the plan: run {} is missing or there twice",
+            "rows do not match the plan: run {} is missing or duplicate",
             runs.len()
         ))),
     }

@@ -104,7 +104,7 @@ pub enum ValuesError {
         why: String,
     },
     /// The text begins like a list, but is not a TOML list.
-    #[error("`{0}` is no list of TOML")]
+    #[error("`{0}` is not a TOML list")]
     NoList(String),
     /// Nothing stands between two commas.
     #[error("`{0}` has an empty value: write `a,b,c`, or a range such as `50k..3M/20`")]
@@ -113,7 +113,7 @@ pub enum ValuesError {
     #[error("the list of values is empty")]
     Empty,
     /// A value occurs twice.
-    #[error("value {0} is there twice")]
+    #[error("value {0} is given twice")]
     Twice(String),
     /// The range is impossible.
     #[error(
@@ -199,7 +199,7 @@ fn range(text: &str) -> Result<Vec<Setting>, ValuesError> {
     let count = if counted { parts.pop() } else { None };
     let to = parts.join("/");
     let ends = quantity(from).zip(quantity(&to));
-    let (first, last) = ends.ok_or_else(|| bad("its ends are no numbers, sizes, rates or times"))?;
+    let (first, last) = ends.ok_or_else(|| bad("its ends are not numbers, sizes, rates or times"))?;
     if first.unit != last.unit
         && ![first.unit, last.unit]
             .iter()
@@ -208,28 +208,28 @@ fn range(text: &str) -> Result<Vec<Setting>, ValuesError> {
         return Err(bad("its ends have different units"));
     }
     if first.amount > last.amount {
-        return Err(bad("it begins above its end"));
+        return Err(bad("its beginning is above its end"));
     }
     let count = match count {
         Some(count) => count
             .parse::<usize>()
-            .map_err(|_| bad(&format!("`{count}` is no number of values")))?,
+            .map_err(|_| bad(&format!("`{count}` is not a number of values")))?,
         None => match whole(from).zip(whole(&to)) {
             Some((from, to)) => usize::try_from(to.saturating_sub(from))
                 .unwrap_or(usize::MAX)
                 .saturating_add(1),
-            None => return Err(bad("how many values it has is missing")),
+            None => return Err(bad("the number of values is missing")),
         },
     };
     match count {
-        0 => return Err(bad("it has no value")),
-        1 if first.amount < last.amount => return Err(bad("one value cannot be both its ends")),
+        0 => return Err(bad("it must have at least one value")),
+        1 if first.amount < last.amount => return Err(bad("a single value cannot be both ends")),
         2.. if first.amount == last.amount => return Err(bad("its ends are the same")),
         count if count > VALUES_MAX => return Err(bad(&format!("it has more than {VALUES_MAX} values"))),
         _ => {}
     }
     if is_geometric && first.amount <= 0.0 {
-        return Err(bad("a geometric one begins above 0"));
+        return Err(bad("a geometric range must begin above 0"));
     }
     let unit = match (first.unit, last.unit) {
         (Unit::None, Unit::Count) => Unit::Count,
@@ -274,13 +274,13 @@ pub fn seeds(text: &str) -> Result<Vec<u64>, ValuesError> {
     let number = |text: &str| {
         text.trim()
             .parse::<u64>()
-            .map_err(|_| bad("a seed is a whole number, 0 or above"))
+            .map_err(|_| bad("a seed must be a whole number, 0 or above"))
     };
     if let Some((from, to)) = text.split_once("..") {
         let (from, to) = (number(from)?, number(to)?);
         return match to.checked_sub(from) {
-            None => Err(bad("they begin above their end")),
-            Some(more) if more >= VALUES_MAX as u64 => Err(bad(&format!("they are more than {VALUES_MAX}"))),
+            None => Err(bad("their beginning is above their end")),
+            Some(more) if more >= VALUES_MAX as u64 => Err(bad(&format!("there are more than {VALUES_MAX}"))),
             Some(_) => Ok((from..=to).collect()),
         };
     }
@@ -288,7 +288,7 @@ pub fn seeds(text: &str) -> Result<Vec<u64>, ValuesError> {
     let mut sorted = seeds.clone();
     sorted.sort_unstable();
     if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
-        return Err(bad("a seed is there twice"));
+        return Err(bad("a seed is given twice"));
     }
     Ok(seeds)
 }
@@ -323,18 +323,18 @@ mod tests {
     #[test]
     fn what_is_no_values_is_said() {
         for (text, said) in [
-            ("3M..50k/20", "begins above its end"),
-            ("50k..3M/0", "it has no value"),
-            ("50k..3M", "how many values it has is missing"),
-            ("50k..3M/1", "one value cannot be both its ends"),
+            ("3M..50k/20", "beginning is above its end"),
+            ("50k..3M/0", "it must have at least one value"),
+            ("50k..3M", "the number of values is missing"),
+            ("50k..3M/1", "a single value cannot be both ends"),
             ("50k..50k/3", "its ends are the same"),
-            ("50k..3M/x", "`x` is no number of values"),
+            ("50k..3M/x", "`x` is not a number of values"),
             ("1..1000000000", "more than 100000 values"),
             ("1s..3GiB/3", "different units"),
-            ("a..b/3", "its ends are no numbers"),
-            ("0..3/3/geometric", "begins above 0"),
+            ("a..b/3", "its ends are not numbers"),
+            ("0..3/3/geometric", "begin above 0"),
             ("a,,b", "has an empty value"),
-            ("1,1", "value 1 is there twice"),
+            ("1,1", "value 1 is given twice"),
             ("[]", "empty"),
             ("[1", "`[1`"),
             ("", "has an empty value"),

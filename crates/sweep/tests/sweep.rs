@@ -109,14 +109,14 @@ fn a_damaged_file_of_a_store_is_made_anew_and_it_is_said() {
     let rest: Result<Vec<Rows>, SweepError> = merge(&plan, &[store(folder.path())]);
     let said = rest.unwrap_err().to_string();
     assert!(
-        said.contains("1 of 5") && said.contains("is no finished run"),
+        said.contains("1 of 5") && said.contains("is not a finished run"),
         "{said}"
     );
     let (again, seen) = made(&plan, &all(&plan), 2, Some(&one));
     assert_eq!(again, rows);
     let notes = seen.notes();
     assert!(
-        notes.len() == 1 && notes[0].contains("is no finished run"),
+        notes.len() == 1 && notes[0].contains("is not a finished run"),
         "{notes:?}"
     );
     assert!(seen.done().0 <= 5);
@@ -140,7 +140,7 @@ fn a_program_as_policy_is_not_kept_in_a_store() {
     let plan = plan("scenario = \"permits\"\npolicies = [\"exec:./mine\"]\n");
     let refused = run(&plan, &[0], 1, Some(&store(folder.path())), &Progress::silent()).unwrap_err();
     assert!(
-        matches!(&refused, SweepError::Input(said) if said.contains("without one")),
+        matches!(&refused, SweepError::Input(said) if said.contains("without a store")),
         "{refused}"
     );
     assert!(store(folder.path()).keep_plan(&plan).is_err());
@@ -161,7 +161,7 @@ fn every_key_and_value_is_checked_before_anything_runs() {
             "\"vm.fluid.permit\" = \"250k,1\"",
             "vm.fluid.permit = 1: data/scenarios/permits.toml: `1` is too small a permit",
         ),
-        ("\"vm.fluid.vcpus\" = \"1..3/3,4\"", "is no number of values"),
+        ("\"vm.fluid.vcpus\" = \"1..3/3,4\"", "is not a number of values"),
         ("\"vm.fluid.vcpus\" = \"1,900\"", "vm.fluid.vcpus = 900: "),
         ("\"vm.fluid\" = \"1\"", "go on with a dot"),
         ("\"vm.fluid.name.x\" = \"1\"", "`name` is string, not a table"),
@@ -169,14 +169,14 @@ fn every_key_and_value_is_checked_before_anything_runs() {
             "\"workload.lbn.about\" = \"x\"",
             "no workload is named `lbn`; did you mean `lbm`?",
         ),
-        ("\"event.0.at\" = \"1s\"", "there are 0"),
+        ("\"event.0.at\" = \"1s\"", "has 0 events"),
         (
             "\"config.periot\" = \"1s\"",
             "unknown key `periot`; did you mean `period`?",
         ),
         ("\"config.policies\" = \"tavo\"", "--policy"),
         ("\"seed\" = \"1\"", "--seeds"),
-        ("\"a b\" = \"1\"", "is no key"),
+        ("\"a b\" = \"1\"", "is not a key"),
         ("machine = \"r911\"", "did you mean `r910`?"),
         ("machine = \"nowhere.toml\"", "there is no such file"),
         ("duration = []", "empty"),
@@ -190,7 +190,7 @@ fn every_key_and_value_is_checked_before_anything_runs() {
     }
     for (text, said) in [
         ("scenario = \"permit\"", "did you mean `permits`?"),
-        ("seeds = 1", "a plan names its scenario"),
+        ("seeds = 1", "the plan names no scenario"),
         ("scenario = \"permits\"\nseeds = \"3..1\"", "above their end"),
         ("scenario = \"permits\"\nseeds = -1", "0 or above"),
         (

@@ -109,13 +109,13 @@ pub enum ReadError {
     #[error("not a topology page: it begins with {0:#018x}, not {MAGIC:#018x}")]
     Magic(u64),
     /// The page has another layout.
-    #[error("a topology page of layout {0}; this program reads {LAYOUT}")]
+    #[error("the topology page has layout {0}, but this program reads {LAYOUT}")]
     Layout(u32),
     /// The page states another size.
-    #[error("a topology page that states {0} bytes; its layout has {own}", own = size_of::<RawPage>())]
+    #[error("the topology page states {0} bytes, but its layout has {own}", own = size_of::<RawPage>())]
     Size(u32),
     /// A value in the page is out of bounds.
-    #[error("a topology page that cannot be: {0}")]
+    #[error("the topology page is invalid: {0}")]
     Topology(#[from] TopologyError),
 }
 

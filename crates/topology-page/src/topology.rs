@@ -42,7 +42,7 @@ pub enum TopologyError {
         count: usize,
     },
     /// A vCPU is on a node that does not exist.
-    #[error("vCPU {vcpu} is on host node {node}, of which there are {count}")]
+    #[error("vCPU {vcpu} is on host node {node}, but the number of host nodes is {count}")]
     VcpuNode {
         /// The vCPU.
         vcpu: usize,
@@ -52,7 +52,7 @@ pub enum TopologyError {
         count: usize,
     },
     /// A vCPU belongs to a virtual node that does not exist.
-    #[error("vCPU {vcpu} belongs to virtual node {node}, of which there are {count}")]
+    #[error("vCPU {vcpu} belongs to virtual node {node}, but the number of virtual nodes is {count}")]
     VcpuVirtualNode {
         /// The vCPU.
         vcpu: usize,
@@ -62,7 +62,9 @@ pub enum TopologyError {
         count: usize,
     },
     /// A virtual node's memory is on a host node that does not exist.
-    #[error("the memory of virtual node {vnode} is on host node {node}, of which there are {count}")]
+    #[error(
+        "the memory of virtual node {vnode} is on host node {node}, but the number of host nodes is {count}"
+    )]
     MemoryNode {
         /// The virtual node.
         vnode: usize,

@@ -79,17 +79,17 @@ impl Default for Config {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the messages say it
 pub(crate) enum ConfigError {
-    #[error("initial is {initial}, less than a page; a ring needs some, such as `initial = \"500MB\"`")]
+    #[error("initial is {initial}; a pool needs at least one page, for example `initial = \"500MB\"`")]
     Empty { initial: Bytes },
-    #[error("initial is {initial}, and the VM has {memory} in all; leave most of it to its programs")]
+    #[error("initial is {initial}, but the VM has {memory} in total; leave most of that to its programs")]
     BeyondVm { initial: Bytes, memory: Bytes },
-    #[error("grow_above_percent is {percent}; at most all of a pool is used, so let it be from 1 to 99")]
+    #[error("grow_above_percent is {percent}; it must be from 1 to 99")]
     GrowAbove { percent: u32 },
-    #[error("step_percent is {percent}; let a pool grow and shrink by 1 to 50 percent")]
+    #[error("step_percent is {percent}; it must be from 1 to 50")]
     Step { percent: u32 },
     #[error(
-        "shrink_below_percent is {shrink} and grow_above_percent {grow}: a step of {step} percent leads from one beyond the \
-         other, and the pool never comes to rest; let shrink_below_percent be at most {most}"
+        "shrink_below_percent is {shrink} and grow_above_percent is {grow}: a step of {step} percent from beyond one of them goes \
+         beyond the other, so the pool never settles; set shrink_below_percent to at most {most}"
     )]
     NoRest {
         shrink: u32,
@@ -209,7 +209,7 @@ mod tests {
             with(|config| config.shrink_below_percent = 82),
         ];
         let words = [
-            "less than a page",
+            "at least one page",
             "the VM has 1GiB",
             "from 1 to 99",
             "1 to 50",

@@ -81,7 +81,7 @@ impl Twin {
             Act::Limit { limit, .. } => {
                 return Err(Failure::Host {
                     what: format!("holding to {limit}"),
-                    cause: "the twin has no resctrl; hold VMs by CPU quota".into(),
+                    cause: "the twin has no resctrl; limit VMs by CPU quota".into(),
                 });
             }
             // A plan cannot name a virtual node in the twin: the hypervisor itself notifies live guests.

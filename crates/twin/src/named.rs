@@ -18,7 +18,7 @@ pub const MACHINE: &str = "r910";
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the messages say it
 pub enum NameError {
-    #[error("no scenario is named `{name}`, nor is that a file's name, which ends with `.toml`{valid}")]
+    #[error("no scenario is named `{name}`, and file names end with `.toml`{valid}")]
     NoScenario { name: String, valid: Candidates },
     #[error(transparent)]
     File(#[from] FileError),

@@ -95,7 +95,7 @@ pub struct Outcome {
 
 /// A queue is longer than agreed, and was not processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a queue of {entries} page operations was sent, {most} are the most; nothing of it was done")]
+#[error("the queue has {entries} page operations, but at most {most} are allowed; none was carried out")]
 pub struct TooLong {
     /// The queue's length.
     pub entries: usize,

@@ -302,7 +302,7 @@ pub enum WorkloadError {
         expected: &'static str,
     },
     /// Shares of a whole do not add up to 1.
-    #[error("workload {workload}: every `{share}` of {key} together is {sum}; it must be 1")]
+    #[error("workload {workload}: the `{share}` values of {key} add up to {sum}; their sum must be 1")]
     Sum {
         /// The workload's name.
         workload: String,
@@ -447,7 +447,7 @@ impl Program {
                 return Err(Wrong::Figure(
                     key,
                     mean,
-                    "a program with barriers has no rests: take one of them away",
+                    "a program cannot have both barriers and rests: remove one of them",
                 ));
             }
         }

@@ -170,8 +170,7 @@ impl RightToAct {
             return Some("its operator opted it out; the agent only watches it");
         }
         let is_lifting = matches!(act, Act::Lift { .. });
-        (!self.is_guarded && !is_lifting)
-            .then_some("there is no guard process, which would undo it if the agent died")
+        (!self.is_guarded && !is_lifting).then_some("there is no guard process to undo it if the agent dies")
     }
 }
 

@@ -50,15 +50,15 @@ const DYING_MAX: Duration = Duration::from_secs(5);
 /// First and longest time between two attempts to undo: libvirt may be restarting too, or be away for long.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(10);
-const LEFT_TO_ANOTHER: &str = "the state directory was moved or removed, and another agent acts: what is to be undone is left to that \
-                               agent, which knows it by the VMs' marks";
+const LEFT_TO_ANOTHER: &str = "the state directory was moved or removed, and another agent acts: the undoing is left to that \
+                               agent, which finds the changes in the VMs' marks";
 
 /// Why an agent has no guard.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GuardError {
     /// The process could not be started.
     #[error(
-        "cannot start the guard process {exe}: {cause}; without it nothing would restore VMs if the agent died"
+        "cannot start the guard process {exe}: {cause}; without it, VMs would not be restored if the agent died"
     )]
     Start {
         /// The binary.
@@ -262,7 +262,7 @@ pub fn run(
             if let Some(agent) = agent.filter(|agent| rustix::process::getppid() == Some(*agent)) {
                 let _ = rustix::process::kill_process(agent, Signal::KILL);
             }
-            say("the agent had said nothing for long: its guard ended it, and undoes what it changed");
+            say("the agent was silent for too long: its guard ended it and is undoing its changes");
         }
     }
     wait_for_end_of(agent);
@@ -381,7 +381,7 @@ impl Undoing<'_> {
         };
         for failure in &failures {
             if self.said.insert(failure.clone()) {
-                say(&format!("{failure}; tried again"));
+                say(&format!("{failure}; retrying"));
             }
         }
         if !failures.is_empty() {

@@ -176,19 +176,19 @@ impl Holder {
         let is_stopped = Signs::of(pid).is_some_and(|signs| signs.is_stopped);
         match &self.role {
             Role::Agent if is_stopped => format!(
-                "the agent with state in {state} (process {pid}) holds it, and is stopped: let it go on with `kill -CONT {pid}`, or \
+                "the agent with state in {state} (process {pid}) holds it, and is stopped: resume it with `kill -CONT {pid}`, or \
                  end it with `kill -KILL {pid}` and try again"
             ),
             Role::Agent => format!(
                 "the agent with state in {state} (process {pid}) holds it; stop that agent, or wait for its guard"
             ),
             Role::Guard { .. } if is_stopped => format!(
-                "the guard of an agent with state in {state} (process {pid}) holds it, and is stopped: let it go on with \
+                "the guard of an agent with state in {state} (process {pid}) holds it, and is stopped: resume it with \
                  `kill -CONT {pid}`, or run `homenode release --state {state}` once its agent has ended"
             ),
             Role::Guard { .. } => format!(
-                "the guard (process {pid}) undoes what an agent with state in {state} changed; wait for it, or run `homenode release \
-                 --state {state}`"
+                "the guard (process {pid}) is undoing what an agent with state in {state} changed; wait for it, or run \
+                 `homenode release --state {state}`"
             ),
         }
     }
@@ -325,16 +325,16 @@ impl<'a> Watch<'a> {
         let how = if is_stopped { "stopped" } else { "silent" };
         match (told, has_ended) {
             (_, Ok(1..)) => self.ended.push(format!(
-                "the guard (process {pid}) of an agent that is dead was {how} and undid nothing: it was ended, and what it was to undo \
-                 is taken over"
+                "the guard (process {pid}) of a dead agent was {how} and undid nothing: it was ended, and this process takes \
+                 over its undoing"
             )),
             (Err(error), _) => {
                 self.stuck = Some(format!("the guard (process {pid}) is {how} and cannot be ended: {error}"));
             }
             _ => {
                 self.stuck = Some(format!(
-                    "the guard (process {pid}) is {how}, was sent SIGKILL and does not end: the kernel holds it \
-                     (/proc/{pid}/stack says where, a frozen cgroup of version 1 does so too); try again once it is gone"
+                    "the guard (process {pid}) is {how} and does not end after SIGKILL: the kernel holds it (/proc/{pid}/stack \
+                     says where; a frozen cgroup of version 1 can hold it too); try again once it is gone"
                 ));
             }
         }

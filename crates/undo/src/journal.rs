@@ -52,9 +52,7 @@ pub struct JournalError(#[from] pub StateError);
 
 /// The journal's entry under this key cannot be read by any lever.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "what the journal has under {0} cannot be read: another version of homenode wrote it, or it is damaged"
-)]
+#[error("the journal entry under {0} cannot be read: another version of homenode wrote it, or it is damaged")]
 pub struct Unreadable(pub String);
 
 /// One run of one VM: a VM that was restarted has another start time and nothing to restore.
@@ -212,7 +210,7 @@ impl Journal {
             });
             let what_of_it = match lost {
                 0 => "the other copy has them".to_owned(),
-                _ => format!("{lost} of them in both copies; what they said is not undone"),
+                _ => format!("{lost} of them in both copies; the changes that they recorded are not undone"),
             };
             let where_to = match aside {
                 Ok(()) => format!("set aside in {}", dir.path_of(DAMAGED).display()),
@@ -435,7 +433,7 @@ fn read(dir: &StateDir) -> Result<(Replay, bool, Vec<String>), JournalError> {
                 .into_iter()
                 .filter_map(|read| read.as_ref().err());
             let warnings = warnings
-                .map(|error| format!("{error}; the other copy is read"))
+                .map(|error| format!("{error}; the other copy is used"))
                 .collect();
             let copies = [first, second].map(|read| read.ok().flatten());
             let is_there = copies.iter().any(Option::is_some);
@@ -535,9 +533,9 @@ pub(crate) fn is_there(state: &Path) -> bool {
 pub(crate) fn lost_at(state: &Path) -> String {
     let state = state.display();
     format!(
-        "the journal of the agent that acted last is not in {state}/private any more: what that agent changed is known only where VMs \
-         carry its mark. If the directory was moved, put it back and run `homenode release --state {state}`; if it was removed, \
-         compare pins, quotas and memory nodes of each VM with what they should be (`virsh vcpupin`, `virsh schedinfo`, `virsh \
+        "the journal of the agent that acted last is no longer in {state}/private: what that agent changed is known only for \
+         VMs that carry its mark. If the directory was moved, put it back and run `homenode release --state {state}`; if it was \
+         removed, compare pins, quotas and memory nodes of each VM with what they should be (`virsh vcpupin`, `virsh schedinfo`, `virsh \
          numatune`)"
     )
 }

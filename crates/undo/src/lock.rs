@@ -306,7 +306,7 @@ fn who_acts(agent: Option<&Holder>, guards: &[Holder], lock: &File) -> String {
     let agent = agent.filter(is_alive);
     match agent.or_else(|| guards.iter().find(is_alive)) {
         Some(holder) => format!(
-            "another agent acts on this host, or its guard undoes for it: {}; or watch with --dry-run",
+            "another agent acts on this host, or its guard is undoing its changes: {}; or watch with --dry-run",
             holder.described()
         ),
         None => format!("another agent acts on this host: {}", holder::kernel_says(lock)),
@@ -323,7 +323,7 @@ fn left_behind(left: &Holder) -> Option<String> {
     };
     if is_lost {
         return Some(format!(
-            "an agent with state in {state} ended, and its journal is not there any more, which says how VMs were before: put the directory back if it was moved, and run `homenode release --state {state}` in any case"
+            "an agent with state in {state} ended, and its journal, which says how VMs were before, is gone: put the directory back if it was moved, and in either case run `homenode release --state {state}`"
         ));
     }
     leaves_something(&left.state).then(|| {

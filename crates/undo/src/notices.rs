@@ -42,9 +42,9 @@ impl Notices {
     pub fn take(&mut self) -> Vec<String> {
         let dropped = match std::mem::take(&mut self.dropped_count) {
             0 => None,
-            1 => Some("one notice before these was dropped: more came at once than are kept".to_owned()),
+            1 => Some("one earlier notice was dropped: too many came at once".to_owned()),
             count => Some(format!(
-                "{count} notices before these were dropped: more came at once than are kept"
+                "{count} earlier notices were dropped: too many came at once"
             )),
         };
         dropped.into_iter().chain(self.waiting.drain(..)).collect()
@@ -76,7 +76,7 @@ mod tests {
         }
         let told = notices.take();
         assert!(
-            told[0].starts_with("3 notices before these were dropped"),
+            told[0].starts_with("3 earlier notices were dropped"),
             "{}",
             told[0]
         );

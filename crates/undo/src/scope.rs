@@ -32,7 +32,7 @@ pub(crate) fn around(
     let unit = Unit {
         what: "guard",
         kind: "scope",
-        description: "Guard of homenode: undoes what an agent that is gone has changed",
+        description: "Guard of homenode: undoes the changes of an agent that has ended",
         options: vec!["--scope".into()],
         properties: &[STOP, ORDER[0], ORDER[1]],
     };
@@ -91,7 +91,7 @@ impl Unit<'_> {
             return Err("systemd does not run this host");
         }
         if !rustix::process::geteuid().is_root() {
-            return Err("only root can have one made");
+            return Err("only root can create one");
         }
         let runner = ["usr/bin/systemd-run", "bin/systemd-run"].map(|path| root.join(path));
         let Some(runner) = runner.into_iter().find(|path| path.exists()) else {

@@ -156,7 +156,7 @@ impl StateDir {
 
     fn create(&self, name: &str, how: OFlags) -> Result<File, StateError> {
         let file = self.open_file(name, how | OFlags::CREATE)?;
-        file.ok_or_else(|| self.failed("open", name, "it went away"))
+        file.ok_or_else(|| self.failed("open", name, "it disappeared"))
     }
 
     /// Replaces a file atomically. Returns the new file, open to append.
@@ -216,7 +216,7 @@ impl StateDir {
         };
         let stat = rustix::fs::fstat(&file).map_err(|e| self.failed("open", name, e))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink > 1 {
-            return Err(self.failed("open", name, "it is no file of the agent's; remove it"));
+            return Err(self.failed("open", name, "it is not a file of the agent's; remove it"));
         }
         if stat.st_uid != rustix::process::geteuid().as_raw() {
             let cause = format!("it belongs to user {}; remove it", stat.st_uid);
@@ -282,7 +282,7 @@ fn existing(state: &Path) -> Result<Option<OwnedFd>, StateError> {
 }
 
 fn there<T>(found: Option<T>, path: &Path) -> Result<T, StateError> {
-    found.ok_or_else(|| StateError::new("open", path, "it went away"))
+    found.ok_or_else(|| StateError::new("open", path, "it disappeared"))
 }
 
 /// Open without following links, and without waiting for a pipe's other end.
@@ -310,7 +310,7 @@ fn directory(below: impl std::os::fd::AsFd, name: &Path, path: &Path) -> Result<
             return Err(StateError::new(
                 "open",
                 path,
-                "it is no directory but a link or a file; remove it",
+                "it is a link or a file, not a directory; remove it",
             ));
         }
         Err(e) => return Err(StateError::new("open", path, with_remedy(e))),
@@ -325,8 +325,7 @@ fn directory(below: impl std::os::fd::AsFd, name: &Path, path: &Path) -> Result<
         return Err(StateError::new("use", path, cause));
     }
     if stat.st_mode & WRITABLE_BY_OTHERS != 0 {
-        let cause =
-            "other users can write to it; take that right away (chmod go-w), or choose another with --state";
+        let cause = "other users can write to it; remove that permission (chmod go-w), or choose another with --state";
         return Err(StateError::new("use", path, cause));
     }
     Ok(Some(dir))

@@ -31,7 +31,7 @@ impl Ewma {
     pub fn update(&mut self, value: f64, Weight(weight): Weight) -> f64 {
         debug_assert!(
             weight > 0.0 && weight <= 1.0,
-            "an EWMA weight lies in (0, 1], not {weight}"
+            "an EWMA weight must be in (0, 1], not {weight}"
         );
         let next = self.0.map_or(value, |old| old + weight * (value - old));
         self.0 = Some(next);

@@ -49,8 +49,8 @@ impl fmt::Display for MemoryPolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "`{}` is no memory policy: write `first-touch`, `round-4k` or `round-1g`, and `+carrefour` or `+autonuma` after it \
-             where pages shall follow their users",
+            "`{}` is not a memory policy: write `first-touch`, `round-4k` or `round-1g`, followed by `+carrefour` or `+autonuma` \
+             if pages are to follow their users",
             self.text.escape_debug()
         )
     }

@@ -78,12 +78,12 @@ impl fmt::Display for PermitError {
             }
             PermitError::TooSmall { text, least } => write!(
                 f,
-                "`{text}` is too small a permit: nothing runs within less than `{least}`{}",
+                "`{text}` is too small a permit: no VM can run with less than `{least}`{}",
                 per_slice(*least)
             ),
             PermitError::TooLarge { text, most } => write!(
                 f,
-                "`{text}` is too large a permit: no host does more than `{most}`{}; book nothing to leave a VM unlimited",
+                "`{text}` is too large a permit: no host does more than `{most}`{}; set no permit to leave a VM unlimited",
                 per_slice(*most)
             ),
         }
@@ -307,7 +307,7 @@ mod tests {
     fn zero_negative_and_absurd_permits_are_refused() {
         assert_eq!(
             refused("0"),
-            "`0` is too small a permit: nothing runs within less than `1k` (LLC misses per slice of 30 ms)"
+            "`0` is too small a permit: no VM can run with less than `1k` (LLC misses per slice of 30 ms)"
         );
         assert!(refused("250").contains("`1k`"));
         assert!(refused("0MB/s").contains("`1MB/s`"));

@@ -50,7 +50,7 @@ impl Display for BadSetting {
                 default,
             } => write!(
                 f,
-                "and may be from {from} to {to}; write one of these, or leave it out for its default, {default}"
+                "but must be from {from} to {to}; change it, or leave it out for its default, {default}"
             ),
             Wrong::MoreThan { key, value } => {
                 write!(
@@ -250,7 +250,7 @@ mod tests {
         .to_string();
         assert_eq!(
             said,
-            "setting `inner.lease` is 0s, and may be from 100ms to 60s; write one of these, or leave it out for its default, 10s"
+            "setting `inner.lease` is 0s, but must be from 100ms to 60s; change it, or leave it out for its default, 10s"
         );
         assert_eq!(BadSetting::key_of(&said), Some("inner.lease"));
     }

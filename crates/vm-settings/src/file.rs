@@ -66,7 +66,7 @@ pub enum FileError {
     },
     /// Two files of one VM contradict each other.
     #[error(
-        "{} and {} are both of VM {name}, and do not say the same of `{key}`: move what is right to {} and \
+        "{} and {} both belong to VM {name} but set `{key}` differently: move the right value to {} and \
          remove the other file",
         .first.display(), .second.display(), .own.display()
     )]
@@ -92,7 +92,7 @@ pub enum FileError {
     },
     /// Another program keeps changing the settings.
     #[error(
-        "the settings of VM {name} in {} are being changed by another program again and again; try again",
+        "another program keeps changing the settings of VM {name} in {}; try again",
         .dir.display()
     )]
     Busy {

@@ -22,7 +22,7 @@ pub enum SettingError {
         why: String,
     },
     /// The value is neither in quotes nor of a kind that may be written without them.
-    #[error("`{0}` is not a text; write it in quotes")]
+    #[error("`{0}` must be a string; write its value in quotes")]
     NotText(String),
     /// There is no such setting.
     #[error(
@@ -52,12 +52,12 @@ pub enum SettingError {
     NoNode,
     /// The value is not a valid word for `anti_affinity` or `affinity`.
     #[error(
-        "{0}: a word of up to {WORD_MAX} letters, digits, `-`, `_` and `.` that other VMs name too is wanted"
+        "{0} must be a word of up to {WORD_MAX} letters, digits, `-`, `_` and `.` that other VMs name too"
     )]
     Word(&'static str),
     /// Both a home and `anti_affinity` or `affinity` are set.
     #[error(
-        "home says where it lives, so anti_affinity and affinity have nothing to say; leave one of them out"
+        "home already fixes where the VM lives, so anti_affinity and affinity have no effect; leave out either home or them"
     )]
     HomeAndOthers,
 }

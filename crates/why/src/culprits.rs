@@ -219,34 +219,34 @@ pub(crate) fn figures(code: Code, base: &Step, slow: &Step) -> Vec<Figure> {
     match code {
         Code::Waiting => vec![
             of(
-                "of the CPU time that it wanted it waited, percent",
+                "time waiting for a CPU, percent of the CPU time that it wanted",
                 &percent_of_wanted(Of::Waited),
             ),
             of("CPUs that it may run on", &|step| step.get(Of::Allowed)),
         ],
         Code::Quota | Code::Permit => vec![of(
-            "of the CPU time that it wanted it was throttled, percent",
+            "time throttled, percent of the CPU time that it wanted",
             &percent_of_wanted(Of::Throttled),
         )],
         Code::RemoteMemory => vec![of("local accesses, percent", &|step| 100.0 * step.get(Of::Local))],
         Code::LlcPollution => vec![
-            of("LLC misses of references, percent", &miss_ratio),
+            of("LLC misses, percent of references", &miss_ratio),
             of("LLC references per 1000 instructions", &per_kilo(Of::References)),
         ],
         Code::Controller => vec![of(
-            "bandwidth of its busiest controller in use, percent",
+            "use of its busiest memory controller, percent of the bandwidth",
             &|step| busiest(step.node_use(), step.accesses()),
         )],
-        Code::Link => vec![of("busiest link that it uses, percent", &|step| {
+        Code::Link => vec![of("use of its busiest link, percent of the bandwidth", &|step| {
             let own = &step.own_traffic()[step.node_use().len()..];
             busiest(step.link_use(), own)
         })],
-        Code::SmtSibling => vec![of("hyperthreads beside it busy, percent", &|step| {
+        Code::SmtSibling => vec![of("use of its sibling hyperthreads, percent", &|step| {
             100.0 * step.get(Of::Siblings)
         })],
         Code::PageMoves => vec![of("pages moved per second", &|step| step.get(Of::Moved))],
         Code::Balloon => vec![
-            of("faults that needed a disk per second", &|step| {
+            of("faults that needed a disk, per second", &|step| {
                 step.get(Of::Faults)
             }),
             of("memory of the guest, MiB", &|step| {

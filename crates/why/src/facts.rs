@@ -386,9 +386,11 @@ impl Facts {
     pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if !self.has_counters {
-            notes.push("no hardware counters: only waiting and throttling can be told".to_owned());
+            notes.push("no hardware counters: only waiting and throttling can be detected".to_owned());
         } else if !self.has_traffic {
-            notes.push("traffic of memory controllers is not counted: they are never blamed".to_owned());
+            notes.push(
+                "traffic of memory controllers is not counted: they are never named as the cause".to_owned(),
+            );
         }
         notes
     }

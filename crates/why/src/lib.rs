@@ -98,8 +98,8 @@ impl Code {
         match self {
             Code::Waiting => "its vCPUs waited for CPUs",
             Code::Quota => "a CPU quota kept its vCPUs from running",
-            Code::Permit => "the agent held it to the pollution that it booked",
-            Code::RemoteMemory => "more of its memory was on other nodes than its vCPUs",
+            Code::Permit => "the agent limited it to the cache pollution of its permit",
+            Code::RemoteMemory => "more of its memory was on nodes other than those of its vCPUs",
             Code::LlcPollution => "others filled the last-level cache that it uses",
             Code::Controller => "a memory controller that it uses was busier",
             Code::Link => "a link between nodes that it uses was busier",
@@ -107,7 +107,7 @@ impl Code {
             Code::PageMoves => "its pages were being moved",
             Code::Balloon => "it had less memory than it used, and swapped",
             Code::Clock => "its cores ran at a lower clock",
-            Code::OwnPhase => "its guest did something else than before",
+            Code::OwnPhase => "its guest did different work than before",
         }
     }
 }
@@ -227,7 +227,7 @@ pub enum WhyError {
     },
     /// Too little was recorded.
     #[error(
-        "there are {found} samples of VM {name} before and {during} at that time, at least {least} each are needed: ask about \
+        "VM {name} has {found} samples before and {during} at that time, but at least {least} each are needed: ask about \
          a later time, or with a shorter window; samples are kept for `samples_hours` of [record] in the settings"
     )]
     TooFew {
@@ -290,7 +290,7 @@ pub fn explain(
     if before.len() < during.len() * BASELINE as usize / 2 {
         explanation
             .notes
-            .push("little was recorded before: a state of long standing may look like a change".to_owned());
+            .push("little was recorded before: a long-standing condition may look new".to_owned());
     }
     let slow = slow_steps(before, during);
     let (Some(first), Some(last)) = (slow.first(), slow.last()) else {

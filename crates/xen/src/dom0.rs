@@ -43,7 +43,7 @@ pub(crate) fn check(root: &Path) -> Result<(), XenError> {
     let unknown = |cause: String| Err(XenError::Unknown { cause });
     let error = match std::fs::read_to_string(root.join(CAPABILITIES)) {
         Ok(text) if text.contains("control_d") => return Ok(()),
-        Ok(_) => return not("/proc/xen/capabilities does not say `control_d`"),
+        Ok(_) => return not("/proc/xen/capabilities does not contain `control_d`"),
         Err(error) => error,
     };
     let is_missing = error.kind() == ErrorKind::NotFound;
@@ -51,10 +51,10 @@ pub(crate) fn check(root: &Path) -> Result<(), XenError> {
     match std::fs::read_to_string(root.join(KIND)) {
         Ok(kind) if kind.trim() == "xen" => match is_initial_domain(root) {
             Some(true) => Err(XenError::NoXenfs { cause }),
-            Some(false) if is_missing => not("its features are those of another domain"),
+            Some(false) if is_missing => not("it lacks the Xen feature that only dom0 has"),
             Some(false) | None => unknown(cause),
         },
-        Ok(_) if is_missing => not("its hypervisor is another"),
+        Ok(_) if is_missing => not("its hypervisor is not Xen"),
         Err(other) if is_missing && other.kind() == ErrorKind::NotFound => {
             not("there is no /proc/xen/capabilities")
         }

@@ -17,15 +17,15 @@ pub enum XenError {
         cause: String,
     },
     /// It is unknown whether this is dom0.
-    #[error("whether this system is dom0 of a Xen host is not known: {cause}")]
+    #[error("cannot tell whether this system is dom0 of a Xen host: {cause}")]
     Unknown {
         /// The system's error.
         cause: String,
     },
     /// This is dom0, but Xen's own file system does not show it.
     #[error(
-        "this system is dom0 of a Xen host, and xenfs does not say so ({cause}). Mount it: `mount -t xenfs xenfs /proc/xen`; as a service \
-         Homenode needs its drop-in for dom0 besides, `xen.conf` (docs/XEN.md)"
+        "this system is dom0 of a Xen host, but xenfs does not show it ({cause}). Mount it: `mount -t xenfs xenfs /proc/xen`; as a service \
+         Homenode also needs its drop-in for dom0, `xen.conf` (docs/XEN.md)"
     )]
     NoXenfs {
         /// The system's error.
@@ -33,18 +33,18 @@ pub enum XenError {
     },
     /// libxenctrl or libxenstore is missing.
     #[error(
-        "Xen's library cannot be used ({0}). Install Xen's tools (Debian: `apt install xen-utils`); Homenode knows those of Xen {versions}",
+        "Xen's library cannot be used ({0}). Install Xen's tools (Debian: `apt install xen-utils`); Homenode supports those of Xen {versions}",
         versions = library::versions()
     )]
     NoLibrary(LoadError),
     /// The hypervisor does not permit calls.
-    #[error("Xen's hypervisor cannot be asked: {cause}. Run as root in dom0, with xenstored running")]
+    #[error("cannot call Xen's hypervisor: {cause}. Run as root in dom0, with xenstored running")]
     NotPermitted {
         /// The system's error.
         cause: String,
     },
     /// Xen's description of the host does not make a valid machine.
-    #[error("Xen's figures of this host make no machine: {cause}")]
+    #[error("what Xen reports about this host is not a valid machine: {cause}")]
     NoMachine {
         /// What is wrong.
         cause: String,
@@ -95,7 +95,7 @@ pub enum StoreError {
 
 /// Why the target of a balloon is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("xenstored does not tell its memory: {0}")]
+#[error("xenstored does not report its memory target: {0}")]
 pub struct NoTarget(pub StoreError);
 
 /// Why something on a domain could not be set or restored.
@@ -113,7 +113,7 @@ pub enum LeverError {
     NoTarget(#[from] NoTarget),
     #[error(transparent)]
     Xl(#[from] XlError),
-    #[error("it is being built, and may be given a cap that an earlier run of it had")]
+    #[error("it is still being created, and may yet get the cap that its earlier run had")]
     BeingBuilt,
     #[error("it has ended")]
     Ended,
@@ -125,11 +125,11 @@ pub enum LeverError {
         seen: CpuSet,
         wanted: CpuSet,
     },
-    #[error("its memory is to come from nodes {seen}, not from {wanted}")]
+    #[error("its memory comes from nodes {seen}, not from {wanted}")]
     Nodes { seen: NodeSet, wanted: NodeSet },
     #[error("its cap is {seen} percent, not {wanted}")]
     Cap { seen: u16, wanted: u16 },
-    #[error("it is to come to {seen} KiB, not to {wanted}")]
+    #[error("its memory target is {seen} KiB, not {wanted} KiB")]
     Memory { seen: u64, wanted: u64 },
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Several(Vec<LeverError>),

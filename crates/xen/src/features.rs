@@ -9,26 +9,25 @@ use crate::hypervisor::Hypervisor;
 use crate::place;
 
 /// Why waiting times are unknown.
-pub(crate) const NO_WAITING: &str =
-    "how long vCPUs wait for a CPU is not known, and they are taken not to wait";
+pub(crate) const NO_WAITING: &str = "how long vCPUs wait for a CPU is unknown, and taken as 0";
 /// Why nothing is counted.
 pub(crate) const NO_COUNTERS: &str =
     "no hardware counters: dom0 cannot count for domains on stock Xen; LLC miss rates of VMs are unknown";
 /// Worth knowing for an operator who has large domains, or who reads that console.
-pub(crate) const DEBUG_KEY: &str = "where memory of domains lies is counted by Xen's debug key `u` and read from its console: once a minute, and \
+pub(crate) const DEBUG_KEY: &str = "domains' memory by node is counted with Xen's debug key `u` and read from Xen's console, once a minute and \
                              when a domain is new";
 
 /// Where counts come from on an emulated host.
 pub(crate) const COUNTED_BY_MODEL: &str = "no hardware counters; LLC misses of domains are counted by the emulator's model of caches, not by hardware";
 
 /// Why no page moves if the operator did not allow local migration.
-pub(crate) const NO_MOVES: &str = "stock Xen moves no page of a domain that runs; migrating it to where it is moves all of it, and is off \
-                            (`local_migration.allow`). Or give it its home when it is created (`homenode place --xl`)";
+pub(crate) const NO_MOVES: &str = "stock Xen cannot move single pages of a running domain; local migration, which moves all its memory, is off \
+                            (`local_migration.allow`). Turn it on, or choose homes when domains are created (`homenode place --xl`)";
 /// Why no guest gets a topology page.
 pub(crate) const NO_TOPOLOGY: &str =
-    "a domain has no device that tells it where it is; stock Xen gives PV domains no virtual nodes";
+    "Xen domains have no topology device, and stock Xen gives PV domains no virtual nodes";
 /// Why a VM's balloon is not touched.
-pub(crate) const NO_RELEASES: &str = "Xen learns what a guest releases from the guest's balloon alone";
+pub(crate) const NO_RELEASES: &str = "Xen learns only from a guest's balloon which pages the guest frees";
 /// Why it is unknown which node uses a page.
 pub(crate) const NO_PAGE_USES: &str =
     "stock Xen does not tell dom0 which pages a domain uses, or from which node";
@@ -36,7 +35,7 @@ pub(crate) const NO_PAGE_USES: &str =
 pub(crate) const NO_TRACKER: &str = "stock Xen does not tell dom0 which memory a domain uses";
 /// Why the agent sets no part of caches or memory bandwidth.
 pub(crate) const NO_PARTS: &str =
-    "Xen's own commands set parts of caches for sockets (`xl psr-cat-set`); the agent sets caps alone";
+    "on Xen the agent only sets caps; use `xl psr-cat-set` to give domains parts of a socket's cache";
 
 /// What was found; or, if it is missing, what is missing, what that costs, and the remedy.
 type Found = Result<String, (String, &'static str, &'static str)>;
@@ -46,13 +45,13 @@ const LACKS: [(&str, &str, &str, &str); 2] = [
     (
         "working sets",
         NO_PAGE_USES,
-        "no working sets, and the agent's own policies take no memory",
+        "working sets are unknown, and the agent's own policies take no memory from VMs",
         "none on stock Xen",
     ),
     (
         "topology pages",
         NO_TOPOLOGY,
-        "guests do not know where they are",
+        "guests do not know on which nodes they run",
         "none on stock Xen",
     ),
 ];
@@ -62,8 +61,8 @@ fn counters(root: &Path) -> Found {
     match modelled_pmu::find(root) {
         Ok(Some(_)) => Ok(COUNTED_BY_MODEL.to_owned()),
         Ok(None) | Err(_) => Err((
-            "dom0 cannot count for domains".to_owned(),
-            "no miss rates: permits are booked and not enforced, and decisions go by CPU and memory alone",
+            "dom0 has no hardware counters for domains".to_owned(),
+            "no miss rates: permits are booked but not enforced, and decisions use only CPU and memory",
             "none on stock Xen",
         )),
     }
@@ -77,12 +76,11 @@ fn is_installed(program: &str) -> bool {
 /// Returns whether a domain's memory can be limited.
 fn balloon() -> Found {
     match is_installed("xl") {
-        true => Ok(
-            "`xl mem-set` has a domain's balloon come to a limit; the agent's own policies set none"
-                .to_owned(),
-        ),
+        true => {
+            Ok("limits on memory are set with `xl mem-set`; the agent's own policies set none".to_owned())
+        }
         false => Err((
-            "there is no xl".to_owned(),
+            "xl is not installed".to_owned(),
             "no limit on memory can be set",
             "install Xen's tools (Debian: `apt install xen-utils`)",
         )),
@@ -92,10 +90,12 @@ fn balloon() -> Found {
 /// Returns whether vCPUs' waiting times can be known.
 fn waiting() -> Found {
     match is_installed("xentrace") {
-        true => Ok("`run --trace-waiting` reads Xen's trace, unless another program does".to_owned()),
+        true => {
+            Ok("`run --trace-waiting` reads Xen's trace, unless another program is reading it".to_owned())
+        }
         false => Err((
-            "there is no xentrace".to_owned(),
-            "CPUs that are too few are seen by their load alone",
+            "xentrace is not installed".to_owned(),
+            "a shortage of CPUs shows only in their load",
             "install Xen's tools (Debian: `apt install xen-utils`)",
         )),
     }
@@ -115,7 +115,7 @@ pub fn features(root: &Path) -> (Option<Machine>, Vec<(&'static str, Found)>) {
         match &opened {
             Ok(hypervisor) => match hypervisor.domains() {
                 Ok(domains) => Ok(format!(
-                    "{} domains beside dom0; pins and homes of all",
+                    "{} domains besides dom0; pins and homes can be set on all",
                     domains.len()
                 )),
                 Err(error) => Err((error.to_string(), nothing, mend)),
@@ -125,13 +125,13 @@ pub fn features(root: &Path) -> (Option<Machine>, Vec<(&'static str, Found)>) {
     )];
     if let Ok(hypervisor) = &opened {
         let pool = hypervisor.pool(0);
-        let without = "no quota holds a domain";
+        let without = "CPU quotas of domains cannot be enforced";
         features.push((
             "caps",
             match pool {
-                Ok(pool) if pool.has_caps() => Ok("the scheduler of pool 0 knows caps".to_owned()),
+                Ok(pool) if pool.has_caps() => Ok("the scheduler of CPU pool 0 supports caps".to_owned()),
                 Ok(_) => Err((
-                    "the scheduler of pool 0 knows no caps".to_owned(),
+                    "the scheduler of CPU pool 0 does not support caps".to_owned(),
                     without,
                     "boot Xen with sched=credit2, or sched=credit",
                 )),
@@ -142,16 +142,16 @@ pub fn features(root: &Path) -> (Option<Machine>, Vec<(&'static str, Found)>) {
             "page moves",
             match hypervisor.can_shadow() {
                 Ok(can_shadow) => Ok(format!(
-                    "all of a domain by migrating it to where it is, where `local_migration.allow` says so: PVH domains while they run{}",
-                    if can_shadow { ", PV domains too" } else { "; PV domains stand still for it, as this Xen has no shadow paging" }
+                    "all pages of a domain at once by local migration, if `local_migration.allow` permits it: PVH domains while they run{}",
+                    if can_shadow { ", PV domains too" } else { "; PV domains are paused meanwhile, as this Xen has no shadow paging" }
                 )),
-                Err(error) => Err((error.to_string(), "vCPUs are brought to memory, never memory to vCPUs", mend)),
+                Err(error) => Err((error.to_string(), "vCPUs move to their memory, but memory never moves to vCPUs", mend)),
             },
         ));
         features.push((
             "memory by node",
             Ok(
-                "Xen's debug key `u` counts it on its console, once a minute and for each new domain"
+                "counted with Xen's debug key `u` and read from Xen's console, once a minute and for each new domain"
                     .to_owned(),
             ),
         ));

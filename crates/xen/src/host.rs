@@ -240,7 +240,7 @@ impl XenHost {
         for vm in all {
             if let Err(error) = self.take_in_others(vm) {
                 let name = self.domains.get(&vm).map_or("", |domain| &domain.run.name);
-                let said = format!("what others set of domain {name} cannot be taken in: {error}");
+                let said = format!("cannot take over what other programs set on domain {name}: {error}");
                 self.notices.add(said);
             }
         }
@@ -322,7 +322,8 @@ impl XenHost {
         {
             let name = &large.run.name;
             self.notices.add(format!(
-                "domain {name} has more than {} of memory: Xen stands still on a CPU while it counts that, so where memory of domains lies is not looked up",
+                "domain {name} has more than {} of memory: counting it would block a CPU in Xen for too long, so domains' \
+                 memory by node is not read",
                 COUNTED_MAX.to_bytes()
             ));
             self.page_counts.forget();
@@ -345,14 +346,14 @@ impl XenHost {
                 if !std::mem::replace(&mut self.said_counting, true) {
                     let (took_us, of) = (took.0 / 1000, Pages(pages.values().sum()).to_bytes());
                     self.notices.add(format!(
-                        "{DEBUG_KEY}; the first took {took_us} µs, with {of} of domains' memory"
+                        "{DEBUG_KEY}; the first count took {took_us} µs, for {of} of memory"
                     ));
                 }
             }
             Err(error) => {
                 self.page_counts.take_in("", &pages, (at, took));
                 self.notices
-                    .add(format!("where memory of domains lies is not known: {error}"));
+                    .add(format!("domains' memory by node is unknown: {error}"));
             }
         }
     }
@@ -564,7 +565,7 @@ impl Commit for XenHost {
             return Err(levers::failed(&action.act, cause).on(&name));
         }
         if self.moves.on_its_way() == Some(action.vm) && !matches!(action.act, Act::Lift { .. }) {
-            return Err(levers::failed(&action.act, "it is on its way to another node").on(&name));
+            return Err(levers::failed(&action.act, "it is being moved to another node").on(&name));
         }
         let result = self
             .pull(action.vm, &action.act)
@@ -613,8 +614,9 @@ impl Leases for XenHost {
         let over: Vec<VmId> = over.map(|(vm, _)| *vm).collect();
         for mut vm in over {
             for error in Levers::end_leases(self, &mut vm, at) {
-                self.notices
-                    .add(format!("a limit could not be lifted: {error}; tried again"));
+                self.notices.add(format!(
+                    "a limit could not be lifted: {error}; the agent will try again"
+                ));
             }
             self.forget_unleased(vm);
         }

@@ -464,7 +464,7 @@ impl Hypervisor {
             (self.control.xc_cpupool_infofree)(self.at(), info.as_ptr());
             pool.ok_or(CallError {
                 call: "xc_cpupool_getinfo",
-                cause: format!("there is no pool {number}"),
+                cause: format!("there is no CPU pool {number}"),
             })
         }
     }
@@ -580,7 +580,9 @@ impl Hypervisor {
 fn no_caps() -> CallError {
     CallError {
         call: "xc_sched_credit_domain_get",
-        cause: "the scheduler of its pool knows no caps: boot Xen with sched=credit or sched=credit2".into(),
+        cause:
+            "the scheduler of its CPU pool does not support caps: boot Xen with sched=credit or sched=credit2"
+                .into(),
     }
 }
 

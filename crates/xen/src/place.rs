@@ -45,8 +45,8 @@ fn built(
         let Some(place) = place else { continue };
         let next = cores.len() as u32;
         let core = *cores.entry((place.socket, place.core)).or_insert(next);
-        let node =
-            u16::try_from(place.node).map_err(|_| wrong(format!("CPU {at} is on node {}", place.node)))?;
+        let node = u16::try_from(place.node)
+            .map_err(|_| wrong(format!("CPU {at} is on node {}, above 65535", place.node)))?;
         found.push(Cpu {
             id: CpuId(at as u32),
             node: NodeId(node),
@@ -82,10 +82,11 @@ fn built(
     });
     let rows = rows.collect();
     let llcs = caches(&mut found, llc);
-    let mut notes = vec!["as Xen's hypervisor sees it; dom0's kernel sees a part".to_owned()];
+    let mut notes = vec!["as Xen's hypervisor sees it; dom0's kernel sees only a part of it".to_owned()];
     if !llcs.is_empty() {
         notes.push(
-            "Xen does not say which CPUs share a cache: those of a node's socket are taken to".to_owned(),
+            "Xen does not report which CPUs share a cache; all CPUs of a node on one socket are assumed to"
+                .to_owned(),
         );
     }
     Machine {

@@ -61,10 +61,11 @@ pub(crate) struct Told {
 /// Why Xen cannot be traced, or why a trace cannot be stopped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TraceError {
-    #[error("another program traces Xen; end it, and start the agent again")]
+    #[error("another program is reading Xen's trace; end it, and restart the agent")]
     Taken,
     #[error(
-        "another program has made Xen's trace buffers, and may trace into them; if none does, say so with `echo {boot} > {}`",
+        "another program has set up Xen's trace buffers and may still be using them. If no program is using them, \
+         confirm this with `echo {boot} > {}`",
         mark.display()
     )]
     Buffers { boot: u64, mark: PathBuf },
@@ -177,7 +178,7 @@ fn start(told: Arc<Mutex<Told>>) -> Result<(Child, JoinHandle<()>), TraceError> 
         };
         let (output, complaints) = (child.stdout.take(), child.stderr.take());
         let _ = send.send(Ok(child));
-        let why = output.map_or_else(|| "it has no output".into(), |output| follow(output, &told));
+        let why = output.map_or_else(|| "xentrace has no output".into(), |output| follow(output, &told));
         let mut said = Vec::new();
         // Its error output is short.
         let _ = complaints.map(|complaints| complaints.take(SAID_MAX).read_to_end(&mut said));

@@ -263,7 +263,7 @@ pub(super) fn carrefour(inside: &mut Inside) -> anyhow::Result<()> {
         })
     })?;
     ensure!(
-        answer["notes"].to_string().contains("sampled by a model"),
+        answer["notes"].to_string().contains("estimated with a model"),
         "expected to be told who samples, saw {answer}"
     );
     wait_until("pages to be sampled", SOON, || {

@@ -465,7 +465,12 @@ pub(super) fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
             DEVICE_NODE,
             "a device assigned through VFIO pins all of its memory",
         ),
-        ("huge", huge, 3, "of its nodes' pools, on which others may count"),
+        (
+            "huge",
+            huge,
+            3,
+            "of its nodes' pools, which other programs may rely on",
+        ),
     ];
     no_settings()?;
     let mut guests = Vec::new();

@@ -151,7 +151,7 @@ pub(super) fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     let ids = [uuid(&pv)?, uuid(&pvh)?];
 
     let mut agent = start(inside)?;
-    expect_refused(inside, &mut agent, &named, "has no name of its own there")?;
+    expect_refused(inside, &mut agent, &named, "without a name set by `vifname`")?;
     inside.destroy_domu(&named)?;
     for (at, domu) in [&mut pv, &mut pvh].into_iter().enumerate() {
         wait_moved(inside, domu, TO)?;

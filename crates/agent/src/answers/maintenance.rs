@@ -30,7 +30,7 @@ pub(crate) fn drain(
 ) -> Result<Maintenance, ApiError> {
     let before = control.drained().clone();
     if nodes.is_empty() {
-        let why = "no node is named; `homenode machine` shows which there are".to_owned();
+        let why = "name at least one node; `homenode machine` lists them".to_owned();
         return Err(ApiError::BadInput { why });
     }
     let other = nodes.difference(&before);

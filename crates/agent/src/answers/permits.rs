@@ -22,7 +22,7 @@ pub(crate) fn suggestion(name: String, advice: &Advice, period: Ns) -> Suggestio
             let (count, beyond) = (found.slices_count, found.beyond_count);
             let percent = found.percentile * 100.0;
             let why = format!(
-                "by what it did: {percent:.0} percent of the last {count} periods of {period} stayed within it, {beyond} did not"
+                "by its behaviour: {percent:.0} percent of the last {count} periods of {period} stayed within it, {beyond} did not"
             );
             (Some(found.permit), why)
         }
@@ -32,18 +32,18 @@ pub(crate) fn suggestion(name: String, advice: &Advice, period: Ns) -> Suggestio
         }) => {
             let least = Ns(period.0.saturating_mul(u64::from(*slices_min)));
             let why = match advice.unmetered {
-                Some(unmetered) => format!("by what it does: unknown, {unmetered}"),
+                Some(unmetered) => format!("by its behaviour: unknown, {unmetered}"),
                 None => format!(
-                    "by what it does: it was watched for {slices_count} periods of {period}, too short; ask again after {least}"
+                    "by its behaviour: it was watched for only {slices_count} periods of {period}; ask again after {least}"
                 ),
             };
             (None, why)
         }
-        Err(other) => (None, format!("by what it does: {other}")),
+        Err(other) => (None, format!("by its behaviour: {other}")),
     };
     let memory = match advice.from_memory {
         Some(_) => format!(
-            "by its memory, {}: its part of what the host's caches can hold",
+            "by its memory, {}: a proportional share of the host's total cache capacity",
             advice.memory_bytes
         ),
         None => "by its memory: the host's caches or memory are not known".to_owned(),

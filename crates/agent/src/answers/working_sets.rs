@@ -36,12 +36,15 @@ fn figure(measured: &Measured, now: Ns) -> Figure {
     let (certainty, certainty_means) = match estimate.certainty {
         Certainty::Bounds => (
             "bounds",
-            "the true size lies between them, if the tracker works as it says",
+            "the true size is between these bounds if the tracker works as specified",
         ),
-        Certainty::Percent95 => ("percent95", "the true size lies between them in 95 of 100 cases"),
+        Certainty::Percent95 => (
+            "percent95",
+            "the true size is between these bounds in 95 of 100 cases",
+        ),
         Certainty::Spread => (
             "spread",
-            "the least and the most of recent windows; the most with what the tracker may not have seen",
+            "the smallest and the largest of recent windows; the largest includes what the tracker may have missed",
         ),
     };
     let above = estimate.most.saturating_sub(estimate.size);
@@ -84,7 +87,7 @@ pub(crate) fn can_be_watched(control: &Control, vm: &VmStatus) -> Result<(), Api
     }
     if vm.mode == Mode::Observe {
         return Err(of_vm(
-            "it is only observed, and watching clears what tells of its use (`homenode mode`)",
+            "it is in mode observe (`homenode mode`), and watching would clear the kernel's accessed bits",
         ));
     }
     let trackers = control.trackers();
@@ -95,7 +98,7 @@ pub(crate) fn can_be_watched(control: &Control, vm: &VmStatus) -> Result<(), Api
         });
         let all: Vec<String> = each.collect();
         return Err(of_vm(&format!(
-            "no tracker can tell which it uses ({})",
+            "no tracker can determine which memory it uses ({})",
             all.join("; ")
         )));
     }

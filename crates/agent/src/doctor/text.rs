@@ -42,12 +42,12 @@ impl Examined {
         let (there, missing): (Vec<&Feature>, Vec<&Feature>) = self.features.iter().partition(|one| one.has);
         let machine = self.machine.as_deref().unwrap_or("a host that cannot be read");
         let more = match detail {
-            Detail::Screen => "; 'homenode doctor --all' says more of each",
+            Detail::Screen => "; 'homenode doctor --all' describes each",
             Detail::All => "",
         };
         let (has, of) = (there.len(), self.features.len());
         let mut all = vec![paragraph(
-            format!("{machine}: {has} of {of} features are there{more}"),
+            format!("{machine}: {has} of {of} features are present{more}"),
             2,
         )];
         if !self.kernel.is_unknown() {
@@ -67,7 +67,7 @@ fn screen(all: &mut Vec<Paragraph>, there: &[&Feature], missing: &[&Feature]) {
     // For what runs the VMs, print what was found, not just the name.
     let (vms, others): (Vec<&Feature>, Vec<&Feature>) = there.iter().partition(|one| one.is_of_vms());
     all.extend(vms.iter().map(|one| named(one.feature, &one.found)));
-    for (name, features) in [("there", others), ("not on this host", lost)] {
+    for (name, features) in [("present", others), ("not on this host", lost)] {
         let names: Vec<&str> = features.iter().map(|one| one.feature).collect();
         if !names.is_empty() {
             all.push(named(name, &names.join(", ")));
@@ -83,7 +83,7 @@ fn screen(all: &mut Vec<Paragraph>, there: &[&Feature], missing: &[&Feature]) {
 fn each(all: &mut Vec<Paragraph>, there: &[&Feature], missing: &[&Feature]) {
     all.extend(there.iter().map(|one| named(one.feature, &one.found)));
     if !missing.is_empty() {
-        let text = "missing, with what that costs, and how to get it:";
+        let text = "missing, with what their absence costs and how to get them:";
         all.push(paragraph(text.to_owned(), 0));
     }
     for one in missing {

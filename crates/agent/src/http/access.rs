@@ -148,7 +148,7 @@ impl Access {
         let is_key = said.is_some_and(|said| self.is_key(said));
         let role = if is_key { Role::Operator } else { Role::Viewer };
         if said.is_some() && !is_key {
-            let detail = format!("that is not the key: {}", self.remedy());
+            let detail = format!("wrong key: {}", self.remedy());
             return Err(Failed::unauthorized(detail, CHALLENGE_KEY));
         }
         let why_not = Failed::unauthorized(format!("{VIEWERS_READ}: {}", self.remedy()), CHALLENGE_KEY);
@@ -159,9 +159,12 @@ impl Access {
     async fn user(&self, web: &Web, from: IpAddr, headers: &HeaderMap) -> Result<Asker, Failed> {
         let unknown = |detail| Failed::unauthorized(detail, CHALLENGE_PASSWORD);
         let said = headers.get(header::AUTHORIZATION);
-        let said = said.ok_or_else(|| unknown("say a name and a password of web.yml's basic_auth_users"))?;
-        let said =
-            basic(said).ok_or_else(|| unknown("that is no name and password, as RFC 7617 has them"))?;
+        let said = said.ok_or_else(|| {
+            unknown("send the name and the password of a user in web.yml's basic_auth_users")
+        })?;
+        let said = basic(said).ok_or_else(|| {
+            unknown("the header Authorization does not hold a name and a password as in RFC 7617")
+        })?;
         let (name, password) = said.split_once(':').unwrap_or((&said, ""));
         let user = web.users.get(name);
         let dummy = web.users.values().next().ok_or_else(Failed::gone)?;
@@ -173,10 +176,10 @@ impl Access {
             Some(user) => Ok(Asker {
                 role: user.role,
                 why_not: Failed::may_not(format!(
-                    "{VIEWERS_READ}: have homenode_roles of web.yml say `{name}: operator`"
+                    "{VIEWERS_READ}: add `{name}: operator` to homenode_roles in web.yml"
                 )),
             }),
-            None => Err(unknown("there is no user of that name and password")),
+            None => Err(unknown("wrong name or password")),
         }
     }
 
@@ -191,7 +194,7 @@ impl Access {
     fn remedy(&self) -> String {
         let file = self.key.as_ref().and_then(|key| key.file.as_ref());
         let place = file.map_or_else(
-            || "the agent said when it started".to_owned(),
+            || "the agent printed when it started".to_owned(),
             |(_, path)| format!("{} holds", path.display()),
         );
         format!("send `Authorization: Bearer KEY`, with the key that {place}")
@@ -272,8 +275,9 @@ fn is_json(headers: &HeaderMap) -> bool {
 fn random() -> anyhow::Result<[u8; KEY_BYTES]> {
     let mut bytes = [0_u8; KEY_BYTES];
     // For so few bytes, the kernel returns all of them or fails.
-    let got = getrandom(&mut bytes, GetRandomFlags::empty()).context("the kernel gives no random key")?;
-    anyhow::ensure!(got == KEY_BYTES, "the kernel gives no random key");
+    let got = getrandom(&mut bytes, GetRandomFlags::empty())
+        .context("the kernel returned no random bytes for a key")?;
+    anyhow::ensure!(got == KEY_BYTES, "the kernel returned no random bytes for a key");
     Ok(bytes)
 }
 

@@ -22,43 +22,43 @@ macro_rules! families {
 }
 
 families! {
-    BUILD: Info "homenode_build_info" ["version", "revision"] "The agent that runs.";
-    CYCLES: Counter "homenode_cycles_total" [] "Looks at the host.";
-    FAILED: Counter "homenode_cycles_failed_total" [] "Looks at the host that failed: nothing was done then.";
+    BUILD: Info "homenode_build_info" ["version", "revision"] "The running agent.";
+    CYCLES: Counter "homenode_cycles_total" [] "Completed cycles.";
+    FAILED: Counter "homenode_cycles_failed_total" [] "Cycles that failed because the host could not be read.";
     REFUSED: Counter "homenode_plans_refused_total" [] "Plans that the host refused as a whole.";
-    DURATION: Histogram "homenode_cycle_duration_seconds" ["phase"] "How long a part of a cycle took.";
-    SEEN: Gauge "homenode_last_cycle_timestamp_seconds" [] "When the host was last seen, by the clock of the run.";
-    PERIOD: Gauge "homenode_period_seconds" [] "Time between looks at the host.";
-    PAUSED: Gauge "homenode_paused_seconds" [] "How much longer nothing is changed; 0 where the agent is not paused.";
+    DURATION: Histogram "homenode_cycle_duration_seconds" ["phase"] "How long each phase of a cycle took.";
+    SEEN: Gauge "homenode_last_cycle_timestamp_seconds" [] "Time of the last cycle, by the clock of the run.";
+    PERIOD: Gauge "homenode_period_seconds" [] "Time between cycles.";
+    PAUSED: Gauge "homenode_paused_seconds" [] "How much longer the agent is paused; 0 if it is not paused.";
     KERNEL: Info "homenode_kernel_info" ["numa_balancing", "transparent_huge_pages", "ksm", "zone_reclaim"] "The kernel's own memory management; unknown settings are empty.";
     VMS: Gauge "homenode_vms" [] "VMs that run.";
-    DROPPED: Gauge "homenode_series_dropped" [] "Series that this answer has no room for.";
+    DROPPED: Gauge "homenode_series_dropped" [] "Series left out of this answer because it is full.";
     DECISIONS: Counter "homenode_decisions_total" ["policy", "action", "outcome"] "Decisions, by outcome.";
-    FINDINGS: Counter "homenode_findings_total" ["policy"] "Findings on which the policy does not act, once for each period they last.";
+    FINDINGS: Counter "homenode_findings_total" ["policy"] "Findings on which the policy does not act, counted once per period while they last.";
     NODE_MEMORY: Gauge "homenode_node_memory_bytes" ["node"] "Memory of a node.";
-    NODE_FREE: Gauge "homenode_node_memory_free_bytes" ["node"] "Of it, free or reclaimable.";
+    NODE_FREE: Gauge "homenode_node_memory_free_bytes" ["node"] "Memory of a node that is free or reclaimable.";
     NODE_CPUS: Gauge "homenode_node_cpus" ["node"] "Usable CPUs of a node.";
     NODE_BUSY: Gauge "homenode_node_cpus_busy" ["node"] "CPUs of a node that were busy over the last period.";
     NODE_WAITING: Gauge "homenode_node_vcpus_waiting" ["node"] "vCPUs that waited for a CPU of a node over the last period.";
     NODE_TRAFFIC: Counter "homenode_node_memory_traffic_bytes_total" ["node"] "Bytes that the memory controllers of a node moved.";
     NODE_BANDWIDTH_MAX: Gauge "homenode_node_memory_bandwidth_max_bytes_per_second" ["node"] "Bandwidth that a node's memory can sustain.";
-    NODE_ROOM_CPUS: Gauge "homenode_node_headroom_cpus" ["node"] "CPUs of a node that a VM which does not run yet could get.";
-    NODE_ROOM_MEMORY: Gauge "homenode_node_headroom_memory_bytes" ["node"] "Memory of a node that it could get: free, and not reserved for others.";
-    NODE_ROOM_BANDWIDTH: Gauge "homenode_node_headroom_memory_bandwidth_bytes_per_second" ["node"] "Bandwidth of its controllers that it could get.";
-    NODE_DRAINED: Gauge "homenode_node_drained" ["node"] "Whether a node is to be empty of VMs: 1 or 0.";
-    LINK: Counter "homenode_link_bytes_total" ["from", "to"] "Bytes that went from node to node.";
-    LINK_BUSY: Gauge "homenode_link_busy_ratio" ["from", "to"] "Share of what a link can sustain, over the last period.";
+    NODE_ROOM_CPUS: Gauge "homenode_node_headroom_cpus" ["node"] "CPUs of a node that a new VM could get.";
+    NODE_ROOM_MEMORY: Gauge "homenode_node_headroom_memory_bytes" ["node"] "Memory of a node that a new VM could get: free, and not reserved for others.";
+    NODE_ROOM_BANDWIDTH: Gauge "homenode_node_headroom_memory_bandwidth_bytes_per_second" ["node"] "Bandwidth of a node's memory controllers that a new VM could get.";
+    NODE_DRAINED: Gauge "homenode_node_drained" ["node"] "1 if a node is drained, otherwise 0.";
+    LINK: Counter "homenode_link_bytes_total" ["from", "to"] "Bytes that a link carried from node to node.";
+    LINK_BUSY: Gauge "homenode_link_busy_ratio" ["from", "to"] "Share of a link's sustainable bandwidth that was used over the last period.";
     VM: Info "homenode_vm_info" ["domain", "uuid", "home", "memory_policy"] "A VM; without a home it is unplaced.";
     VM_MEMORY: Gauge "homenode_vm_memory_bytes" ["domain", "node"] "Touched memory of a VM on a node.";
     VM_INSTRUCTIONS: Gauge "homenode_vm_instructions_per_second" ["domain", "counted_by"] "Instructions that a VM executed per second, over the last period.";
     VM_CPI: Gauge "homenode_vm_cycles_per_instruction" ["domain", "counted_by"] "Cycles of a VM per instruction, over the last period.";
     VM_LOCAL: Gauge "homenode_vm_local_access_ratio" ["domain", "counted_by"] "Share of a VM's memory accesses that were local.";
-    VM_MISSES: Gauge "homenode_vm_llc_miss_ratio" ["domain", "counted_by"] "LLC misses of a VM over its references.";
+    VM_MISSES: Gauge "homenode_vm_llc_miss_ratio" ["domain", "counted_by"] "LLC misses of a VM as a share of its LLC references.";
     VM_CPUS: Gauge "homenode_vm_cpus_used" ["domain"] "CPUs that a VM used over the last period.";
     VM_WAITING: Gauge "homenode_vm_vcpus_waiting" ["domain"] "vCPUs of a VM that waited for a CPU over the last period.";
-    VM_TRAFFIC: Gauge "homenode_vm_memory_traffic_bytes_per_second" ["domain", "node", "counted_by"] "Memory traffic of a VM on a node's controllers over the last period, an estimate by where its memory is.";
+    VM_TRAFFIC: Gauge "homenode_vm_memory_traffic_bytes_per_second" ["domain", "node", "counted_by"] "Memory traffic of a VM on a node's controllers over the last period, estimated from where its memory is.";
     VM_PUNISHED: Counter "homenode_vm_permit_overdrawn_total" ["domain"] "How often a VM that booked a permit went OVER.";
-    VM_LIMIT: Gauge "homenode_vm_memory_limit_bytes" ["domain"] "Memory that the agent left a VM, while that is less than all of it.";
+    VM_LIMIT: Gauge "homenode_vm_memory_limit_bytes" ["domain"] "Memory that the agent leaves a VM, if that is less than all of it.";
     VM_MOVED: Counter "homenode_vm_pages_moved_bytes_total" ["domain", "from", "to", "policy"] "Memory of a VM that was moved between nodes.";
 }
 

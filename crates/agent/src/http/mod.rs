@@ -157,7 +157,9 @@ impl Site {
         let threads = Arc::clone(&self.threads);
         let turn = tokio::time::timeout(PATIENCE_THREAD, threads.acquire_owned()).await;
         let Ok(Ok(turn)) = turn else {
-            return Err(Failed::not_now("too many ask at once: ask again in a moment"));
+            return Err(Failed::not_now(
+                "too many requests at once: try again in a moment",
+            ));
         };
         let done = tokio::task::spawn_blocking(move || {
             let done = work();
@@ -212,7 +214,7 @@ fn changes() -> Router<Site> {
 
 async fn in_time(request: Request, next: Next) -> Response {
     let answered = tokio::time::timeout(PATIENCE, next.run(request)).await;
-    answered.unwrap_or_else(|_| Failed::not_now("that took too long").into_response())
+    answered.unwrap_or_else(|_| Failed::not_now("the request took too long").into_response())
 }
 
 async fn metrics(State(site): State<Site>, headers: HeaderMap) -> impl IntoResponse {

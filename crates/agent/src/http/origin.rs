@@ -22,12 +22,12 @@ pub(super) fn check(head: &Parts, bound: SocketAddr, is_tls: bool) -> Result<(),
     let host = host.ok_or_else(|| Failed::bad_parameter("the header Host is missing"))?;
     let scheme = if is_tls { "https" } else { "http" };
     if !is_tls && !is_ours(host, bound.ip()) {
-        let detail = format!("`{host}` is no name of this agent: ask for {bound}, or for localhost");
+        let detail = format!("`{host}` is not a name of this agent: use {bound} or localhost");
         return Err(Failed::forbidden(detail));
     }
     match one(&head.headers, "origin")? {
         Some(origin) if origin.split_once("://") != Some((scheme, host)) => {
-            let detail = format!("a page of `{origin}` may not ask {scheme}://{host}");
+            let detail = format!("a page of `{origin}` may not send requests to {scheme}://{host}");
             Err(Failed::forbidden(detail))
         }
         _ => Ok(()),
@@ -38,7 +38,7 @@ pub(super) fn check(head: &Parts, bound: SocketAddr, is_tls: bool) -> Result<(),
 fn one<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Failed> {
     let mut all = headers.get_all(name).iter();
     let (first, second) = (all.next(), all.next());
-    let wrong = || Failed::bad_parameter(format!("the header {name} is not text, or is there twice"));
+    let wrong = || Failed::bad_parameter(format!("the header {name} is not text, or was sent twice"));
     if second.is_some() {
         return Err(wrong());
     }

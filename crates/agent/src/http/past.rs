@@ -90,18 +90,20 @@ fn pictured(archive: &Archive, at: WallTime) -> Result<Pictured, Failed> {
     let wall_ns = at.0.saturating_add(999_999);
     if wall_ns < span.from.0 || at > span.to {
         return Err(not_there(format!(
-            "the history is from {} to {}",
+            "the history covers {} to {}",
             span.from, span.to
         )));
     }
     let place = Place::at(archive, wall_ns.min(span.to.0))?;
-    let place = place.ok_or_else(|| not_there("it cannot be read".to_owned()))?;
+    let place = place.ok_or_else(|| not_there("the history cannot be read".to_owned()))?;
     let time = WallTime(place.wall_ns());
     if at.0.saturating_sub(time.0) > GAP_MAX_NS {
-        return Err(not_there(format!("the last period before it is of {time}")));
+        return Err(not_there(format!(
+            "the last recorded period before it is that of {time}"
+        )));
     }
     let overview = place.overview().map_err(|error| {
-        let detail = format!("the period of {time} is another version's: {error}");
+        let detail = format!("the period of {time} was recorded by another version: {error}");
         Failed::nothing_known(detail)
     })?;
     Ok(Pictured {
@@ -118,10 +120,14 @@ pub(super) async fn decisions(
     let Query(query) = query?;
     let limit = query.limit.unwrap_or(DECISIONS.0);
     if !(1..=DECISIONS.1).contains(&limit) {
-        return Err(Failed::bad_parameter(format!("limit is 1 to {}", DECISIONS.1)));
+        return Err(Failed::bad_parameter(format!(
+            "limit must be 1 to {}",
+            DECISIONS.1
+        )));
     }
     let before_id = query.cursor.as_deref().map(str::parse::<i64>).transpose();
-    let before_id = before_id.map_err(|_| Failed::bad_parameter("cursor is what a page said is `next`"))?;
+    let before_id = before_id
+        .map_err(|_| Failed::bad_parameter("cursor must be the value of `next` of an earlier page"))?;
     let wanted = Wanted {
         from_ns: query.from.map(|time| time.0),
         to_ns: query.to.map(|time| time.0),

@@ -42,7 +42,12 @@ impl Failed {
 
     /// The request came from a host or page that may not send it.
     pub(super) fn forbidden(detail: impl Into<String>) -> Failed {
-        Failed::new(StatusCode::FORBIDDEN, "forbidden", "Not from there", detail)
+        Failed::new(
+            StatusCode::FORBIDDEN,
+            "forbidden",
+            "Host or page not allowed",
+            detail,
+        )
     }
 
     /// The client is not authenticated; `challenge` says how to authenticate.
@@ -50,30 +55,31 @@ impl Failed {
         let status = StatusCode::UNAUTHORIZED;
         Failed {
             challenge: Some(challenge),
-            ..Failed::new(status, "unauthorized", "The client is not known", detail)
+            ..Failed::new(status, "unauthorized", "The client is not authenticated", detail)
         }
     }
 
     /// Too many passwords wait to be checked.
     pub(super) fn too_many() -> Failed {
         let status = StatusCode::TOO_MANY_REQUESTS;
-        let detail = "too many passwords were sent that are not known to be right: come again in a moment";
+        let detail = "too many passwords are waiting to be checked: try again in a moment";
         Failed::new(status, "too-many", "Too many at once", detail)
     }
 
     /// The client is authenticated, but lacks the role.
     pub(super) fn may_not(detail: impl Into<String>) -> Failed {
-        Failed::new(StatusCode::FORBIDDEN, "may-not", "Not for you to do", detail)
+        Failed::new(StatusCode::FORBIDDEN, "may-not", "Not permitted", detail)
     }
 
     /// The settings changed since the client read them; `tag` is the current tag.
     pub(super) fn changed(tag: &str) -> Failed {
-        let detail =
-            format!("another client changed it: read it again (its tag is {tag} now), and send that");
+        let detail = format!(
+            "another client changed the settings: read them again (their tag is now {tag}), and send the new tag"
+        );
         Failed::new(
             StatusCode::PRECONDITION_FAILED,
             "changed",
-            "It is not as it was read",
+            "The settings have changed since they were read",
             detail,
         )
     }
@@ -93,12 +99,12 @@ impl Failed {
     /// The agent cannot do or answer this.
     pub(super) fn refused(detail: impl Into<String>) -> Failed {
         let status = StatusCode::UNPROCESSABLE_ENTITY;
-        Failed::new(status, "refused", "The agent cannot do or say that", detail)
+        Failed::new(status, "refused", "The agent cannot do or answer that", detail)
     }
 
     /// The request is valid, but the settings to reload are invalid, or this run has no settings file.
     pub(super) fn bad_settings(detail: impl Into<String>) -> Failed {
-        let title = "There are no settings that could be taken over";
+        let title = "The settings cannot be reloaded";
         Failed::new(StatusCode::CONFLICT, "bad-settings", title, detail)
     }
 
@@ -114,7 +120,7 @@ impl Failed {
 
     /// The body's content type is not JSON.
     pub(super) fn not_json() -> Failed {
-        let detail = "say `Content-Type: application/json`, and send JSON";
+        let detail = "send JSON, with `Content-Type: application/json`";
         Failed::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "bad-body",
@@ -161,7 +167,7 @@ impl Failed {
         Failed::new(
             StatusCode::METHOD_NOT_ALLOWED,
             "wrong-method",
-            "That cannot be done here",
+            "The path does not have this method",
             detail,
         )
     }
@@ -217,13 +223,13 @@ impl From<ApiError> for Failed {
                 Failed::new(StatusCode::CONFLICT, "ambiguous-vm", title, detail)
             }
             ApiError::NoSuchId { .. } => {
-                let title = "There is none of this number";
+                let title = "Nothing has this number";
                 Failed::new(StatusCode::NOT_FOUND, "no-such-id", title, detail)
             }
             ApiError::Conflict { .. } => Failed::new(
                 StatusCode::CONFLICT,
                 "conflict",
-                "It conflicts with the current state",
+                "The request conflicts with the current state",
                 detail,
             ),
             ApiError::NotYet { .. } => Failed::not_now(detail),

@@ -62,7 +62,7 @@ pub(super) async fn put(
     let holds = move |settings: &_| is_one_of(&tags, &tag(vm, VmSettings::of(settings)));
     match of_loop(|told| site.settings.set_where(vm, settings, holds, told)).await? {
         Ok(()) => Ok(with_tag(vm, wanted)),
-        Err(NotSet::Changed) => Err(Failed::changed("another")),
+        Err(NotSet::Changed) => Err(Failed::changed("a different one")),
         Err(NotSet::Failed(error)) => Err(Failed::refused(error.to_string())),
     }
 }
@@ -71,7 +71,7 @@ pub(super) async fn put(
 pub(super) async fn reload(State(site): State<Site>) -> Result<Json<Reloaded>, Failed> {
     let done = of_loop(|told| site.reload.ask(told)).await?;
     done.map(Json)
-        .map_err(|why| Failed::bad_settings(format!("the settings of before stay in force: {why}")))
+        .map_err(|why| Failed::bad_settings(format!("the previous settings stay in force: {why}")))
 }
 
 /// Sends the loop a request; returns the loop's result.
@@ -82,7 +82,7 @@ async fn of_loop<T: Send + 'static>(ask: impl FnOnce(Box<dyn FnOnce(T) + Send>))
     match tokio::time::timeout(PATIENCE_LOOP, told).await {
         Ok(said) => said.map_err(|_| Failed::gone()),
         Err(_) => Err(Failed::not_now(
-            "the loop is busy with the host; ask again later whether it was done",
+            "the agent is busy with the host; check later whether the change was made",
         )),
     }
 }
@@ -130,7 +130,7 @@ fn wanted_tags(headers: &HeaderMap) -> Result<String, Failed> {
         Some((true, _)) => Err(Failed::no_tag()),
         Some((false, tags)) if tags.split(',').map(str::trim).all(is_tag) => Ok(tags),
         _ => Err(Failed::bad_parameter(
-            "the header If-Match has no tags: write it as it was in ETag, with its quotes, or `*`",
+            "the header If-Match has no valid tag: copy it from ETag, with its quotes, or send `*`",
         )),
     }
 }

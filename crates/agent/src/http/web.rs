@@ -70,7 +70,7 @@ where
             let mut values = BTreeMap::new();
             while let Some((name, value)) = map.next_entry::<String, T>()? {
                 if values.contains_key(&name) {
-                    return Err(A::Error::custom(format!("`{name}` is there twice: remove one")));
+                    return Err(A::Error::custom(format!("`{name}` is listed twice: remove one")));
                 }
                 values.insert(name, value);
             }
@@ -198,7 +198,7 @@ impl Web {
         let written: Option<Written> = yaml_serde::from_str(&text).map_err(|e| wrong(&e))?;
         let Some(written) = written else {
             return Err(wrong(
-                &"it is empty: it has tls_server_config, basic_auth_users and homenode_roles",
+                &"it is empty: it may have tls_server_config, basic_auth_users and homenode_roles",
             ));
         };
         let mut users = users(&written).map_err(|e| wrong(&e))?;
@@ -241,7 +241,7 @@ impl Web {
             Some(_) => "passwords (`basic_auth_users`, or `client_auth_type: RequireAndVerifyClientCert`)",
         };
         Err(anyhow!(
-            "{} can be reached from elsewhere, which takes TLS and passwords, and there are no {missing}: listen on \
+            "{} can be reached from other hosts, which requires both TLS and passwords; missing: {missing}; listen on \
              127.0.0.1, or name a web.yml that has both with --web-config",
             address.ip()
         ))
@@ -255,23 +255,23 @@ fn users(written: &Written) -> anyhow::Result<BTreeMap<String, User>> {
         .find(|name| !written.basic_auth_users.contains_key(*name))
     {
         return Err(anyhow!(
-            "homenode_roles: `{name}` is none of basic_auth_users: add its password there, or take it out"
+            "homenode_roles: `{name}` is not in basic_auth_users: add it there with a password, or remove it here"
         ));
     }
     let user = |(name, hash): (&String, &String)| {
         let cost = HashParts::from_str(hash).ok().map(|parts| parts.get_cost());
         if name.contains(':') || name.is_empty() {
             return Err(anyhow!(
-                "basic_auth_users: `{name}` is no name: it may not be empty or have a `:`"
+                "basic_auth_users: `{name}` is not a valid name: it must not be empty or contain a `:`"
             ));
         }
         // The message omits the hash: it may be a password, written there by mistake.
         match cost {
             None => Err(anyhow!(
-                "basic_auth_users: the value of `{name}` is no hash of bcrypt: make one with `htpasswd -nBC 10 {name}`"
+                "basic_auth_users: the value of `{name}` is not a bcrypt hash: make one with `htpasswd -nBC 10 {name}`"
             )),
             Some(cost) if !COST.contains(&cost) => Err(anyhow!(
-                "basic_auth_users: the hash of `{name}` has cost {cost}, and may have {} to {}: make one with \
+                "basic_auth_users: the hash of `{name}` has cost {cost}, which must be {} to {}: make one with \
                  `htpasswd -nBC 10 {name}`",
                 COST.start(),
                 COST.end()
@@ -310,13 +310,13 @@ fn tls_config(
         (ClientAuth::NoClientCert, None) => builder.with_no_client_auth(),
         (ClientAuth::NoClientCert, Some(_)) => {
             return Err(anyhow!(
-                "client_ca_file is for a client_auth_type that verifies: \
+                "client_ca_file needs a client_auth_type that verifies certificates: \
                         RequireAndVerifyClientCert or VerifyClientCertIfGiven"
             ));
         }
         (kind, None) => {
             return Err(anyhow!(
-                "client_auth_type {kind:?} needs client_ca_file: whose certificates to take"
+                "client_auth_type {kind:?} needs client_ca_file, with the authorities of accepted certificates"
             ));
         }
         (kind, Some(authorities)) => {

@@ -142,7 +142,7 @@ fn what_is_missing_of_a_run_is_said() {
     let late = replayed(&path, &Wanted::default());
     assert!(late.periods_count < whole.periods_count);
     assert!(
-        late.inexact[0].contains("the first 1") && late.inexact[0].contains("homes are those of then"),
+        late.inexact[0].contains("the first 1") && late.inexact[0].contains("homes of that time are used"),
         "{:?}",
         late.inexact
     );

@@ -22,7 +22,7 @@ pub fn openapi() -> Value {
         "info": {
             "title": "Homenode",
             "version": "1",
-            "summary": "What an agent knows of its host, what it decides, and what it did.",
+            "summary": "What an agent knows about its host, what it decides, and what it did.",
             "description": "Times are RFC 3339. A key ends in the unit of its number; unknown values are null.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
@@ -57,11 +57,11 @@ fn paths(made: &mut Maker) -> Value {
             &by_name, "why", "Why a VM was slow: what changed, by how much, and who changed it", &[400, 404, 409, 503]
         )),
         "/v1/overview": get(made.query::<OverviewQuery, Pictured>(
-            "overview", "Nodes, links, VMs and what happened lately, as it is or as it was", &[400, 404, 503]
+            "overview", "Nodes, links, VMs and recent events, now or at a time in the past", &[400, 404, 503]
         )),
         "/v1/vms/{id}/settings": settings(made, &by_name),
         "/v1/nodes": get(made.operation::<Nodes>("nodes", "Every node", &[503])),
-        "/v1/links": get(made.operation::<Links>("links", "Traffic between nodes, where counted", &[503])),
+        "/v1/links": get(made.operation::<Links>("links", "Traffic between nodes, if it is counted", &[503])),
         "/v1/decisions": get(made.query::<DecisionsQuery, Decisions>(
             "decisions", "Decisions and their outcomes, the newest first", &[400, 404, 503]
         )),
@@ -76,13 +76,13 @@ fn paths(made: &mut Maker) -> Value {
             "recommendations", "Changes that policies recommend, and their outcomes", &[503]
         )),
         "/v1/recommendations/{id}/apply": {"post": with(made.operation::<Recommendation>(
-            "apply", "Agree to a recommendation: it is carried out from the next look at the host on", &[400, 404, 409, 503]
+            "apply", "Approve a recommendation: it is carried out from the next cycle on", &[400, 404, 409, 503]
         ), "parameters", by_number.clone())},
         "/v1/recommendations/{id}/reject": {"post": with(made.operation::<Recommendation>(
-            "reject", "Do not agree to a recommendation: it is not made again soon", &[400, 404, 409, 503]
+            "reject", "Reject a recommendation: it is not made again soon", &[400, 404, 409, 503]
         ), "parameters", by_number.clone())},
         "/v1/reservations": get(made.operation::<Reservations>(
-            "reservations", "Nodes that are reserved for VMs which do not run yet", &[503]
+            "reservations", "Nodes that are reserved for VMs that do not run yet", &[503]
         )),
         "/v1/reservations/{id}": {"delete": with(made.done("drop", "Cancel a reservation", &[400, 404, 503]), "parameters", by_number)},
         "/v1/maintenance": get(made.operation::<Maintenance>(
@@ -90,19 +90,19 @@ fn paths(made: &mut Maker) -> Value {
         )),
         "/v1/maintenance/drains/{id}": {
             "put": made.operation::<Maintenance>(
-                "drain", "Have a node emptied of VMs, and kept empty", &[400, 404, 409, 503]
+                "drain", "Drain a node: move its VMs away, and keep it empty", &[400, 404, 409, 503]
             ),
-            "delete": made.operation::<Maintenance>("endDrain", "VMs may live on a node again", &[400, 404, 409, 503]),
+            "delete": made.operation::<Maintenance>("endDrain", "End draining a node: VMs may use it again", &[400, 404, 409, 503]),
             "parameters": by_node,
         },
         "/v1/maintenance/pause": {
             "put": made.posted::<PauseFor, Maintenance>(
-                "pause", "Change nothing for a while", &[400, 413, 415, 422, 503]
+                "pause", "Pause the agent: it changes nothing for a while", &[400, 413, 415, 422, 503]
             ),
             "delete": made.operation::<Maintenance>("endPause", "End a pause", &[503]),
         },
         "/-/reload": {"post": made.operation::<Reloaded>(
-            "reload", "Reload the agent's settings; if they are wrong they are refused, and the old ones stay in force", &[409, 503]
+            "reload", "Reload the agent's settings; if they are invalid, the old ones stay in force", &[409, 503]
         )},
         "/v1/events": get(events(made)),
         "/v1/openapi.json": get(json!({
@@ -128,7 +128,7 @@ fn settings(made: &mut Maker, by_name: &Value) -> Value {
     get["parameters"] = json!([by_name]);
     let mut put = made.posted::<VmSettings, VmSettings>(
         "set",
-        "Sets all that an operator may set of a VM; answered once it is in force",
+        "Set all of the operator's settings of a VM; answered once they are in force",
         &[400, 404, 409, 412, 413, 415, 422, 428, 503],
     );
     put["parameters"] = json!([by_name, {
@@ -147,16 +147,16 @@ fn events(made: &mut Maker) -> Value {
     let carried = json!({"oneOf": [made.schema::<Told>(), made.schema::<Looked>(), made.schema::<Missed>()]});
     json!({
         "operationId": "events",
-        "summary": "What happens, as it happens",
-        "description": "Server-sent events. `event` is `cycle` where a look at the host is over, `gap` where events are missing, \
-            else what happened: `decided`, `found`, `appeared` and so on. `data` is JSON.",
+        "summary": "Events as they happen",
+        "description": "Server-sent events. `event` is `cycle` at the end of a cycle, `gap` if events are missing, \
+            otherwise what happened: `decided`, `found`, `appeared` and so on. `data` is JSON.",
         "parameters": [{
             "name": "Last-Event-ID", "in": "header", "required": false,
-            "description": "The last event received: the stream goes on after it.",
+            "description": "The id of the last event received: the stream continues after it.",
             "schema": {"type": "string"},
         }],
         "responses": {
-            "200": {"description": "Goes on until it is closed", "content": {"text/event-stream": {
+            "200": {"description": "Continues until it is closed", "content": {"text/event-stream": {
                 "schema": {"type": "string", "contentMediaType": "application/json", "contentSchema": carried}
             }}},
         },
@@ -284,18 +284,18 @@ fn if_there(mut schema: Value) -> Value {
 fn what_is_wrong(status: u16) -> &'static str {
     match status {
         400 => "A parameter, or the body, is wrong",
-        401 => "The client is not known; `WWW-Authenticate` says how to become known",
+        401 => "The client is not authenticated; `WWW-Authenticate` says how to authenticate",
         403 => "The client may not do that, or not from its address",
         404 => "There is no such thing",
         409 => {
-            "It conflicts with the current state, several VMs have that name, or the file of settings is wrong"
+            "The request conflicts with the current state, several VMs have that name, or the settings file is invalid"
         }
-        412 => "It is not as it was read: another client changed it",
+        412 => "Another client has changed the settings since they were read",
         413 => "The body is too long",
-        415 => "The body is not said to be JSON",
+        415 => "The body is not declared as JSON",
         422 => "The body does not have the form that is expected, or the agent cannot do that",
         428 => "The header `If-Match` is missing",
-        _ => "Not now: the agent has not looked at the host yet, or too many ask",
+        _ => "Not now: the agent has not looked at the host yet, or there are too many requests",
     }
 }
 

@@ -106,7 +106,7 @@ impl std::fmt::Display for Outcome {
             Outcome::Reset {
                 complaint: Some(complaint),
             } => write!(f, "QEMU ended: {complaint}"),
-            Outcome::Hang { last: None } => write!(f, "hung without a word"),
+            Outcome::Hang { last: None } => write!(f, "hung without any output"),
             Outcome::Hang { last: Some(last) } => write!(f, "hung after: {last}"),
         }
     }

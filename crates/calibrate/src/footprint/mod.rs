@@ -86,7 +86,7 @@ pub enum FootprintError {
     /// The guest does not run with the initial memory.
     #[error(
         "the guest does not run with {memory} ({accelerator}): {outcome}. Is the kernel built for a serial console and an \
-         initramfs? Give more with --start, or more time with --limit"
+         initramfs? Give more memory with --start, or more time with --limit"
     )]
     DoesNotRun {
         /// The memory.
@@ -100,7 +100,7 @@ pub enum FootprintError {
     #[error("stopped; the guest was ended")]
     Stopped,
     /// The guest's program is built for x86-64 only.
-    #[error("the guest's program is built for x86-64 only, and this is another processor")]
+    #[error("the guest's program is built for x86-64 only, but this host has another processor")]
     NoProgram,
     /// A system call failed.
     #[error("{what}: {cause}")]
@@ -158,7 +158,7 @@ pub fn footprint(
         return Err(FootprintError::NoProgram);
     }
     if options.start <= LEAST {
-        let why = format!("{} to begin with: it must be more than {LEAST}", options.start);
+        let why = format!("--start is {}; it must be more than {LEAST}", options.start);
         return Err(FootprintError::Given(why));
     }
     let qemu = guest::find_qemu(options.qemu.as_deref())?;
@@ -213,7 +213,7 @@ fn boot_image(path: &Path) -> Result<PathBuf, FootprintError> {
     let is_kernel = image.get(0x202..0x206) == Some(b"HdrS") || image.starts_with(b"\x7fELF");
     if !is_kernel {
         let why =
-            "it is no x86 kernel image; give the file that a boot loader starts, such as /boot/vmlinuz-*";
+            "it is not an x86 kernel image; give the file that a boot loader starts, such as /boot/vmlinuz-*";
         return Err(FootprintError::given(path, why));
     }
     Ok(path.to_owned())

@@ -46,13 +46,13 @@ pub struct Options {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the messages say it
 pub enum CalibrateError {
-    #[error("node {node} is not one whose CPUs and memory this process may use; there are {usable}")]
+    #[error(
+        "this process may not use the CPUs and memory of node {node}; the nodes that it may use are {usable}"
+    )]
     Node { node: NodeId, usable: NodeSet },
     #[error("no node has memory that this process may use")]
     NoMemory,
-    #[error(
-        "node {node}: {bytes} bytes of memory are free, and at least {needed} are needed to measure; free some"
-    )]
+    #[error("node {node} has {bytes} bytes of free memory, but measuring needs at least {needed}; free some")]
     LittleMemory { node: NodeId, bytes: u64, needed: u64 },
     #[error("CPU {cpu} cannot be used: {error}")]
     Cpu { cpu: CpuId, error: io::Error },
@@ -145,7 +145,7 @@ impl Sizes {
         let wanted = (llc * if quick { 4 } else { 8 }).max(needed);
         if most < 4 * llc {
             warnings.push(format!(
-                "node {node} has {} MiB free: buffers are {:.1} times the last-level cache, so memory latency and bandwidth \
+                "node {node} has {} MiB free: buffers are only {:.1} times the last-level cache, so memory latency and bandwidth \
                  include cache hits",
                 available >> 20,
                 most as f64 / llc as f64
@@ -200,7 +200,8 @@ impl<'a> Run<'a> {
         let mut warnings = Vec::new();
         let caches = host::cache_sizes(cast.cpu);
         if caches.llc_bytes.is_none() {
-            warnings.push("the kernel states no cache sizes; buffers are sized for 32 MiB".to_owned());
+            warnings
+                .push("the kernel states no cache sizes; buffers are sized for a cache of 32 MiB".to_owned());
         }
         let sizes = Sizes::of(&caches, cast.pairs[0].1, options.quick, &mut warnings)?;
         // There are 13 fixed steps, and two per pair of nodes.

@@ -178,14 +178,14 @@ pub(super) fn warn(calibration: &mut Calibration) {
     let named = named.map(|(name, spread)| (name.to_owned(), spread));
     let noisy = named.chain(pairs).filter(|(_, spread)| spread.noisy()).map(|(name, spread)| {
         let percent = spread.relative() * 100.0;
-        format!("{name}: quartiles lie {percent:.0} percent apart (beyond {:.0}); measure again on a quieter host", NOISY * 100.0)
+        format!("{name}: quartiles are {percent:.0} percent apart (the limit is {:.0}); measure again on a quieter host", NOISY * 100.0)
     });
     let mut warnings: Vec<String> = noisy.collect();
     let loads = c.loaded.iter().filter(|point| point.latency_ns.noisy()).count();
     if loads > 0 {
         let all = c.loaded.len();
         warnings.push(format!(
-            "latency under load: at {loads} of {all} loads quartiles lie too far apart"
+            "latency under load: quartiles are too far apart at {loads} of {all} loads"
         ));
     }
     if let Some(noise) = c
@@ -193,14 +193,14 @@ pub(super) fn warn(calibration: &mut Calibration) {
         .filter(|noise| noise.steal_share + noise.others_share > 0.02)
     {
         warnings.push(format!(
-            "meanwhile other processes used {:.0} percent of CPU time, and {:.0} percent was stolen by a hypervisor",
+            "during the measurement, other processes used {:.0} percent of CPU time, and a hypervisor stole {:.0} percent",
             noise.others_share * 100.0,
             noise.steal_share * 100.0
         ));
     }
     if let Some(two) = c.two_cores_throughput.filter(|two| two.median < SHARING) {
         warnings.push(format!(
-            "two CPUs that the kernel calls two cores do {:.2} times the work of one: they share a core, or others hold them back",
+            "two CPUs that the kernel calls separate cores do {:.2} times the work of one: they share a core, or are slowed down",
             two.median
         ));
     }
@@ -209,12 +209,12 @@ pub(super) fn warn(calibration: &mut Calibration) {
         .any(|pair| pair.huge_share.is_none_or(|share| share < 0.9))
     {
         warnings
-            .push("huge pages were not to be had for all memory: latencies include TLB misses".to_owned());
+            .push("huge pages were not available for all memory: latencies include TLB misses".to_owned());
     }
     if c.load_curve.is_none() {
         let least = fit::LOAD_LEAST * 100.0;
         warnings.push(format!(
-            "no load beyond {least:.0} percent of the bandwidth was reached: the load curve is an estimate"
+            "no load went above {least:.0} percent of the bandwidth: the load curve is an estimate"
         ));
     }
     if c.load_curve.is_some_and(|fitted| !fitted.beta_fitted) {

@@ -16,7 +16,7 @@ const VERSION_MIN: (u32, u32) = (7, 2);
 pub enum EmulatorError {
     /// It is not installed.
     #[error(
-        "needs {0}, QEMU's emulator of programs: install Debian's package qemu-user, or name one with --qemu"
+        "{0}, QEMU's emulator of programs, is not installed: install Debian's package qemu-user, or name one with --qemu"
     )]
     NotInstalled(String),
     /// The file's metadata cannot be read.
@@ -39,7 +39,7 @@ pub enum EmulatorError {
         cause: std::io::Error,
     },
     /// It is another program.
-    #[error("{} is no QEMU: asked for its version it says `{said}`", .file.display())]
+    #[error("{} is not QEMU: asked for its version, it printed `{said}`", .file.display())]
     NoQemu {
         /// The file.
         file: PathBuf,
@@ -67,11 +67,11 @@ pub enum EmulatorError {
     #[error("--plugin {}: there is no such file", .0.display())]
     NoSuchPlugin(PathBuf),
     /// The path of this program, next to which the plugin is installed, is not known.
-    #[error("this program's own file is not known: {0}")]
+    #[error("cannot tell where this program's own file is: {0}")]
     NotKnownWhere(std::io::Error),
     /// The plugin is not installed.
     #[error(
-        "the emulator's plugin is neither {} nor {}: 'make build' makes it, 'make install' installs it, --plugin names another",
+        "the emulator's plugin is neither at {} nor at {}: run 'make build' or 'make install', or name another with --plugin",
         .0[0].display(), .0[1].display()
     )]
     NoPlugin([PathBuf; 2]),

@@ -18,14 +18,14 @@ pub fn notes(log: &Log, status: ExitStatus) -> Vec<String> {
     let mut notes = Vec::new();
     if log.forks > 0 || log.execs > 0 {
         notes.push(format!(
-            "it started {} other processes and asked {} times for another program to run; these were not followed: \
-             profile the program that does the work by its own name",
+            "it started {} other processes and called exec {} times, none of which were followed; \
+             profile the program that does the work instead",
             log.forks, log.execs
         ));
     }
     match (status.signal(), status.code()) {
         (Some(signal), _) => notes.push(format!(
-            "signal {signal} ended it; the profile is of what it did before"
+            "signal {signal} ended it; the profile covers what it did before"
         )),
         (_, Some(code)) if code != 0 => notes.push(format!("it ended with status {code}")),
         _ => {}

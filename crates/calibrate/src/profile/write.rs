@@ -29,7 +29,7 @@ pub enum Begin {
 
 /// A machine whose caches are not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("machine {0} says nothing of its L2 or has no LLC: take a preset, or a file of 'homenode calibrate'")]
+#[error("machine {0} does not state its L2 or has no LLC: use a preset, or a file from 'homenode calibrate'")]
 pub struct NoCaches(String);
 
 /// The facts about the machine that are modelled.
@@ -162,7 +162,7 @@ pub fn profile(
         "write_share",
         noted(
             round(write_share, 4),
-            "measured: lines that private caches gave up written, of all that they got",
+            "measured: lines that private caches wrote back, of all lines that they fetched",
         ),
     );
     let mut miss_ratio = Table::new();
@@ -227,7 +227,7 @@ fn in_flight(flights: &Flights, window: u64) -> Item {
     }
     let foreseen = flights.foreseen_percent();
     let source = format!(
-        "by the rule of docs/PROFILE.md: window {window}, {:.1} to {:.1} by what it cannot see; {foreseen:.0}% of {} foreseen",
+        "by the rule of docs/PROFILE.md: window {window}, {:.1} to {:.1} depending on what it cannot see; {foreseen:.0}% of {} foreseen",
         flights.least(),
         flights.most(),
         flights.accesses
@@ -275,7 +275,7 @@ fn translation(log: &Log) -> Option<Table> {
     let mut ratio = Table::new();
     let at = log.translation.iter().find(|point| point.bytes == REACH_EXACT);
     let measured = at.map_or(0.0, |point| point.miss_ratio * 1e6);
-    let source = format!("fitted: {measured:.0} misses in a million measured at 2 MiB of reach");
+    let source = format!("fitted: {measured:.0} misses per million accesses measured at 2 MiB of reach");
     ratio.insert("m_inf", noted(0.0, &source));
     ratio.insert("c0", noted(size(curve.c0), &source));
     ratio.insert("k", noted(round(curve.k, 3), &source));
@@ -372,8 +372,8 @@ fn head(
         "{FIRST_WORDS}: {command}\n\
          # Modelled: a private cache of {} ({PRIVATE_WAYS} ways, L1 within it) for each thread, as machine {} has; {:.2} percent of the lines\n\
          # that got past it were followed. Not modelled: instruction fetches, prefetches, address translation.\n\
-         # measured: by the emulator's plugin{fitted}; estimate: emulation cannot tell, put in what you know.\n\
-         # {:.0} percent of pages were only read in the second half.\n{notes}",
+         # measured: by the emulator's plugin{fitted}; estimate: emulation cannot tell, enter what you know.\n\
+         # {:.0} percent of pages were only read in the second half of the run.\n{notes}",
         size(facts.l2),
         facts.machine,
         log.rate * 100.0,
@@ -420,7 +420,7 @@ pub fn summary(log: &Log, fit: &FittedCurve, facts: &Facts, seconds: f64) -> Vec
             log.rate * 100.0
         ),
         format!(
-            "of these miss {:.1}% with 1MiB, {:.1}% with 4MiB, {:.1}% with {}'s {}; the fitted curve is {:.3} off on average",
+            "of these, the share that misses is {:.1}% with 1MiB, {:.1}% with 4MiB, {:.1}% with {}'s {}; the fitted curve is {:.3} off on average",
             ratio(1 << 20),
             ratio(4 << 20),
             ratio(llc),
@@ -440,7 +440,7 @@ pub fn summary(log: &Log, fit: &FittedCurve, facts: &Facts, seconds: f64) -> Vec
             log.window
         ),
         format!(
-            "the hottest tenth of {} pages gets {:.0}% of LLC accesses; {:.0}% of pages are only read in the second half",
+            "the hottest tenth of {} pages gets {:.0}% of LLC accesses; {:.0}% of pages are only read in the second half of the run",
             log.pages.used,
             log.pages.of_hottest(0.1).unwrap_or(0.0) * 100.0,
             log.pages.only_read * 100.0
@@ -539,7 +539,7 @@ mod tests {
         let (text, program) = written(&log(1, |_| 0.001));
         assert_eq!((program.misses_in_flight, program.hits_in_flight), (5.0, 5.0));
         assert!(
-            text.contains("window 128, 3.0 to 10.0 by what it cannot see; 50% of 30000 foreseen"),
+            text.contains("window 128, 3.0 to 10.0 depending on what it cannot see; 50% of 30000 foreseen"),
             "{text}"
         );
         let heat: Vec<f64> = program.regions[0]

@@ -137,7 +137,9 @@ impl Load {
             f64::from(life.vcpus.max(1))
         };
         if !is_single {
-            assumed.push("its work is the same on each vCPU: which of them did what is not kept".to_owned());
+            assumed.push(
+                "each vCPU does the same work: the recording does not say which vCPU did what".to_owned(),
+            );
         }
         let clock_ghz = hardware.clock_hz as f64 / 1e9;
         // Uses only pieces in which the program computes or rests, without the guest's boot and first touches.
@@ -149,7 +151,7 @@ impl Load {
             ),
             false => {
                 assumed.push(
-                    "its instructions were not counted: one each cycle is assumed, and no LLC access"
+                    "it runs one instruction per cycle and does not access the LLC: its instructions were not counted"
                         .to_owned(),
                 );
                 (1.0, whole.ran * 1e9 * clock_ghz)
@@ -171,7 +173,8 @@ impl Load {
         };
         if whole.references > 0.0 {
             assumed.push(
-                "its miss rate falls with the third root of the cache that it has: it was seen with one part of it".to_owned(),
+                "its miss rate falls with the cube root of its share of the cache: only one share was seen"
+                    .to_owned(),
             );
         }
         let mut load = Load {
@@ -183,7 +186,10 @@ impl Load {
             misses_in_flight: 4.0,
             hits_in_flight: 6.0,
             write_share: write_share.unwrap_or_else(|| {
-                assumed.push("a third of what it misses is written back later: not counted".to_owned());
+                assumed.push(
+                    "a third of the lines that it misses are written back later: this was not counted"
+                        .to_owned(),
+                );
                 1.0 / 3.0
             }),
             rest: None,
@@ -222,7 +228,7 @@ impl Load {
         }
         self.cpi_core = rest(self).max(core_min.min(cpi));
         if accesses > 0.0 {
-            let usual = "as many of its LLC accesses are in flight at once as usual, or as its cycles take: not counted";
+            let usual = "as many of its LLC accesses are in flight as usual, or as explain its cycles: this was not counted";
             self.assumed.push(usual.to_owned());
         }
     }
@@ -241,7 +247,7 @@ impl Load {
             let work_ns = (TURN_NS / (1.0 + base)).max(WORK_NS_MIN);
             self.rest = Some((work_ns / ns_per_instruction, work_ns * base));
             self.assumed
-                .push("it rests as long whatever its speed is, after each piece of work".to_owned());
+                .push("after each piece of work it rests for the same time, whatever its speed".to_owned());
         }
         if phases.len() < 2 {
             return;
@@ -389,7 +395,7 @@ fn program_memory(life: &Life, assumed: &mut Vec<String>) -> Bytes {
     let kernel = homenode_twin::boot_footprint(life.memory);
     let room = life.memory.saturating_sub(kernel);
     let touched = life.touched.unwrap_or_else(|| {
-        assumed.push("where its memory lies was not known: half of it is used".to_owned());
+        assumed.push("half of its memory is used: the nodes of its memory were not known".to_owned());
         Bytes(life.memory.0 / 2)
     });
     let used = touched.saturating_sub(kernel).min(room);
@@ -402,7 +408,9 @@ fn own_share(whole: &Counted, is_single: bool, assumed: &mut Vec<String>) -> f64
         return 1.0;
     }
     if whole.accesses - whole.met < APART_MIN * whole.accesses || whole.accesses == 0.0 {
-        assumed.push("half of its accesses are to memory of one thread's own: nothing tells".to_owned());
+        assumed.push(
+            "half of its accesses are to memory of one thread's own: the counts do not tell".to_owned(),
+        );
         return 0.5;
     }
     ((whole.local - whole.met) / (whole.accesses - whole.met)).clamp(0.0, 1.0)

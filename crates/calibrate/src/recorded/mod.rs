@@ -103,15 +103,15 @@ pub struct Vm {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordedError {
     /// There are too few samples.
-    #[error("there are fewer than two samples in that time: name a longer one with --from and --to")]
+    #[error("there are fewer than two samples in that time: choose a longer time with --from and --to")]
     TooShort,
     /// There was no VM.
-    #[error("no VM ran then: name another time with --from and --to")]
+    #[error("no VM ran in that time: choose another with --from and --to")]
     NoVms,
     /// The machine lacks figures that the twin needs.
     #[error(
         "machine {0} was recorded without timing figures, which the twin needs: run 'homenode calibrate' on that host and name \
-         its file with --machine, or name a preset like it"
+         its file with --machine, or name a preset of a similar machine"
     )]
     NoHardware(String),
 }
@@ -256,15 +256,15 @@ impl Vm {
         let mut note = |is_so: bool, text: &str| assumed.extend(is_so.then(|| text.to_owned()));
         note(
             last.settings.management == homenode_host::Management::Ignored,
-            "an agent may act on it: its operator had it left alone",
+            "an agent may act on it, although its operator excluded it",
         );
         note(
             !last.settings.pinned_vcpus.is_empty(),
-            "its vCPUs may run on all CPUs that it has: single ones were pinned",
+            "its vCPUs may run on all of its CPUs, although some of them were pinned",
         );
         note(
             !last.device_nodes.is_empty(),
-            "it does no I/O: what its devices moved was not counted",
+            "it does no I/O: its devices' transfers were not counted",
         );
         assumed.into_iter()
     }

@@ -37,8 +37,7 @@ pub(super) fn scenario(recorded: &Recorded, about: &About, purpose: Purpose) -> 
     document.insert("duration", value(time(duration)));
     document.insert("numa_balancing", value(recorded.is_balanced));
     if recorded.lead > Ns::ZERO {
-        let source =
-            "VMs that ran before the stretch start again here, and get their memory and homes meanwhile";
+        let source = "VMs that were running before the stretch start here, and get their memory and homes in this time";
         document.insert("warm_up", noted(time(recorded.lead), source));
     }
     document.insert(
@@ -69,7 +68,7 @@ pub(super) fn scenario(recorded: &Recorded, about: &About, purpose: Purpose) -> 
 fn head(recorded: &Recorded, about: &About) -> String {
     let mut lines = vec![
         format!("{} {}", super::FIRST_WORDS, about.source),
-        "counted: as samples have it; fitted: so that the twin counts the same; assumed: samples do not tell.".to_owned(),
+        "counted: from the samples; fitted: so that the twin counts the same; assumed: the samples do not tell.".to_owned(),
     ];
     lines.extend(about.notes.iter().map(|note| format!("Assumed: {note}.")));
     let of_vms = recorded.assumed();
@@ -165,7 +164,7 @@ fn program(vm: &Vm, load: &Load, purpose: Purpose) -> Table {
     let work = (work * load.instructions / 1e9).max(1e-6);
     let (counted, in_llc) = match vm.is_counted() {
         true => ("counted", "counted, corrected by the twin"),
-        false => ("assumed: one each cycle that it ran", "assumed"),
+        false => ("assumed: one per cycle that it ran", "assumed"),
     };
     put("threads", threads.into(), "counted: on how many vCPUs it ran");
     put("instructions_g_per_thread", digits(work), counted);
@@ -198,7 +197,7 @@ fn program(vm: &Vm, load: &Load, purpose: Purpose) -> Table {
             "interval_m_instructions",
             noted(
                 digits(instructions / 1e6),
-                "assumed: a tenth of a second with its rest",
+                "assumed: a tenth of a second, rest included",
             ),
         );
         rest.insert(

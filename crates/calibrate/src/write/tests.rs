@@ -202,7 +202,10 @@ fn where_caches_are_unknown_or_shared_oddly_the_file_still_reads() {
     assert!(cores.len() < machine.cpus.len());
     let file = machine_file(&calibration(machine)).unwrap();
     assert!(
-        file.machine.notes.iter().any(|note| note.contains("cannot say")),
+        file.machine
+            .notes
+            .iter()
+            .any(|note| note.contains("cannot express")),
         "{:?}",
         file.machine.notes
     );

@@ -50,7 +50,7 @@ impl FromStr for Address {
                 !name.contains('@') && (of.port_u16().is_some() || of.host() == name)
             })
             .ok_or_else(|| {
-                format!("`{text}` is no host: write a name, with a port where that is not {PORT}")
+                format!("`{text}` is not a host: write a name, and its port if that is not {PORT}")
             })?;
         let is_loopback =
             matches!(authority.host(), "localhost" | "[::1]") || authority.host().starts_with("127.");
@@ -60,7 +60,7 @@ impl FromStr for Address {
             None => Some("https"),
             Some(other) => {
                 return Err(format!(
-                    "`{other}` is no way to ask an agent: write http or https"
+                    "agents cannot be asked over `{other}`: write http or https"
                 ));
             }
         };
@@ -102,7 +102,7 @@ impl Login {
                 })
                 .collect();
             if login.authorities.is_empty() {
-                return Err(bad_input(format!("{} has no certificate in it", path.display())));
+                return Err(bad_input(format!("{} contains no certificate", path.display())));
             }
         }
         if let (Some(user), Some(path)) = (user, password) {
@@ -166,11 +166,11 @@ impl Asker {
         let text = body.read_to_string().map_err(|error| error.to_string())?;
         if !status.is_success() {
             let problem = serde_json::from_str::<Problem>(&text);
-            let said = problem.map_or_else(|_| "no agent's answer".to_owned(), |problem| problem.detail);
+            let said = problem.map_or_else(|_| "not an agent's answer".to_owned(), |problem| problem.detail);
             return Err(format!("{}: {said}", status.as_u16()));
         }
         let seen: Seen =
-            serde_json::from_str(&text).map_err(|error| format!("no agent's answer: {error}"))?;
+            serde_json::from_str(&text).map_err(|error| format!("not an agent's answer: {error}"))?;
         Ok(Picture {
             wall_ns: seen.time.0,
             overview: seen.overview,
@@ -198,7 +198,7 @@ pub(super) fn ask_all(asker: &Asker, addresses: &[Address]) -> anyhow::Result<Ve
             .map(|asked| {
                 asked
                     .join()
-                    .map_err(|_| anyhow::anyhow!("a thread that asks has failed"))
+                    .map_err(|_| anyhow::anyhow!("a thread that asks a host has failed"))
             })
             .collect()
     })

@@ -84,7 +84,7 @@ pub(crate) fn scenario(args: &ScenarioArgs) -> anyhow::Result<()> {
     if args.output.extension().is_none_or(|end| end != "toml") {
         let file = args.output.display();
         return Err(bad_input(format!(
-            "--output {file}: a scenario's file ends with `.toml`, or `homenode sim` takes it for a name"
+            "--output {file}: the file name must end with `.toml`; otherwise `homenode sim` takes it for a scenario's name"
         )));
     }
     let path = args.history.place();
@@ -163,10 +163,10 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 /// Describes the samples that the history has, for an error about a time without samples.
 fn what_is_kept(archive: &Archive) -> anyhow::Result<String> {
     Ok(match archive.span(Kind::Sample)? {
-        None => "the history has no samples: they are kept for `record.samples_hours`".to_owned(),
+        None => "the history has no samples: it keeps them only for `record.samples_hours`".to_owned(),
         Some((from, to)) => {
             let (from, to) = (Wall(from), Wall(to));
-            format!("no samples are kept of that time, but from {from} to {to}")
+            format!("the history has no samples of that time; it has samples from {from} to {to}")
         }
     })
 }
@@ -182,7 +182,7 @@ fn name_machine(machine: &Machine, output: &Path) -> anyhow::Result<(String, Opt
     let name = file.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| {
         bad_input(format!(
-            "{}: not a file's name that can be written in a scenario",
+            "{}: a scenario cannot refer to a file whose name is not valid UTF-8",
             output.display()
         ))
     })?;
@@ -195,10 +195,10 @@ fn about(stretch: &Stretch, machine: String) -> About {
     let mut policies = vec![then.name().to_owned()];
     policies.extend((then != PolicySet::Default).then(|| PolicySet::Default.name().to_owned()));
     let mut notes = vec![
-        "programs do the work that was counted and end then: sooner where they are faster".to_owned(),
-        "no I/O, no barriers, no address translation: what they cost is in the cycles of the core".to_owned(),
-        "guests map their memory by pages of 4 KiB, and vCPUs weigh alike".to_owned(),
-        "processes of the host outside VMs are those of the twin".to_owned(),
+        "programs end when they have done the work that was counted: sooner if they run faster".to_owned(),
+        "I/O, barriers and address translation are not simulated: core cycles include their cost".to_owned(),
+        "guests map their memory in pages of 4 KiB, and all vCPUs have the same weight".to_owned(),
+        "the host's processes outside VMs are the twin's, not the recorded ones".to_owned(),
     ];
     notes.extend(stretch.notes.iter().cloned());
     About {

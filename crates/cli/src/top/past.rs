@@ -31,7 +31,7 @@ impl Past {
         let archive = record::open(path)?;
         let place = Place::open(&archive, which)?.ok_or_else(|| {
             bad_input(format!(
-                "the history {} has no period yet; an agent writes one while it runs",
+                "the history {} has no period yet; an agent adds periods while it runs",
                 path.display()
             ))
         })?;
@@ -55,7 +55,7 @@ impl Past {
         let (from, to) = self.span()?;
         if !(from..=to).contains(&wall_ns) {
             return Err(bad_input(format!(
-                "nothing is recorded at {}: the history {} is from {} to {}",
+                "nothing was recorded at {}: the history {} covers {} to {}",
                 Wall(wall_ns),
                 self.path.display(),
                 Wall(from),
@@ -69,7 +69,7 @@ impl Past {
         let shown_ns = self.place.wall_ns();
         Ok((wall_ns.abs_diff(shown_ns) > MINUTE_NS.unsigned_abs()).then(|| {
             format!(
-                "nothing was recorded at {}: this is {}, the nearest before it",
+                "nothing was recorded at {}: showing {}, the nearest period before it",
                 Wall(wall_ns),
                 Wall(shown_ns)
             )
@@ -80,7 +80,7 @@ impl Past {
 impl History for Past {
     fn span(&self) -> anyhow::Result<(i64, i64)> {
         let span = self.archive.span(Kind::Status)?;
-        span.with_context(|| format!("the history {} has no period any more", self.path.display()))
+        span.with_context(|| format!("the history {} no longer has any period", self.path.display()))
     }
 
     fn picture(&self) -> anyhow::Result<Picture> {

@@ -216,7 +216,7 @@ fn memory_policies_are_chosen_shown_and_taken_back() {
         table.contains("MiB on nodes") && table.contains("round-4k"),
         "{table}"
     );
-    assert!(stdout(&set("none")).contains("is the agent's choice"));
+    assert!(stdout(&set("none")).contains("the agent chooses the memory policy of"));
     for (args, status, said) in [
         (&["set", "web", "round-2k"][..], 2, "`first-touch`, `round-4k`"),
         (&["set", "web", "round-1g"], 1, "choose round-4k"),
@@ -275,7 +275,7 @@ fn a_working_set_is_waited_for_and_listed_afterwards() {
     for (args, status, said) in [
         (&["wss", "absent"][..], 2, "there are: web"),
         (&["wss", "web", "--window", "1ms"], 2, "windows last from 100ms"),
-        (&["wss", "--window", "1s"], 2, "goes with the name of a VM"),
+        (&["wss", "--window", "1s"], 2, "needs the name of a VM"),
     ] {
         let output = agent.ask(args);
         let (code, text) = (output.status.code(), stderr(&output));
@@ -313,7 +313,7 @@ fn a_memory_floor_is_kept_shown_and_taken_back() {
         assert!(
             answer["note"]
                 .as_str()
-                .is_some_and(|note| note.contains("that is all it has")),
+                .is_some_and(|note| note.contains("the floor is all of its memory")),
             "{answer}"
         );
     }

@@ -99,7 +99,7 @@ fn a_quick_calibration_and_comparison_give_a_machine_that_the_other_commands_tak
 #[test]
 fn what_cannot_be_is_refused_before_anything_is_measured() {
     for (args, why) in [
-        (&["--node", "999"][..], "node 999 is not one"),
+        (&["--node", "999"][..], "CPUs and memory of node 999"),
         (
             &["--output", "/no/such/place/file.toml"],
             "its directory does not exist",

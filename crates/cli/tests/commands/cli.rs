@@ -564,7 +564,7 @@ fn what_is_no_log_of_pages_is_refused_and_told_why() {
         (b"HNPAGLOG", "cut off within its header"),
         (
             b"HNPAGLOG\x07\0\0\0\x0d\x0c\x0b\x0a",
-            "a log of version 7, and this program reads 2",
+            "the log has version 7, but this program reads 2",
         ),
     ] {
         std::fs::write(&path, bytes).unwrap();

@@ -21,7 +21,7 @@ fn everything_that_is_wrong_with_a_file_is_said_with_its_place_and_the_status_is
     let lines: Vec<&str> = said.lines().collect();
     let expected = [
         ("1:1", "did you mean `period`"),
-        ("3:1", "may be from 0 to 1"),
+        ("3:1", "must be from 0 to 1"),
         ("5:19", "reserved_memory"),
         ("6:1", "balance"),
     ];

@@ -210,7 +210,7 @@ fn the_past_is_told_in_pages_and_in_steps() {
     for at in ["2001-01-01T00:00:00Z", "2200-01-01T00:00:00Z"] {
         let none = site.get(&format!("/v1/overview?at={at}"));
         assert_eq!((none.status, none.problem().as_str()), (404, "nothing-known"));
-        assert!(none.body.contains("the history is from"), "{none:?}");
+        assert!(none.body.contains("the history covers"), "{none:?}");
     }
     let before = site.json("/v1/history?vm=web&from=2001-01-01T00:00:00Z&to=2001-01-01T01:00:00Z");
     assert_eq!(before["points"], json!([]));

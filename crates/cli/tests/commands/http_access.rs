@@ -509,7 +509,7 @@ fn a_web_yml_that_is_wrong_is_refused_with_the_place_and_the_remedy() {
         (
             "homenode_roles: {alice: operator}\n",
             "127.0.0.1:0",
-            "none of basic_auth_users",
+            "not in basic_auth_users",
         ),
         (good, "0.0.0.0:0", "basic_auth_users"),
         (

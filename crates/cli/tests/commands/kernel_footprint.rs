@@ -72,7 +72,7 @@ fn a_stock_kernel_has_a_footprint_or_the_complaint_says_what_to_install() {
 #[test]
 fn what_is_no_kernel_and_what_cannot_be_is_refused() {
     for (args, part) in [
-        (&["--kernel", "/etc/passwd"][..], "no x86 kernel image"),
+        (&["--kernel", "/etc/passwd"][..], "not an x86 kernel image"),
         (&["--kernel", "/does/not/exist"], "No such file"),
         (&["--kernel", "/etc/passwd", "--step", "80%"], "from 1% to 50%"),
         (

@@ -40,14 +40,14 @@ fn agent(more: &[&str]) -> Agent {
 fn a_node_is_emptied_shown_and_given_back() {
     let agent = agent(&["--policies", "tavo"]);
     let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
-    assert_eq!(text(&agent.ask(&["drain"])), "nothing is drained\n");
+    assert_eq!(text(&agent.ask(&["drain"])), "no node is being drained\n");
     let home = agent.eventually("web has a home", || {
         let home = ask(&["vm", "web"])["vms"][0]["home"][0].clone();
         home.as_u64().map(|home| home.to_string())
     });
     let said = text(&agent.ask(&["drain", &home]));
     assert!(
-        said.starts_with(&format!("node {home} is empty; VMs stay away")),
+        said.starts_with(&format!("node {home} is empty; VMs are kept off it")),
         "{said}"
     );
     let now = ask(&["drain"]);
@@ -67,7 +67,7 @@ fn a_node_is_emptied_shown_and_given_back() {
         (&["drain", "99"][..], 2, "no node 99"),
         (&["drain", "0-3"], 1, "no node would be left"),
         (&["drain", "one"], 2, "one"),
-        (&["drain", "", "--end"], 2, "no node is named"),
+        (&["drain", "", "--end"], 2, "name at least one node"),
         (&["drain", "--end"], 2, "<NODES>"),
     ] {
         let (code, said) = refused(&agent.ask(args));
@@ -122,7 +122,10 @@ fn a_pause_is_begun_shown_and_ended() {
     );
     assert!(text(&agent.ask(&["drain"])).contains("the agent is paused for another"));
     assert!(text(&agent.ask(&["status"])).contains("paused for another 2.0h"));
-    assert_eq!(text(&agent.ask(&["pause", "--end"])), "the agent goes on\n");
+    assert_eq!(
+        text(&agent.ask(&["pause", "--end"])),
+        "the agent is no longer paused\n"
+    );
     assert_eq!(ask(&["drain"])["paused_for_ns"], Value::Null);
     assert_eq!(refused(&agent.ask(&["pause", "--for", "soon"])).0, 2);
     assert_eq!(refused(&agent.ask(&["pause", "--for", "1h", "--end"])).0, 2);

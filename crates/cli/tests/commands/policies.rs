@@ -156,7 +156,7 @@ fn what_is_refused_is_told_in_the_next_view() {
         "{second}"
     );
     assert!(
-        second["message"].as_str().unwrap().contains("nodes {7} are not"),
+        second["message"].as_str().unwrap().contains("nodes {7} must be"),
         "{second}"
     );
 }
@@ -167,18 +167,18 @@ fn bad_programs_end_the_run_with_an_error_that_names_them_and_are_gone() {
     let cases = [
         (
             "print('hello', flush=True)",
-            "it is no plan: expected value at line 1 column 1",
+            "its answer is not a plan: expected value at line 1 column 1",
         ),
         ("print('{\"version\": 1}', flush=True)", "missing field `actions`"),
         (
             "sys.stdout.buffer.write(bytes([255, 254, 10])); sys.stdout.flush()",
-            "it is no plan: ",
+            "its answer is not a plan: ",
         ),
         (
             "sys.stdout.write('x' * (3 << 20)); sys.stdout.flush()",
             "its answer has more than 1048576 bytes",
         ),
-        ("print('[' * 100000, flush=True)", "it is no plan: "),
+        ("print('[' * 100000, flush=True)", "its answer is not a plan: "),
         ("sys.exit(3)", "it ended before it answered (exit status: 3)"),
         (
             "os.kill(os.getpid(), 9)",
@@ -195,7 +195,7 @@ fn bad_programs_end_the_run_with_an_error_that_names_them_and_are_gone() {
         ),
         (
             "sys.stdout.write(json.dumps({'version': json.loads(line)['version'], 'actions': []}) + '\\nmore\\n')\nsys.stdout.flush()",
-            "it said more than one line for a view",
+            "it answered a view with more than one line",
         ),
     ];
     for (body, why) in cases {
@@ -240,12 +240,12 @@ fn what_is_no_program_is_bad_input_and_no_host_is_left_to_one() {
     );
     let (status, complaint) = refused(&place.sim("exec:", &[]));
     assert!(
-        status == 2 && complaint.contains("names no program"),
+        status == 2 && complaint.contains("does not name a program"),
         "{complaint}"
     );
     let (status, complaint) = refused(&run(&["run", "--policies", "exec:./mine"]));
     assert!(
-        status == 2 && complaint.contains("decides on the twin alone"),
+        status == 2 && complaint.contains("may run only on the twin"),
         "{complaint}"
     );
     // A scenario from elsewhere must not start programs.

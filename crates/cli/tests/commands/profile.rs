@@ -203,14 +203,14 @@ fn what_the_program_prints_and_ends_with_is_passed_on() {
     let output = profile(folder.path(), &["--", "sh", "-c", "kill -9 $$"]);
     assert_eq!(output.status.code(), Some(137));
     assert!(
-        stderr(&output).contains("sh was ended by signal 9"),
+        stderr(&output).contains("signal 9 ended sh"),
         "{}",
         stderr(&output)
     );
     // A shell's children are not followed, and the output says so.
     let output = profile(folder.path(), &["--", "sh", "-c", "ls; ls"]);
     assert!(
-        stderr(&output).contains("were not followed"),
+        stderr(&output).contains("none of which were followed"),
         "{}",
         stderr(&output)
     );
@@ -263,9 +263,9 @@ fn what_cannot_be_profiled_is_refused_with_a_reason() {
             "--plugin /none.so: there is no such file",
         ),
         (&["--qemu", "/none", "--", "true"], "/none: No such file"),
-        (&["--rate", "0", "--", "true"], "a share lies between"),
-        (&["--rate", "NaN%", "--", "true"], "a share lies between"),
-        (&["--system", "--", "true"], "true is no QEMU"),
+        (&["--rate", "0", "--", "true"], "a share must be from"),
+        (&["--rate", "NaN%", "--", "true"], "a share must be from"),
+        (&["--system", "--", "true"], "true is not QEMU"),
         (&["--"], "required"),
     ] {
         let (code, complaint) = refused(args);
@@ -284,7 +284,7 @@ fn an_emulator_that_is_too_old_or_takes_no_plugins_is_refused() {
         (&static_build[..], "was built without plugins"),
         (
             &b"#!/bin/sh\necho hello\n"[..],
-            "is no QEMU: asked for its version it says `hello`",
+            "is not QEMU: asked for its version, it printed `hello`",
         ),
     ] {
         let qemu = program(folder.path(), "qemu", text);

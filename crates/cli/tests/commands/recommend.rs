@@ -112,7 +112,7 @@ fn what_is_recommended_waits_is_applied_and_rejected() {
             .unwrap()
             .is_empty()
     );
-    assert_eq!(text(&agent.ask(&["recommend"])), "nothing waits for you\n");
+    assert_eq!(text(&agent.ask(&["recommend"])), "no recommendations\n");
     let all = ask(&["recommend", "--all"])["recommendations"].clone();
     let states: Vec<&Value> = all.as_array().unwrap().iter().map(|one| &one["state"]).collect();
     assert!(
@@ -160,7 +160,7 @@ fn a_mode_of_a_vm_is_set_shown_and_taken_back() {
     for (args, said) in [
         (
             &["web", "careful"][..],
-            "`careful` is no mode; there are observe, recommend and act",
+            "`careful` is not a mode; use observe, recommend or act",
         ),
         (&["absent", "observe"], "there are: db, web"),
         (&["absent"], "there are: "),

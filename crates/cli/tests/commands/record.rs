@@ -110,10 +110,14 @@ fn what_a_run_saw_and_decided_is_shown_exported_and_pruned() {
         "{same}"
     );
     let text = run(&["replay", &history]);
-    assert!(stdout(&text).contains("to the last letter"), "{}", stdout(&text));
+    assert!(
+        stdout(&text).contains("every plan is exactly the same"),
+        "{}",
+        stdout(&text)
+    );
     let other = run(&["replay", "--history", &history, "--policies", "ff-pin"]);
     assert!(
-        stdout(&other).contains("now only   placement: VM web"),
+        stdout(&other).contains("only replayed  placement: VM web"),
         "{}",
         stdout(&other)
     );
@@ -142,7 +146,10 @@ fn a_history_that_is_none_is_refused_with_the_remedy() {
     let words = dir.path().join("words").display().to_string();
     std::fs::write(&words, "x".repeat(5000)).unwrap();
     let (status, said) = refused(&run(&["record", "export", "--csv", "--history", &words]));
-    assert!(status == 2 && said.contains("no history"), "{status}: {said}");
+    assert!(
+        status == 2 && said.contains("is not a Homenode history"),
+        "{status}: {said}"
+    );
     let (status, said) = refused(&run(&["record", "show", "--from", "noon", "--history", &words]));
     assert!(status == 2 && said.contains("03:12"), "{status}: {said}");
     // A command does not wait for a pipe, either.
@@ -155,7 +162,7 @@ fn a_history_that_is_none_is_refused_with_the_remedy() {
     ] {
         let (status, said) = refused(&run(&[args, &["--history", &pipe]].concat()));
         assert!(
-            status == 2 && said.contains("no history"),
+            status == 2 && said.contains("is not a Homenode history"),
             "{args:?}: {status}: {said}"
         );
     }

@@ -70,7 +70,7 @@ fn a_decided_claim_is_the_same_at_any_number_of_jobs_and_from_the_cache() {
     }
     let after = reproduce(&["policies.latencies", "--json", "--cache", cache]);
     assert_eq!(fresh.stdout, after.stdout);
-    assert!(String::from_utf8_lossy(&after.stderr).contains("is no finished run"));
+    assert!(String::from_utf8_lossy(&after.stderr).contains("is not a finished run"));
 }
 
 #[test]

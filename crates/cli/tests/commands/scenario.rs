@@ -267,7 +267,7 @@ fn what_cannot_be_a_scenario_is_refused_with_a_remedy() {
     };
     let (status, said) = refused(&history, &["--from", "2001-01-01", "--to", "2001-01-02"]);
     assert!(
-        status == 2 && said.contains("no samples are kept of that time, but from"),
+        status == 2 && said.contains("the history has no samples of that time; it has samples from"),
         "{said}"
     );
     let (status, said) = refused(&path("none.sqlite"), &[]);

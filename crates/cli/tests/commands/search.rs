@@ -126,7 +126,7 @@ fn bad_input_exits_with_2_and_says_what_to_do() {
         (vec![path.as_str(), "--evaluations", "0"], "8 evaluations or more"),
         (vec![&path, "--jobs", "0"], "--jobs"),
         (vec![&path, "--known", &bad], "is about case three, not two"),
-        (vec!["xen48", "--machine", "r420"], "give it at most 24"),
+        (vec!["xen48", "--machine", "r420"], "give the VM at most 24"),
     ] {
         let output = search(&args);
         let said = String::from_utf8_lossy(&output.stderr);

@@ -283,7 +283,7 @@ fn a_service_is_never_a_simulation_that_nobody_asked_for() {
     // If libvirt answers on this host or a QEMU runs, the agent manages the real host, but changes nothing.
     let is_real = said.contains("qemu:///system") || said.contains(" at qemu");
     let is_refused = output.status.code() == Some(1)
-        && complaint.contains("As a service nothing is simulated unless it is asked for, with `--host twin`");
+        && complaint.contains("As a service, homenode simulates a host only on request, with `--host twin`");
     assert!(
         is_real != is_refused && !said.contains("twin"),
         "{said}{complaint}"

@@ -149,7 +149,7 @@ fn what_cannot_be_is_refused_with_status_2_and_nothing_is_made() {
         ),
         (
             &["permits", "--set", "vm.fluid.permit=3M..50k/2"],
-            "it begins above its end",
+            "its beginning is above its end",
         ),
         (
             &["permits", "--seeds", "1..10", "--shard", "3/2", "--store", "s"],

@@ -136,7 +136,7 @@ fn a_history_is_shown_from_any_of_its_times() {
     );
     let plain = text(&top(&["--at", at, "--once"]));
     assert!(plain.contains("replay") && plain.contains("web"), "{plain}");
-    for (time, said) in [("1990-01-01", "nothing is recorded at 1990"), ("noon", "03:12")] {
+    for (time, said) in [("1990-01-01", "nothing was recorded at 1990"), ("noon", "03:12")] {
         let (status, complaint) = refused(&top(&["--at", time, "--once"]));
         assert!(status == 2 && complaint.contains(said), "{complaint}");
     }

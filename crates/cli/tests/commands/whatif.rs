@@ -90,14 +90,14 @@ fn a_running_agent_says_what_would_be_and_what_its_changes_gained() {
         "home then",
         "a=b:é",
         "0-2",
-        "as without an agent",
-        "else than predicted",
+        "relative to running without an agent",
+        "so far differed from",
     ] {
         assert!(table.contains(said), "{said} not in {table}");
     }
     for (args, status, said) in [
         (&["whatif", "sp0"][..], 2, "`sp0` names no home; write `VM=0`"),
-        (&["whatif", "sp0=x"], 2, "`x` in `sp0=x` is no home"),
+        (&["whatif", "sp0=x"], 2, "`x` in `sp0=x` is not a home"),
         (&["whatif", "sp0=0 sp0=1"], 2, "VM sp0 is named twice"),
         (
             &["whatif", "absent=0"],
@@ -126,11 +126,11 @@ fn an_agent_that_predicts_or_tries_nothing_says_so() {
     for (args, said) in [
         (
             &["whatif", "sp0=0"][..],
-            "keep no predictions; run it with --policies homenode",
+            "make no predictions; run it with --policies homenode",
         ),
         (
             &["report"],
-            "nothing to report: the policies of this agent try nothing",
+            "nothing to report: the policies of this agent run no trials",
         ),
     ] {
         let (code, complaint) = refused(&agent.ask(args));

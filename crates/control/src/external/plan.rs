@@ -51,10 +51,10 @@ pub enum NoPlan {
     #[error("its answer has more than {PLAN_BYTES_MAX} bytes")]
     TooLarge,
     /// The text cannot be parsed; gives the reason and the place in the text.
-    #[error("it is no plan: {0}")]
+    #[error("its answer is not a plan: {0}")]
     Malformed(String),
     /// The plan has too many actions.
-    #[error("a plan of {0} actions; at most {ACTIONS_MAX} are read")]
+    #[error("its plan has {0} actions, more than the {ACTIONS_MAX} allowed")]
     TooMany(usize),
 }
 
@@ -124,13 +124,13 @@ fn objection(view: &View<'_>, vm: &VmView<'_>, act: &Act) -> Option<String> {
         Act::SetHome { nodes } => {
             if let Some(own) = settings.home.as_ref().filter(|own| *own != nodes) {
                 return Some(format!(
-                    "its operator chose nodes {own} for its home, and not {nodes}"
+                    "its operator chose nodes {own} for its home, not {nodes}"
                 ));
             }
             let allowed = placement::allowed_nodes(view, vm).unwrap_or_else(|| view.homes());
             let of_operator = settings.home.is_some();
             (!of_operator && !nodes.is_subset(&allowed))
-                .then(|| format!("nodes {nodes} cannot all be its home: it may have {{{allowed}}}"))
+                .then(|| format!("nodes {nodes} cannot all be its home: allowed are {{{allowed}}}"))
         }
         Act::PinVcpus { cpus, .. } => (!cpus.is_subset(&view.cpus))
             .then(|| format!("its vCPUs cannot run on {cpus}: CPUs for VMs are {}", view.cpus)),
@@ -139,16 +139,16 @@ fn objection(view: &View<'_>, vm: &VmView<'_>, act: &Act) -> Option<String> {
         Act::MoveFrames { moves } => onto_drained(view, &moves.iter().map(|each| each.to).collect()),
         Act::SetMemoryPolicy { policy } => {
             let own = settings.memory_policy.filter(|own| own != policy);
-            own.map(|own| format!("its operator chose memory policy {own}, and not {policy}"))
+            own.map(|own| format!("its operator chose memory policy {own}, not {policy}"))
         }
         Act::Limit {
             limit: Limit::Memory(memory),
             ..
         } => match settings.memory_floor {
-            None => Some("its operator does not let its memory be taken: it has no floor".to_owned()),
-            Some(floor) if *memory < floor => {
-                Some(format!("{memory} are less than its operator's floor, {floor}"))
-            }
+            None => Some("no memory may be taken from it: its operator set no memory floor".to_owned()),
+            Some(floor) if *memory < floor => Some(format!(
+                "{memory} is less than its operator's memory floor, {floor}"
+            )),
             Some(_) => None,
         },
         _ => None,
@@ -157,5 +157,5 @@ fn objection(view: &View<'_>, vm: &VmView<'_>, act: &Act) -> Option<String> {
 
 fn onto_drained(view: &View<'_>, to: &NodeSet) -> Option<String> {
     let drained = to.intersection(&view.drained);
-    (!drained.is_empty()).then(|| format!("no pages go to node {drained}, which is to be empty"))
+    (!drained.is_empty()).then(|| format!("pages may not move to node {drained}, which is being drained"))
 }

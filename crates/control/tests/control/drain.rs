@@ -180,7 +180,7 @@ fn what_cannot_be_drained_is_said_and_what_stays_says_why() {
         .map(|vm| (vm.name.as_str(), vm.why.as_deref().unwrap()))
         .collect();
     assert!(
-        matches!(&left[..], [("vm1", why)] if why.contains("operator chose a home there")),
+        matches!(&left[..], [("vm1", why)] if why.contains("operator set its home to this node")),
         "{left:?}"
     );
 }

@@ -122,8 +122,8 @@ fn state(twin: &mut Twin) -> Value {
 fn a_plan_is_carried_out_whole_or_refused_whole() {
     // The bad action comes last, so earlier ones would be carried out if the whole plan were not refused.
     let wrong: [(usize, Act, &str); 6] = [
-        (1, home(99), "are not a non-empty part of the host's nodes"),
-        (1, pin(9999), "are not a non-empty part of the CPUs"),
+        (1, home(99), "must be one or more of the host's nodes"),
+        (1, pin(9999), "must be one or more of the CPUs"),
         (
             1,
             Act::Limit {
@@ -323,11 +323,15 @@ fn what_operators_said_holds_for_planners_from_outside() {
             other,
             "its operator chose memory policy first-touch",
         ),
-        (Some(floor), memory(1), "less than its operator's floor, 2GiB"),
-        (None, memory(1), "it has no floor"),
+        (
+            Some(floor),
+            memory(1),
+            "less than its operator's memory floor, 2GiB",
+        ),
+        (None, memory(1), "its operator set no memory floor"),
         (None, home(7), "cannot all be its home"),
         (None, pin(42), "its vCPUs cannot run on 42"),
-        (None, gather, "no pages go to node 7"),
+        (None, gather, "pages may not move to node 7"),
     ];
     for (setting, act, why) in cases {
         let (mut twin, mut control, _) = start_drained(NodeSet::one(NodeId(7)), move |view| {
@@ -468,7 +472,7 @@ proptest! {
         prop_assert_eq!(PlanDocument::from_json(&text), Ok(plan));
         if let Err(why) = PlanDocument::from_json(&garbage) {
             let why = why.to_string();
-            prop_assert!(why.starts_with("it is no plan: ") && why.len() < 400, "{}", why);
+            prop_assert!(why.starts_with("its answer is not a plan: ") && why.len() < 400, "{}", why);
         }
     }
 }

@@ -234,12 +234,12 @@ impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Missing::End => f.write_str(
-                "the log has no end: its machine still runs or was killed, and what came later is missing",
+                "the log has no end record: its machine is still running or was killed, and what followed is missing",
             ),
             Missing::Rest { record, bytes } => {
                 write!(
                     f,
-                    "the log is cut off {bytes} bytes into record {record}: that and what came later is missing"
+                    "the log is cut off {bytes} bytes into record {record}: that record and what followed are missing"
                 )
             }
         }
@@ -258,7 +258,9 @@ pub enum PageLogError {
         error: io::Error,
     },
     /// The file has another format.
-    #[error("{0}: not a log of pages: it does not begin as one; the plugin writes one with pages=FILE")]
+    #[error(
+        "{0}: not a log of pages: its first bytes are not those of one; the plugin writes one with pages=FILE"
+    )]
     Magic(String),
     /// The file has no complete header.
     #[error("{path}: cut off within its header, after {bytes} bytes: nothing was recorded")]
@@ -270,7 +272,7 @@ pub enum PageLogError {
     },
     /// The file has another version.
     #[error(
-        "{path}: a log of version {version}, and this program reads {VERSION}: take plugin and program of one build"
+        "{path}: the log has version {version}, but this program reads {VERSION}; use a plugin and a program of the same build"
     )]
     Version {
         /// Path of the file.
@@ -279,10 +281,10 @@ pub enum PageLogError {
         version: u32,
     },
     /// A machine of the other byte order wrote the file.
-    #[error("{0}: written in the other byte order: read it on a machine of that order")]
+    #[error("{0}: written by a machine with the other byte order; read it on such a machine")]
     Order(String),
     /// Another writer restarted the log while this reader followed it.
-    #[error("{0}: restarted while it was followed: another machine writes it now; follow that")]
+    #[error("{0}: another machine restarted the log while it was being followed; follow it again")]
     Anew(String),
     /// A checksum or a figure is wrong.
     #[error("{path}: corrupt at byte {at}, {place}: {what}; record the log again")]
@@ -298,7 +300,7 @@ pub enum PageLogError {
     },
     /// Records are out of order.
     #[error(
-        "{path}: record {found} stands where record {expected} belongs: the log was put together in another order, or parts of it are missing"
+        "{path}: record {found} is in the place of record {expected}: parts of the log were joined in the wrong order, or are missing"
     )]
     Reordered {
         /// Path of the file.
@@ -395,7 +397,7 @@ impl Header {
         let bytes = bytes.get(..Header::BYTES).ok_or_else(short)?;
         let corrupt = |at, what| corrupt(path, at, what);
         if u32_at(bytes, 124) != crc32(&bytes[..124]) {
-            return Err(corrupt(0, "its checksum is another"));
+            return Err(corrupt(0, "its checksum does not match"));
         }
         let sizes = [
             (12, ORDER),
@@ -405,7 +407,7 @@ impl Header {
         ];
         for (at, expected) in sizes.into_iter().chain([(64, PAGE_BYTES)]) {
             if u32_at(bytes, at) != expected {
-                return Err(corrupt(at, "a size is not this version's"));
+                return Err(corrupt(at, "a size does not match this version"));
             }
         }
         Ok(bytes)
@@ -418,27 +420,27 @@ impl Header {
             0 => Logs::Nothing,
             1 => Logs::Writes,
             2 => Logs::Walks,
-            _ => return Err(corrupt(28, "there is no such mode")),
+            _ => return Err(corrupt(28, "the mode is unknown")),
         };
         let tables = match bytes[29] {
             0 => Tables::Silent,
             1 => Tables::Walked,
             2 => Tables::Each,
-            _ => return Err(corrupt(29, "there is no such choice of page tables")),
+            _ => return Err(corrupt(29, "the choice of page tables is unknown")),
         };
         let (frames, table_frames) = (u64_at(bytes, 48), u64_at(bytes, 56));
         if frames
             .checked_add(table_frames)
             .is_none_or(|all| all > FRAMES_MAX)
         {
-            return Err(corrupt(48, "no guest has more than 16 TiB"));
+            return Err(corrupt(48, "the guest has more than 16 TiB, the most possible"));
         }
         let kept = Kept {
             at: u64_at(bytes, 104),
             number: u64_at(bytes, 112),
         };
         if kept.at < Kept::ALL.at {
-            return Err(corrupt(104, "no record lies within the header"));
+            return Err(corrupt(104, "its first record begins within the header"));
         }
         Ok(Header {
             logs,
@@ -446,7 +448,7 @@ impl Header {
             exact: bytes[30] & 1 != 0,
             fetches: bytes[30] & 2 != 0,
             flush: bytes[30] & 4 != 0,
-            core: text(&bytes[32..48]).ok_or_else(|| corrupt(32, "the core's name is no text"))?,
+            core: text(&bytes[32..48]).ok_or_else(|| corrupt(32, "the core's name is not text"))?,
             frames,
             table_frames,
             vcpus: u32_at(bytes, 68),
@@ -566,7 +568,7 @@ impl Log {
                     at += length;
                 }
                 Some((Record::End, length)) if length == rest.len() => break None,
-                Some((Record::End, _)) => return Err(records.corrupt(at, "something follows the end")),
+                Some((Record::End, _)) => return Err(records.corrupt(at, "data follows the end record")),
                 None if rest.is_empty() => break Some(Missing::End),
                 None => {
                     break Some(Missing::Rest {

@@ -47,7 +47,7 @@ impl Records {
             return Ok(None);
         };
         if u32_at(head, 92) != crc32(&head[..92]) {
-            return Err(self.corrupt(at, "the checksum of its head is another"));
+            return Err(self.corrupt(at, "the checksum of its head does not match"));
         }
         Ok(Some(RECORD_BYTES + u32_at(head, 4) as usize * Row::BYTES))
     }
@@ -67,20 +67,20 @@ impl Records {
         }
         let is_end = head[..4] == *END;
         if !is_end && head[..4] != *WINDOW {
-            return Err(self.corrupt(at, "there is no such kind of record"));
+            return Err(self.corrupt(at, "the kind of record is unknown"));
         }
         let Some(rows) = bytes.get(RECORD_BYTES..length) else {
             return Ok(None);
         };
         if u32_at(head, 88) != crc32(rows) {
-            return Err(self.corrupt(at, "the checksum of its rows is another"));
+            return Err(self.corrupt(at, "the checksum of its rows does not match"));
         }
         if is_end {
             return Ok(Some((Record::End, length)));
         }
         let window = window(head, rows, self.frames).map_err(|what| self.corrupt(at, what))?;
         if self.last_end_ns > window.begin_ns {
-            return Err(self.corrupt(at, "it begins before the last one ends"));
+            return Err(self.corrupt(at, "it begins before the previous one ends"));
         }
         self.number = self.number.saturating_add(1);
         self.last_end_ns = window.end_ns;
@@ -95,14 +95,14 @@ fn window(head: &[u8], rows: &[u8], frames: u64) -> Result<Window, &'static str>
     for row in rows.chunks_exact(Row::BYTES) {
         let (frame, word) = (u32_at(row, 0), u32_at(row, 4));
         if u64::from(frame) < least {
-            return Err("its frames are in no ascending order");
+            return Err("its frames are not in ascending order");
         }
         if u64::from(frame) >= frames {
-            return Err("a frame lies beyond the guest's");
+            return Err("a frame is beyond the guest's last");
         }
         let marks = Marks((word >> 24) as u8);
         if marks.0 & !Marks::ALL != 0 {
-            return Err("a frame has a mark that there is not");
+            return Err("a frame has an unknown mark");
         }
         least = u64::from(frame) + 1;
         parsed.push(Row {
@@ -119,7 +119,7 @@ fn window(head: &[u8], rows: &[u8], frames: u64) -> Result<Window, &'static str>
         number: u64_at(head, 8),
         begin_ns,
         end_ns,
-        label: text(&head[32..48]).ok_or("its label is no text")?,
+        label: text(&head[32..48]).ok_or("its label is not text")?,
         walks: u64_at(head, 48),
         logged: u64_at(head, 56),
         lost: u64_at(head, 64),

@@ -47,7 +47,7 @@ fn lists_are_complete(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     })?;
     let vm = seen
         .vm(vm)
-        .ok_or_else(|| format!("VM {vm} runs and is not in the sample"))?;
+        .ok_or_else(|| format!("VM {vm} is running but is not in the sample"))?;
     expect(!vm.vcpus.is_empty(), || {
         format!("VM {} has no vCPU in the sample", vm.name)
     })?;
@@ -96,7 +96,7 @@ fn counters_are_monotone(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
             })?;
         }
         expect(a.counters.is_some() == b.counters.is_some(), || {
-            format!("counters of vCPU {} are there in one sample only", a.index)
+            format!("only one of the two samples has counters of vCPU {}", a.index)
         })?;
     }
     Ok(())
@@ -108,7 +108,7 @@ fn version_is_stable(host: &mut dyn Host, _vm: VmId) -> Result<(), Breach> {
     let after = sample(host)?.version;
     expect(before == after, || {
         format!(
-            "nothing changed, and the version went from {} to {}",
+            "nothing changed, but the version went from {} to {}",
             before.0, after.0
         )
     })

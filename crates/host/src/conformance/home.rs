@@ -52,7 +52,7 @@ fn home_is_lifted(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
         expect(affinities(&after, vm) == affinities(&unplaced, vm), || {
             let seen = affinities(&after, vm);
             format!(
-                "its home was lifted, and its vCPUs run on {seen:?}, before on {:?}",
+                "its home was lifted, but its vCPUs run on {seen:?} instead of {:?}",
                 affinities(&unplaced, vm)
             )
         })?;
@@ -89,12 +89,12 @@ fn home_holds(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
             format!("a home moved vCPUs to {:?}", affinities(&homed, vm))
         })?;
         let (Some(before), Some(after)) = (before, outside(host)?) else {
-            skipped = Some("the host does not know where the VM's pages lie".to_owned());
+            skipped = Some("the host does not know where the VM's pages are".to_owned());
             continue;
         };
         // Setting a home may itself move a few pages home: a hundredth of those elsewhere, plus 1024.
         expect(after.0 + before.0 / 100 + 1024 >= before.0, || {
-            format!("a home alone left {after} outside of {before}")
+            format!("setting only a home left {after} outside it, of {before} before")
         })?;
         let bring = Action::gather(host.machine(), vm, nodes.clone(), Pages(u64::MAX)).act;
         match commit_one(host, vm, bring)? {
@@ -110,7 +110,7 @@ fn home_holds(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
         host.wait(PERIOD);
         let kept = outside(host)?.unwrap_or_default();
         expect(kept.0 <= brought.0 + before.0 / 100 + 64, || {
-            format!("home is {home}: {brought} lay elsewhere, a second later {kept}")
+            format!("home is {home}: {brought} were elsewhere, and {kept} a second later")
         })?;
     }
     lift_twice(host, vm, Lever::Home)?;

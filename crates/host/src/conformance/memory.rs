@@ -25,7 +25,7 @@ fn memory_is_limited(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     })?;
     let held = sample(host)?;
     expect(held.version > before, || {
-        "less memory left the version as it was".into()
+        "limiting memory left the version as it was".into()
     })?;
     let is_held = |seen: Option<Balloon>| {
         seen.is_some_and(|seen| (seen.limit, seen.maximum) == (Some(less), first.maximum))
@@ -45,7 +45,7 @@ fn memory_is_limited(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     };
     lift_twice(host, vm, Lever::Memory)?;
     let seen = balloon(host)?;
-    expect(is_free(seen), || format!("lifted, and seen is {seen:?}"))?;
+    expect(is_free(seen), || format!("lifted, but seen is {seen:?}"))?;
     let outcome = commit_one(host, vm, limit(less, Ns(PERIOD.0 / 2)))?;
     expect(outcome == Outcome::Done, || {
         format!("limiting memory gave {outcome:?}")
@@ -53,7 +53,7 @@ fn memory_is_limited(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     host.wait(PERIOD);
     let seen = balloon(host)?;
     expect(is_free(seen), || {
-        format!("the lease is over, and seen is {seen:?}")
+        format!("the lease is over, but seen is {seen:?}")
     })?;
     for memory in [Bytes::ZERO, first.maximum + first.maximum] {
         refused(host, vm, limit(memory, LEASE), is_memory)?;

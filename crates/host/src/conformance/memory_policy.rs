@@ -35,11 +35,11 @@ fn policies_are_set(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
             let now = sample(host)?;
             let seen = now.vm(vm).ok_or("the VM is gone")?.memory_policy;
             expect(seen == expected, || {
-                format!("{policy} was asked for, {before} was in force, and {seen} is")
+                format!("{policy} was requested while {before} was in force, and now {seen} is")
             })?;
             let is_blind = now.no_page_uses.is_some();
             expect(seen.migration != Migration::Carrefour || !is_blind, || {
-                format!("{seen} is in force, and pages are not sampled")
+                format!("{seen} is in force, but pages are not sampled")
             })?;
             others_set += usize::from(seen != first);
         }

@@ -23,7 +23,7 @@ pub(super) static OF_VIRTUAL_NODE: Check = Check {
     run: virtual_node_moves,
 };
 
-const UNKNOWN: &str = "the host does not know where the VM's pages lie";
+const UNKNOWN: &str = "the host does not know where the VM's pages are";
 /// Pages to name in each MiB if the host does not locate single pages.
 const PROBED: Pages = Pages(16);
 const PAGES_PER_MIB: usize = 256;
@@ -154,7 +154,7 @@ fn impossible_frames(host: &mut dyn Host, vm: VmId, from: NodeId, to: NodeId) ->
         _ => false,
     };
     expect(is_nothing, || {
-        format!("a frame that is not there gave {outcome:?}")
+        format!("a frame that does not exist gave {outcome:?}")
     })
 }
 
@@ -220,7 +220,9 @@ fn virtual_node_moves(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> 
         pages.map_or(Pages::ZERO, |pages| pages.values().copied().sum())
     };
     let Some(number) = (0..count).max_by_key(|number| touched(*number)) else {
-        return Ok(Verdict::Skipped("the host names no virtual nodes of it".into()));
+        return Ok(Verdict::Skipped(
+            "the host does not report the VM's virtual nodes".into(),
+        ));
     };
     let Some(pages) = &seen.virtual_nodes[usize::from(number)].pages else {
         return Ok(Verdict::Skipped(UNKNOWN.to_owned()));
@@ -242,7 +244,7 @@ fn virtual_node_moves(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> 
     let verdict = moves(host, vm, act(number, target, budget), target, &of)?;
     let (before, after) = (others(&seen), others(&sample_of(host, vm)?));
     expect(after.0 <= before.0 + budget.0 / 10 + 64, || {
-        format!("pages of other virtual nodes went along: {before} lay there, {after} do")
+        format!("pages of other virtual nodes moved too: {before} were there before, {after} are now")
     })?;
     Ok(verdict)
 }

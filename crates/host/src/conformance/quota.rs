@@ -68,7 +68,7 @@ fn quota_holds(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     lift_twice(host, vm, Lever::CpuQuota)?;
     let after = sample(host)?;
     expect(quotas(&after, vm) == quotas(&before, vm), || {
-        format!("lifted, and quotas are {:?}", quotas(&after, vm))
+        format!("lifted, but quotas are {:?}", quotas(&after, vm))
     })
 }
 
@@ -79,7 +79,7 @@ fn limit_ends_with_its_lease(host: &mut dyn Host, vm: VmId) -> Result<(), Breach
     host.wait(PERIOD);
     let after = sample(host)?;
     expect(quotas(&after, vm) == quotas(&before, vm), || {
-        format!("the lease is over, and quotas are {:?}", quotas(&after, vm))
+        format!("the lease is over, but quotas are {:?}", quotas(&after, vm))
     })
 }
 

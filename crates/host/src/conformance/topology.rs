@@ -62,11 +62,11 @@ fn cannot_be_told(
         let outcome = commit_one(host, vm, Act::PublishTopology { topology })?;
         let is_said = matches!(&outcome, Outcome::Failed(error) if matches!(error.why, Failure::NoTopologyDevice { .. }));
         expect(is_said, || {
-            format!("it cannot be told, and telling gave {outcome:?}")
+            format!("the guest cannot be told, but telling it gave {outcome:?}")
         })?;
     }
     let published = sample_of(host, vm)?.published;
     expect(published == first.published, || {
-        format!("nothing was told, and seen is {published:?}")
+        format!("nothing was told, but seen is {published:?}")
     })
 }

@@ -20,14 +20,14 @@ fn memory_is_watched(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
         let is_told =
             matches!(&outcome, Outcome::Failed(error) if matches!(error.why, Failure::NoTracker { .. }));
         expect(is_told, || {
-            format!("there is no tracker, and watching gave {outcome:?}")
+            format!("there is no tracker, but watching gave {outcome:?}")
         })?;
         let why_not = trackers.into_iter().filter_map(|choice| choice.why_not);
         return Ok(Verdict::Skipped(why_not.collect::<Vec<_>>().join("; ")));
     }
     expect(outcome == Outcome::Done, || format!("watching gave {outcome:?}"))?;
     expect(commit_one(host, vm, watch(LEASE))? == Outcome::Renewed, || {
-        "watching on was not a renewal".into()
+        "watching it again was not a renewal".into()
     })?;
     let mut ends = Vec::new();
     for _ in 0..4 {
@@ -56,12 +56,12 @@ fn memory_is_watched(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     commit_one(host, vm, watch(Ns(PERIOD.0 / 2)))?;
     host.wait(PERIOD);
     expect(sample_of(host, vm)?.observed.is_none(), || {
-        "the lease is over, and what was seen is still told".into()
+        "the lease is over, but observations are still reported".into()
     })?;
     commit_one(host, vm, watch(LEASE))?;
     lift_twice(host, vm, Lever::Watching)?;
     expect(sample_of(host, vm)?.observed.is_none(), || {
-        "watching was lifted, and what was seen is still told".into()
+        "watching was lifted, but observations are still reported".into()
     })?;
     Ok(Verdict::Passed)
 }

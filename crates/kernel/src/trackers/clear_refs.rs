@@ -115,7 +115,7 @@ fn parse(path: &Path, text: &str, ranges: &[Range]) -> Result<Referenced, ReadEr
 pub fn unfit(ranges: &[Range]) -> Option<String> {
     let huge = ranges.iter().find(|range| range.page_bytes > Bytes(PAGE_BYTES))?;
     Some(format!(
-        "its memory lies in hugetlbfs ({} pages), of whose use the kernel does not tell",
+        "its memory is in hugetlbfs ({} pages), and the kernel does not report which of those are used",
         huge.page_bytes
     ))
 }

@@ -45,7 +45,9 @@ impl Damon {
         let count = match read::text_if_there(&self.base.join("nr_kdamonds"), read::SMALL_BYTES) {
             Ok(Some(text)) => text,
             Ok(None) => {
-                return Some("the kernel has no DAMON (CONFIG_DAMON_SYSFS); Debian's 6.12 kernels do".into());
+                return Some(
+                    "the kernel has no DAMON (CONFIG_DAMON_SYSFS); Debian's 6.12 kernels have it".into(),
+                );
             }
             Err(error) => return Some(error.to_string()),
         };

@@ -203,7 +203,7 @@ fn a_pin_goes_through_libvirt_and_the_journal_and_is_read_back() {
     else {
         panic!("{receipt:?}");
     };
-    assert_eq!(cause, "asked for CPUs 1, in force are 0-1");
+    assert_eq!(cause, "asked for CPUs 1, but CPUs 0-1 are in force");
     assert_eq!(pinned_in_xml(&mut host)[&0], cpus("0-1"), "it was rolled back");
     let entry = journal::peek(&tree.root().join("state"))[&vm()].clone();
     assert_eq!(

@@ -86,11 +86,11 @@ impl KvmHost {
         let usable = self.context.machine.cpu_set();
         match vm.refresh_pages(&self.context.root, at, self.look_every.pages) {
             Ok(Found::Memory | Found::NotLooked) => {}
-            Ok(Found::None) => self.context.notice(format!("where the memory of VM {name} lies is unknown: no mapping of its QEMU has the size of its memory")),
+            Ok(Found::None) => self.context.notice(format!("cannot tell where the memory of VM {name} is: no mapping of its QEMU has the size of its memory")),
             Err(error) => {
                 vm.memory.parts().for_each(|part| part.pages = None);
                 self.context
-                    .notice(format!("where the memory of VM {name} lies is unknown: {error}"));
+                    .notice(format!("cannot tell where the memory of VM {name} is: {error}"));
             }
         }
         self.find_groups(vm, is_whole)?;
@@ -117,13 +117,13 @@ impl KvmHost {
         let name = vm.run.name.clone();
         let left = match left.cpus.is_empty() {
             true => left.why_nothing(),
-            false => format!("it may use CPUs {} only", left.cpus),
+            false => format!("it may now use only CPUs {}", left.cpus),
         };
         let done = vm.act(&mut self.context, &levers::NO_HOME);
         self.context.notice(match done {
-            Ok(_) => format!("home and pins of VM {name} are given up: its bounds were changed, and {left}"),
+            Ok(_) => format!("home and pins of VM {name} are lifted: its bounds were changed, and {left}"),
             Err(error) => {
-                format!("{error}; it is tried again: the bounds of VM {name} were changed, and {left}")
+                format!("{error}; retrying: the bounds of VM {name} were changed, and {left}")
             }
         });
         vm.look_soon();
@@ -160,7 +160,8 @@ impl KvmHost {
         if let Err(cause) = self.undo_former(&run) {
             let name = &domain.name;
             self.context.notice(format!(
-                "VM {name} is left out until what was changed of the process that was taken for it before is undone: {cause}; tried again"
+                "VM {name} is left out until the changes to the process that was taken for it before are undone: \
+                 {cause}; retrying"
             ));
             return Ok(None);
         }
@@ -256,20 +257,20 @@ impl KvmHost {
             Ok(TakenIn::Known) => return false,
             Ok(TakenIn::New) => (
                 format!(
-                    "what was changed of VM {name} is known by the mark that it carries: the journal had lost it"
+                    "the journal had lost the changes to VM {name}; they were read from the mark that the VM carries"
                 ),
                 false,
             ),
             Ok(TakenIn::Carried) => match levers::undo(manager.as_mut(), root, journal, run.vm) {
                 Ok(()) => (
                     format!(
-                        "VM {name} came with what an agent had changed where it ran before; that was undone"
+                        "VM {name} arrived with changes that an agent made where it ran before; they were undone"
                     ),
                     true,
                 ),
                 Err(cause) => (
                     format!(
-                        "VM {name} came with what an agent had changed where it ran before; that could not be undone: {cause}"
+                        "VM {name} arrived with changes that an agent made where it ran before; they could not be undone: {cause}"
                     ),
                     true,
                 ),

@@ -265,7 +265,7 @@ impl OfVm {
         } else if shrunk.is_there {
             let name = &vm.run.name;
             context.notice(format!(
-                "VM {name} now has {current}, the agent had set {ours}: another program changed it, or its guest took it back"
+                "VM {name} now has {current} of memory; the agent had set {ours}: another program changed it, or its guest took it back"
             ));
             self.shrunk = None;
             context.clear::<Shrink>(vm);

@@ -45,7 +45,7 @@ pub(crate) fn is_possible(
     policy: MemoryPolicy,
 ) -> Result<(), ActionError> {
     let why = if policy.placing == Placing::Round1g {
-        "it deals out memory when a VM is created, which on this host is the kernel's to do; use round-4k"
+        "it places memory when a VM is created, and on this host only the kernel can do that; use round-4k"
     } else {
         match policy.migration {
             Migration::None => return Ok(()),

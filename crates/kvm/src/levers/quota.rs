@@ -133,7 +133,7 @@ impl std::fmt::Display for InForce {
         match self {
             InForce::All(CpuMax::Unlimited) => f.write_str("no quota"),
             InForce::All(CpuMax::Quota(quota)) => write!(f, "{quota}"),
-            InForce::Mixed => f.write_str("different quotas of its vCPUs"),
+            InForce::Mixed => f.write_str("different quotas on its vCPUs"),
             InForce::Unknown => f.write_str("a quota that no cgroup shows"),
         }
     }
@@ -253,7 +253,7 @@ impl LeverState<Kvm> for OfVm {
         context.manager.hold(vm.run.vm, ours, &groups).map_err(call)?;
         match seen(vm, HOLD)? {
             seen if seen.quota() == Some(ours) => Ok(Outcome::Done),
-            seen => Err(failed(vm, HOLD, &format!("asked for {ours}, in force is {seen}"))),
+            seen => Err(failed(vm, HOLD, &format!("asked for {ours}, but it has {seen}"))),
         }
     }
 
@@ -272,7 +272,7 @@ impl LeverState<Kvm> for OfVm {
         let places = if held.is_empty() { vm.cpu_groups() } else { held };
         let seen = InForce::in_groups(&places).map_err(unread)?;
         if seen.quota() != quotas.before && quotas.is_left_in(seen) {
-            return Err(failed(vm, LIFT, &format!("in force is {seen}")));
+            return Err(failed(vm, LIFT, &format!("it still has {seen}")));
         }
         (self.quotas, self.asked) = (None, None);
         context.clear::<Quotas>(vm);
@@ -293,7 +293,7 @@ impl LeverState<Kvm> for OfVm {
         if seen.quota() != quotas.before {
             let (name, ours) = (&vm.run.name, quotas.ours);
             context.notice(format!(
-                "VM {name} now has {seen}, the agent had set {ours}: another program changed it, it is left alone"
+                "VM {name} now has {seen}; the agent had set {ours}: another program changed it, and the agent leaves it alone"
             ));
         }
         (self.quotas, self.asked) = (None, None);

@@ -17,8 +17,8 @@ impl Written for Confined {
     const KEY: &'static str = "resctrl";
 }
 
-const CONFINE: &str = "confining to a part of caches or memory bandwidth";
-const FREE: &str = "letting go of a part of caches or memory bandwidth";
+const CONFINE: &str = "limiting the cache share or memory bandwidth";
+const FREE: &str = "lifting the limit on the cache share or memory bandwidth";
 
 struct OfVm {
     confined: Option<Confined>,

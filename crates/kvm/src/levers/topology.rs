@@ -12,7 +12,7 @@ use super::{Kvm, LeverState, failed};
 use crate::context::HostContext;
 use crate::vm::Vm;
 
-const TELL: &str = "telling its guest where it is";
+const TELL: &str = "publishing the topology";
 /// The distance between nodes if the machine has none: the largest possible.
 const FARTHEST: u8 = 255;
 

@@ -380,7 +380,7 @@ pub(super) fn read_back(
         // The restored CPUs may include some that the VM's cpuset no longer allows.
         Some(seen) if seen == vm.reach.in_force(cpus).intersection(&usable) => Ok(()),
         Some(seen) => {
-            let cause = format!("asked for CPUs {cpus}, in force are {seen}");
+            let cause = format!("asked for CPUs {cpus}, but CPUs {seen} are in force");
             Err(failed(vm, what, &cause))
         }
         None => Err(Failure::VmGone.on(&vm.run.name)),

@@ -28,7 +28,7 @@ impl Written for Watched {
     const KEY: &'static str = "watching";
 }
 
-const WATCH: &str = "watching its memory";
+const WATCH: &str = "watching the memory";
 
 /// A watch in force. It ends when dropped.
 struct Watching {
@@ -76,7 +76,7 @@ impl Watching {
         if let Err(error) = &thread {
             fail(
                 &latest,
-                TrackerError::Unfit(format!("no thread can be started to watch with: {error}")),
+                TrackerError::Unfit(format!("cannot start a thread for watching: {error}")),
             );
         }
         Watching {
@@ -226,9 +226,7 @@ impl LeverState<Kvm> for OfVm {
             let ended = self.lift(context, vm).err();
             if error != TrackerError::Gone {
                 let name = &vm.run.name;
-                context.notice(format!(
-                    "the memory of VM {name} is not watched any more: {error}"
-                ));
+                context.notice(format!("the memory of VM {name} is no longer watched: {error}"));
             }
             if let Some(error) = ended {
                 context.notice(error.to_string());
@@ -277,7 +275,7 @@ impl OfVm {
 /// The VM's process and memory to watch.
 fn target(context: &HostContext, vm: &Vm) -> Result<Target, ActionError> {
     let ranges = vm.memory.mover().map(|mover| mover.ranges().to_vec());
-    let ranges = ranges.ok_or_else(|| failed(vm, WATCH, "where its memory lies is not known"))?;
+    let ranges = ranges.ok_or_else(|| failed(vm, WATCH, "cannot tell where its memory is"))?;
     let is_emulated = vm
         .vcpu_tids()
         .any(|tid| task::is_emulated(&context.root, vm.run.pid, tid));

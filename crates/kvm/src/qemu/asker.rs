@@ -136,7 +136,8 @@ impl Asker {
         self.watched.insert(vm);
         self.send(Message::Watch(vm, target));
         if let Some(Err(cause)) = &self.line {
-            let text = format!("monitors of VMs are not asked, so what balloons hold is not known: {cause}");
+            let text =
+                format!("monitors of VMs are not queried, so the state of balloons is unknown: {cause}");
             self.shared.board().notices.push(text);
         }
     }
@@ -188,9 +189,7 @@ impl Asker {
             },
         ));
         let answer = answer.recv_timeout(Duration::from_nanos(most.0));
-        answer.unwrap_or(Err(MonitorError::NoTime(
-            "its monitor did not answer in the time that there was",
-        )))
+        answer.unwrap_or(Err(MonitorError::NoTime("its monitor did not answer in time")))
     }
 
     /// Waits until each of these VMs was visited, for at most `most`.
@@ -388,7 +387,7 @@ impl Openers {
             return Handed::Back(opening);
         }
         if self.hung.len() >= HUNG_MAX {
-            let cause = format!("{HUNG_MAX} others hang while they are opened, so none more is");
+            let cause = format!("opening {HUNG_MAX} other monitors hangs already, so no more are opened");
             return Handed::Refused(opening, cause);
         }
         let of = (opening.vm, opening.ticket, at);

@@ -18,7 +18,7 @@ use crate::manager::CallError;
 /// How often to check that the vCPU threads that a monitor reported still exist.
 const CHECK_EVERY: Ns = Ns::from_secs(10);
 const NO_MONITOR: &str =
-    "its monitor (none): it was started without one; start it with `-qmp unix:/run/…,server=on,wait=off`";
+    "it was started without a monitor; start it with `-qmp unix:/run/…,server=on,wait=off`";
 
 /// Last answers of a VM's monitor.
 #[derive(Debug, Default)]
@@ -74,7 +74,7 @@ impl Qemu {
         }
         if monitors.len() > MONITORS_MAX {
             self.notices.push(format!(
-                "VM {} has {} monitors: the first {MONITORS_MAX} are asked, which one of them does as well",
+                "VM {} has {} monitors: the agent tries only the first {MONITORS_MAX}, and one that answers is enough",
                 known.name,
                 monitors.len()
             ));
@@ -130,7 +130,7 @@ impl Qemu {
             // The result tells the next call whether this monitor answers.
             self.asker.ask_soon(vm);
             return Err(CallError::Refused(
-                "the time for monitors is used up by those of other VMs; it is tried again".to_owned(),
+                "monitors of other VMs have used up the time for this; retrying".to_owned(),
             ));
         }
         let begun = now();
@@ -212,7 +212,7 @@ impl Qemu {
             {
                 let name = &known.name;
                 self.notices.push(format!(
-                    "VM {name} is left alone: which of its threads run vCPUs is not known. They have no names \
+                    "VM {name} is left alone: the agent cannot tell which of its threads run vCPUs. They have no names \
                      (start it with `-name {name},debug-threads=on`), and {cause}"
                 ));
             }

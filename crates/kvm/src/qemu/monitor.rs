@@ -22,15 +22,13 @@ const TURN_BYTES: usize = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum MonitorError {
     /// The monitor sends no greeting.
-    #[error(
-        "its monitor {path} does not greet: another program is connected to it, or its QEMU stands still"
-    )]
+    #[error("its monitor {path} sends no greeting: another program is connected to it, or its QEMU hangs")]
     Busy {
         /// The socket.
         path: String,
     },
     /// The monitor belongs to another process.
-    #[error("its monitor {path} is not its own: process {pid} listens there")]
+    #[error("its monitor {path} belongs to another process: {pid} listens there")]
     Foreign {
         /// The socket.
         path: String,
@@ -226,7 +224,7 @@ impl Conversation {
         }
         self.total += count;
         if self.total > ANSWER_BYTES_MAX {
-            return Err(io::Error::other("it says more than any monitor does"));
+            return Err(io::Error::other("it sends more than any monitor does"));
         }
         if self.stage == Stage::Queued {
             self.stage = Stage::Greeting;

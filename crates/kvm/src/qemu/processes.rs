@@ -37,11 +37,11 @@ enum LeftOut {
     Unreadable(#[from] ReadError),
     #[error("its options in {path} cannot be read: {cause}")]
     Options { path: String, cause: std::io::Error },
-    #[error("its name (-name) cannot be a file's; start it with another")]
+    #[error("its name (-name) cannot be a file name; start it with another")]
     Name,
-    #[error("its UUID `{0}` is none")]
+    #[error("its UUID `{0}` is not a valid UUID")]
     Uuid(String),
-    #[error("libvirt runs VM {0}, and changes it; manage it with `--host libvirt`")]
+    #[error("libvirt runs VM {0} and changes it itself; manage it with `--host libvirt`")]
     OfLibvirt(String),
 }
 
@@ -95,7 +95,7 @@ impl Said {
     /// Describes the dispute.
     fn dispute(&self, vm: &Vm) -> String {
         let managed = match self.is_roots || vm.is_roots() {
-            true => "root's alone is managed",
+            true => "only root's is managed",
             false => "neither is managed",
         };
         format!(
@@ -143,7 +143,7 @@ impl Qemu {
         self.settle(claims);
         for user in strangers {
             self.notices.push(format!(
-                "QEMUs of user {user} are left out: a user that may log in may run any program by that name. Run VMs as root or as a service's user"
+                "QEMUs of user {user} are left out: a user who can log in can run any program under that name. Run VMs as root or as a service's user"
             ));
         }
         Ok(())
@@ -288,7 +288,7 @@ impl Qemu {
                     eyes.text_in_time(&path, pid_file.as_deref(), own)
                 }
                 None => Err(std::io::Error::other(
-                    "it has left the directory that it was started in; name the file from the root",
+                    "it has left the directory that it was started in; give the absolute path of the file",
                 )),
             };
             text.map_err(|cause| LeftOut::Options {

@@ -131,8 +131,8 @@ impl Eyes {
         let error = first.unwrap_or_else(|| io::ErrorKind::NotFound.into());
         match self.changes_root {
             true => Err(io::Error::other(format!(
-                "{error}; it was started with -chroot, so that what it opened before is not to be seen below its root, nor below that of the \
-                 process that started it; put it at the same path below the new root, too"
+                "{error}; it was started with -chroot, so a file that it opened before may be outside its root and that of \
+                 the process that started it; put the file at the same path below the new root, too"
             ))),
             false => Err(error),
         }
@@ -171,7 +171,7 @@ impl Eyes {
         if WAITING.fetch_add(1, Ordering::AcqRel) >= WAITING_MAX {
             WAITING.fetch_sub(1, Ordering::AcqRel);
             return Err(io::Error::other(
-                "other such files are still waited for; their file systems do not answer",
+                "the agent is still waiting for other such files, whose file systems do not answer",
             ));
         }
         let (eyes, path) = (self.clone(), path.to_owned());
@@ -199,12 +199,14 @@ fn checked_file(file: &OwnedFd) -> io::Result<Stat> {
     let stat = rustix::fs::fstat(file)?;
     let kind = rustix::fs::fstatfs(file)?.f_type;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(io::Error::other("it is no regular file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     // The field's type depends on the architecture.
     let is_kernels = |of: &i64| i128::from(*of) == i128::from(kind);
     match OF_KERNEL.iter().any(is_kernels) {
-        true => Err(io::Error::other("it is a file of the kernel's")),
+        true => Err(io::Error::other(
+            "it is in a file system of the kernel, such as /proc",
+        )),
         false => Ok(stat),
     }
 }
@@ -332,7 +334,9 @@ impl Rights {
         };
         let (users, own_groups) = (numbers("Uid:"), numbers("Gid:"));
         if users.len() != 4 {
-            return Err(io::Error::other("whose rights its process has is not known"));
+            return Err(io::Error::other(
+                "cannot tell which user's rights its process has",
+            ));
         }
         let mut groups = numbers("Groups:");
         groups.extend(own_groups.get(3));

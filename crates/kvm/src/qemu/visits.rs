@@ -331,8 +331,8 @@ impl Visits {
 }
 
 const HANGS: &str =
-    "opening it takes longer than a quarter of a second: the file system that it lies on does not answer";
-const LATE: &str = "its monitor did not answer in the time that there was";
+    "opening it takes longer than a quarter of a second: the file system that it is on does not answer";
+const LATE: &str = "its monitor did not answer in time";
 
 impl Visited {
     /// Begins a visit, unless one is under way.
@@ -565,7 +565,7 @@ impl Visited {
             let name = &self.target.name;
             outcome
                 .notices
-                .push(format!("the state of VM {name} is known in part: {refusal}"));
+                .push(format!("the state of VM {name} is only partly known: {refusal}"));
         }
         self.tell(vm, outcome);
     }
@@ -587,8 +587,8 @@ impl Visited {
         let is_busy = matches!(error, MonitorError::Busy { .. });
         if self.failures_count == if is_busy { BUSY_SAID } else { 1 } {
             outcome.notices.push(format!(
-                "VM {}: {error}. Whether it is paused and what its balloon holds is not known; the agent asks again later \
-                 and later, until it answers",
+                "VM {}: {error}. Whether it is paused and the state of its balloon are unknown; the agent keeps asking, \
+                 less and less often, until it answers",
                 self.target.name
             ));
         }

@@ -39,7 +39,7 @@ pub(crate) type Levers = homenode_undo::levers::Levers<Kvm>;
 pub(crate) enum UndoError {
     #[error("{}", join(.0))]
     Steps(Vec<Step>),
-    #[error("its QEMU runs and is not listed where VMs are asked for")]
+    #[error("its QEMU is running, but the list of VMs does not contain it")]
     NotListed,
     #[error("{0}")]
     Call(String),

@@ -17,7 +17,7 @@ pub(super) fn machine(told: Told) -> Result<Machine, SysfsError> {
     let told_nodes = match &told.nodes {
         Some(nodes) => nodes.clone(),
         None => {
-            notes.push("the kernel shows no NUMA nodes: everything is taken as node 0".to_owned());
+            notes.push("the kernel reports no NUMA nodes: the whole host is treated as node 0".to_owned());
             vec![whole_host(&told)]
         }
     };
@@ -102,14 +102,14 @@ fn node_of_cpus(told: &Told, nodes: &[ToldNode]) -> Result<Vec<NodeId>, SysfsErr
             (None, _) => Err(malformed(
                 &told.nodes_path,
                 &format!("no node lists CPU {}", cpu.id),
-                "one node for each online CPU",
+                "valid: each online CPU must be on one node",
             )),
             (Some(a), Some(b)) => {
                 let found = format!("nodes {} and {} both list CPU {}", a.id, b.id, cpu.id);
                 Err(malformed(
                     &b.path.join("cpulist"),
                     &found,
-                    "one node for each CPU",
+                    "valid: each CPU must be on only one node",
                 ))
             }
         }
@@ -129,14 +129,14 @@ fn note_cpus(told: &Told, usable: &CpuSet, notes: &mut Vec<String>) {
     let forbidden = told.cpus_online.difference(usable);
     if !forbidden.is_empty() {
         notes.push(format!(
-            "{} online, but a cpuset keeps this process off; left out",
+            "{} online, but not in the cpuset of this process; left out",
             cpus_are(&forbidden)
         ));
     }
     let isolated = told.cpus_isolated.intersection(usable);
     if !isolated.is_empty() {
         notes.push(format!(
-            "{} isolated (isolcpus=): a VM runs there only where its own cpuset or affinity names them",
+            "{} isolated (isolcpus=): a VM runs there only if its own cpuset or affinity includes them",
             cpus_are(&isolated)
         ));
     }
@@ -205,7 +205,7 @@ fn memory_allowed(told: &Told, nodes: &NodeMap<Node>, notes: &mut Vec<String>) -
     let forbidden: NodeSet = nodes.iter().filter(has_memory).map(|(id, _)| id).collect();
     if !forbidden.is_empty() {
         notes.push(format!(
-            "{} memory that a cpuset keeps from this process",
+            "{} memory that the cpuset of this process excludes",
             nodes_have(&forbidden)
         ));
     }
@@ -234,7 +234,7 @@ fn core_numbers(cpus: &[ToldCpu]) -> Result<Vec<u32>, SysfsError> {
         let first = match &cpu.siblings {
             Some(siblings) if siblings.contains(cpu.id) => siblings.first().unwrap_or(cpu.id),
             Some(siblings) => {
-                let expected = format!("a list of the core's CPUs with CPU {} in it", cpu.id);
+                let expected = format!("a list of the core's CPUs that includes CPU {}", cpu.id);
                 return Err(malformed(
                     &cpu.path.join("topology"),
                     &siblings.to_string(),
@@ -290,7 +290,7 @@ fn caches(cpus: &[ToldCpu], usable: &CpuSet, notes: &mut Vec<String>) -> (Vec<Ll
     let llc_of = cpus.iter().map(of).collect();
     if unsized_caches {
         notes.push(
-            "the kernel does not tell the size of some last-level caches; they are left out".to_owned(),
+            "the kernel does not report the size of some last-level caches; they are left out".to_owned(),
         );
     }
     if is_private {
@@ -339,7 +339,9 @@ fn distances(told: &Told, nodes: &[ToldNode], notes: &mut Vec<String>) -> Result
     };
     let rows = nodes.iter().map(&mut row).collect::<Result<Vec<Vec<u32>>, _>>()?;
     if untold {
-        notes.push("the kernel does not tell distances; other nodes are taken as equally far".to_owned());
+        notes.push(
+            "the kernel does not report distances; all other nodes are assumed to be equally far".to_owned(),
+        );
     }
     Ok(Distances { rows })
 }
@@ -366,7 +368,7 @@ fn devices(told: Vec<ToldDevice>, nodes: &NodeSet, notes: &mut Vec<String>) -> V
         let shown = lost.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
         let more = if lost.len() > 5 { ", …" } else { "" };
         notes.push(format!(
-            "left out for naming a node that is not online: {shown}{more}"
+            "devices left out because their node is not online: {shown}{more}"
         ));
     }
     devices

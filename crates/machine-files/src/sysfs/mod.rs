@@ -48,7 +48,7 @@ pub enum SysfsError {
         kind: io::ErrorKind,
     },
     /// A file or a directory is larger than any that a kernel creates.
-    #[error("{}: more than {limit}, which no kernel writes", path.display())]
+    #[error("{}: more than {limit}, which no kernel produces", path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,

@@ -166,7 +166,7 @@ fn node(dir: &Path, id: NodeId) -> Result<ToldNode, SysfsError> {
     let cpus = list(&file("cpulist"), CPU_LIST)?
         .ok_or_else(|| missing(&file("cpulist"), "it lists the node's CPUs"))?;
     let memory = memory_total(&file("meminfo"), &format!("Node {id} MemTotal:"))?
-        .ok_or_else(|| missing(&file("meminfo"), "it tells the node's memory"))?;
+        .ok_or_else(|| missing(&file("meminfo"), "it states the node's memory"))?;
     // Directory `access0` describes access from the nearest initiators, so its figures describe the memory itself.
     let megabytes: Option<u64> = number(&file("access0/initiators/read_bandwidth"), "a bandwidth in MB/s")?;
     let bytes = |mb: u64| {

@@ -247,8 +247,8 @@ fn a_process_that_measures_leaves_out_what_its_cpuset_keeps_from_it() {
             "llcs 2:8MiB 3:8MiB",
             "0000:40:00.0 0x060400 node 2",
             "0000:41:00.0 0x020000 node 2",
-            "note: CPUs 0-1 are online, but a cpuset keeps this process off; left out",
-            "note: nodes 0-1 have memory that a cpuset keeps from this process",
+            "note: CPUs 0-1 are online, but not in the cpuset of this process; left out",
+            "note: nodes 0-1 have memory that the cpuset of this process excludes",
         ],
     );
     assert_eq!(confined.node_set().to_string(), "0-3");
@@ -286,7 +286,7 @@ fn a_kernel_without_numa_is_one_node() {
         &[
             "node 0: socket 0 cpus 0-1 cores 2 memory 2010268kB llcs [0] distances [10]",
             "llcs 0-1:8MiB",
-            "note: the kernel shows no NUMA nodes: everything is taken as node 0",
+            "note: the kernel reports no NUMA nodes: the whole host is treated as node 0",
         ],
     );
 }
@@ -300,7 +300,7 @@ fn rows_longer_than_the_online_nodes_older_files_and_strange_packages() {
             "node 2: socket 1 cpus 4-7 cores 4 memory 8388608kB llcs [2, 3] distances [31, 10]",
             "llcs 0-1:16MiB 2-3:16MiB 4-5:16MiB 6-7:16MiB",
             "0000:01:00.0 0x010802 node 2",
-            "note: left out for naming a node that is not online: 0000:81:00.0 (node 3)",
+            "note: devices left out because their node is not online: 0000:81:00.0 (node 3)",
         ],
     );
 }

@@ -73,7 +73,7 @@ fn malformed_files_are_named_with_what_was_expected() {
         (
             format!("{node}/node2/cpulist"),
             "1-2",
-            "`nodes 1 and 2 both list CPU 1` is not one node for each CPU",
+            "`nodes 1 and 2 both list CPU 1` is not valid: each CPU must be on only one node",
         ),
         (
             format!("{node}/node1/meminfo"),
@@ -118,7 +118,7 @@ fn malformed_files_are_named_with_what_was_expected() {
         (
             format!("{cpu}/cpu1/topology/core_cpus_list"),
             "2",
-            "`2` is not a list of the core's CPUs with CPU 1 in it",
+            "`2` is not a list of the core's CPUs that includes CPU 1",
         ),
         (
             format!("{cpu}/cpu1/topology/physical_package_id"),
@@ -263,7 +263,7 @@ fn files_that_may_be_missing() {
     assert_eq!(machine.distances.rows[1], [20, 10, 20, 20]);
     assert_eq!(
         machine.notes,
-        ["the kernel does not tell distances; other nodes are taken as equally far"]
+        ["the kernel does not report distances; all other nodes are assumed to be equally far"]
     );
     assert!(
         machine
@@ -317,7 +317,7 @@ fn a_huge_file_is_not_swallowed() {
     assert!(matches!(error, SysfsError::TooLarge { .. }), "{text}");
     assert_eq!(
         text,
-        "ROOT/sys/devices/system/cpu/online: more than 64 KiB, which no kernel writes"
+        "ROOT/sys/devices/system/cpu/online: more than 64 KiB, which no kernel produces"
     );
 }
 

@@ -198,7 +198,7 @@ fn links_that_lead_nowhere_are_refused() {
     );
     assert_eq!(
         error.to_string(),
-        "machine uniform: link 2 to 7 leads to nowhere: the machine has nodes 0-3"
+        "machine uniform: link 2 to 7 names a node that the machine does not have (nodes 0-3)"
     );
     let error = refused(
         &UNIFORM
@@ -347,7 +347,7 @@ fn figures_that_no_hardware_has_are_refused() {
         (
             "smt_throughput = 1.25",
             "smt_throughput = 2.5",
-            "smt_throughput is 2.5; two threads do the work of 1 to 2",
+            "smt_throughput is 2.5; it must be 1 to 2, the work of two threads over that of one",
         ),
         (
             "smt_throughput = 1.25",
@@ -357,7 +357,7 @@ fn figures_that_no_hardware_has_are_refused() {
         (
             "smt_throughput = 1.25",
             "smt_throughput = 1.25\nscattered_throughput = 1.5",
-            "scattered_throughput is 1.5; it is a share of the bandwidth of streams",
+            "scattered_throughput is 1.5; it must be above 0 and at most 1, as a share of the bandwidth of streams",
         ),
         (
             "smt_throughput = 1.25",
@@ -367,7 +367,7 @@ fn figures_that_no_hardware_has_are_refused() {
         (
             "ipi = {",
             "wake = { exit_ns = -1 }\nipi = {",
-            "wake.exit_ns is -1; it is 0 to 1000000",
+            "wake.exit_ns is -1; it must be 0 to 1000000",
         ),
         (
             "smt_throughput = 1.25",
@@ -377,7 +377,7 @@ fn figures_that_no_hardware_has_are_refused() {
         (
             "\"10GB/s\"",
             "\"0B/s\"",
-            "memory bandwidth of node 0 is 0B/s; it is above 0",
+            "memory bandwidth of node 0 is 0B/s; it must be above 0",
         ),
         ("\"5GB/s\"", "\"0B/s\"", "bandwidth of link 0 to 1 is 0B/s"),
         (
@@ -390,7 +390,7 @@ fn figures_that_no_hardware_has_are_refused() {
         (
             "line_bytes = 64",
             "line_bytes = 60",
-            "line size of last-level cache 0 is 60; it is a power of two",
+            "line size of last-level cache 0 is 60; it must be a power of two",
         ),
         ("ways = 16", "ways = 0", "ways of last-level cache 0 is 0"),
         ("clock = \"2GHz\"", "clock = \"2MHz\"", "clock in Hz is 2000000"),

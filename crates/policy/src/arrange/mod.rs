@@ -263,7 +263,7 @@ fn arrange(view: &View<'_>, settings: Settings<'_>, shape: Arc<Shape>, state: &m
     if let Some(mean) = state.trials.first_homes_failed(settings.trial) {
         let unplaced = scene.search(&mut state.room).all_unplaced();
         let why =
-            format!("undone: with these first homes VMs take {mean:.2} of their time before, on average");
+            format!("undone: with these first homes, VMs take {mean:.2} times as long as before, on average");
         return scene.carry_out(view, &unplaced, Some(&why), state);
     }
     let lives_in_homes = scene.lives_in_homes();
@@ -656,8 +656,8 @@ impl<'a> Scene<'a> {
                         active().sum::<f64>() / active().count().max(1) as f64
                     };
                     format!(
-                        "undone: without homes VMs are predicted to take {:.2} of their time without an agent, {:.2} with \
-                         them, on average; this one {:.2} and {:.2}",
+                        "undone: predicted run times are {:.2} of unmanaged without homes and {:.2} with them, on average \
+                         ({:.2} and {:.2} for this VM)",
                         mean(&then),
                         mean(&now),
                         then[at],
@@ -675,7 +675,7 @@ impl<'a> Scene<'a> {
                 cpus: self.shape.cpus_of(mask),
             };
             let why = format!(
-                "a trial: predicted to take {:.2} of its time without an agent, {:.2} where it is",
+                "a trial: predicted run time is {:.2} of unmanaged ({:.2} if it stays)",
                 then[at], now[at]
             );
             placement::settle(view, settings.placement, vm, &home, &why, POLICY, &mut plan);

@@ -40,7 +40,8 @@ impl fmt::Display for Beside {
         let percent = |share: f64| (share * 100.0).round();
         write!(
             f,
-            "predicted to run at {} percent of its speed alone here, and to leave every other VM {} percent of its own or more",
+            "predicted to run at {} percent of its speed alone on this host, and every other VM at {} percent of its \
+             present speed or more",
             percent(self.own),
             percent(self.worst_neighbour)
         )

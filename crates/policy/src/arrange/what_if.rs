@@ -88,7 +88,7 @@ impl fmt::Display for Unknown {
             Unknown::Idle => write!(f, "idle, so there is no speed to predict"),
             Unknown::New { cycles, needed } => write!(
                 f,
-                "not known yet: it was at work in {cycles} of the {needed} periods that this takes"
+                "not known yet: it was at work in {cycles} of the {needed} periods needed"
             ),
             Unknown::Uncounted => write!(
                 f,
@@ -388,7 +388,7 @@ mod tests {
         let refused = ask(&mut host, &state, &[(2, "0")]).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "VM vm2 is not known yet: it was at work in 6 of the 7 periods that this takes"
+            "VM vm2 is not known yet: it was at work in 6 of the 7 periods needed"
         );
         let unknown = ask(&mut host, &state, &[]).unwrap();
         assert!(unknown.vms.iter().all(|vm| vm.slow_down.is_err()), "{unknown:?}");

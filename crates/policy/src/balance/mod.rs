@@ -261,7 +261,7 @@ fn take_seats(
             }
             .on(vm.sample.id);
             let reason = format!(
-                "its guest is told where it is: vCPU {} sits on node {seat}, with the memory of its virtual node",
+                "its guest is told its NUMA topology, so vCPU {} stays on node {seat} with the memory of its virtual node",
                 vcpu.index
             );
             plan.decide(POLICY, action, reason);
@@ -294,10 +294,10 @@ fn return_home(
             let (node, why) = match (usable.find(is_idle), least_loaded) {
                 (Some(node), _) => {
                     loads.idle[node] -= 1;
-                    (node, format!("node {node} at home has an idle core"))
+                    (node, format!("home node {node} has an idle core"))
                 }
                 (None, Some(node)) if home.contains(node) && !cpus_at(&node).is_empty() => {
-                    (node, format!("home, node {node}, is the least loaded of all"))
+                    (node, format!("home node {node} is the least loaded of all"))
                 }
                 _ => continue,
             };
@@ -365,10 +365,10 @@ fn lend(
         let chosen = match (goes_home, miss_rate) {
             (true, _) => "its home is there".to_owned(),
             (false, Some(rate)) => format!(
-                "of the vCPUs there it has the least LLC miss rate, {:.1} percent",
+                "it has the lowest LLC miss rate of the vCPUs there, {:.1} percent",
                 rate * 100.0
             ),
-            (false, None) => "no LLC counters here, and it waits most".to_owned(),
+            (false, None) => "LLC misses are not counted here, and it waits the longest".to_owned(),
         };
         let reason = format!(
             "vCPU {index} moves from node {source} ({waiting} waiting) to node {destination} ({idle} cores idle): {chosen}"
@@ -483,11 +483,14 @@ fn re_home(
             // The other VMs of its affinity group would have to follow. Placement moves them together.
             _ if vm.sample.settings.affinity.is_some() => continue,
             _ if away > of.away_cycles_max => (
-                format!("away in {away} of {} cycles", of.cycles),
+                format!("its vCPUs were away in {away} of {} cycles", of.cycles),
                 placement::allowed_nodes(view, vm),
             ),
             Some((_, nodes)) if full > of.away_cycles_max => (
-                format!("shares full memory controllers in {full} of {} cycles", of.cycles),
+                format!(
+                    "it shared full memory controllers in {full} of {} cycles",
+                    of.cycles
+                ),
                 Some(nodes.clone()),
             ),
             _ => continue,
@@ -497,7 +500,7 @@ fn re_home(
         *cycles = Cycles::default();
         if let Some(fixed) = vm.memory_fixed() {
             if state.told.insert(id) {
-                let message = format!("VM {} keeps its home, though {why}: {fixed}", vm.sample.name);
+                let message = format!("VM {} keeps its home although {why}: {fixed}", vm.sample.name);
                 plan.find(POLICY, Some(id), message);
             }
             continue;
@@ -545,10 +548,10 @@ fn find_home(
             placement::settle(view, config, vm, &home, &reason, POLICY, plan);
             return true;
         }
-        Ok(_) => "is still best".to_owned(),
+        Ok(_) => "has no better one".to_owned(),
         Err(unplaceable) => unplaceable.to_string(),
     };
-    let message = format!("VM {} keeps its home, though {why}: it {stays}", vm.sample.name);
+    let message = format!("VM {} keeps its home although {why}: it {stays}", vm.sample.name);
     plan.find(POLICY, Some(id), message);
     false
 }

@@ -176,10 +176,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         let id = vm.sample.id;
         if let Some(obstacle) = obstacle(view, vm) {
             if state.told.insert(id) {
-                let message = format!(
-                    "pages of VM {} do not follow their users: {obstacle}",
-                    vm.sample.name
-                );
+                let message = format!("Carrefour cannot move pages of VM {}: {obstacle}", vm.sample.name);
                 plan.find(POLICY, Some(id), message);
             }
             continue;
@@ -442,15 +439,15 @@ impl Deal<'_> {
 
 fn reason(judgement: &Judgement, moves: &[FrameMove], uses: &[PageUse]) -> String {
     let what = match (judgement.interleaving, judgement.migration) {
-        (true, true) => "spread shared pages and bring others to their users",
+        (true, true) => "spread shared pages and move others to the nodes that use them",
         (true, false) => "spread shared pages",
-        (false, _) => "bring pages to their users",
+        (false, _) => "move pages to the nodes that use them",
     };
     let targets: NodeSet = moves.iter().map(|step| step.to).collect();
     let pages: Pages = moves.iter().map(|step| step.pages).sum();
     let seen: Pages = uses.iter().map(|used| used.pages).sum();
     format!(
-        "{what}: {pages} of {seen} sampled, onto node {targets}; {:.0} accesses to memory per us, imbalance {:.0} percent, {:.0} \
+        "{what}: {pages} of {seen} sampled, to node {targets}; {:.0} memory accesses per us, imbalance {:.0} percent, {:.0} \
          percent local",
         judgement.accesses_per_us,
         judgement.imbalance * 100.0,

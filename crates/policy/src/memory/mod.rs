@@ -106,8 +106,7 @@ pub fn objection(
         return Some(format!("its pages cannot move: {why}"));
     }
     if policy.placing == Placing::Round1g && vm.memory_policy.placing != Placing::Round1g {
-        let why =
-            "round-1g deals out a VM's memory when it is created, and this one runs already; choose round-4k";
+        let why = "round-1g takes effect only when a VM is created, and this VM is already running; choose round-4k";
         return Some(why.to_owned());
     }
     match (&sample.no_page_uses, policy.migration) {
@@ -219,7 +218,7 @@ fn in_force(view: &View<'_>, vm: &VmView<'_>, state: &mut State, plan: &mut Plan
                 plan.find(
                     POLICY,
                     Some(id),
-                    format!("VM {name} keeps {now}, not {chosen}: {why}"),
+                    format!("VM {name} keeps memory policy {now} instead of {chosen}: {why}"),
                 );
             }
         }
@@ -245,7 +244,7 @@ fn spread(vm: &VmView<'_>, home: &NodeSet, config: &Config, budget: Pages, plan:
         }
         left -= pages_max;
         let reason = format!(
-            "round-4k wants an even part, {}, on each of nodes {home}, and node {node} holds {}",
+            "round-4k needs an equal share, {}, on each of nodes {home}, but node {node} has {}",
             Pages(even),
             Pages(on(node))
         );

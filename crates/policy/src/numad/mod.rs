@@ -403,7 +403,7 @@ fn bind(
     let id = vm.sample.id;
     let Request { cpus, memory_mib } = candidate.request;
     let reason = format!(
-        "it asks for {cpus} percent of a CPU and {memory_mib} MiB, and nodes {target} have most of both"
+        "it asks for {cpus} percent of a CPU and {memory_mib} MiB, and nodes {target} have the most of both free"
     );
     let home = Act::SetHome {
         nodes: target.clone(),
@@ -418,7 +418,7 @@ fn bind(
     }
     if let Some(why) = vm.memory_fixed() {
         if told.insert(id) {
-            let message = format!("memory of VM {} does not follow it: {why}", vm.sample.name);
+            let message = format!("memory of VM {} stays where it is: {why}", vm.sample.name);
             plan.find(POLICY, Some(id), message);
         }
         return;
@@ -434,7 +434,7 @@ fn bind(
         plan.decide(
             POLICY,
             action,
-            format!("all {pages_max} on node {from} go to node {to} at once"),
+            format!("moving all {pages_max} on node {from} to node {to} at once"),
         );
     }
 }

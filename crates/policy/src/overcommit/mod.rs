@@ -72,8 +72,7 @@ use nodes::Nodes;
 /// Name of this policy in plans.
 pub const POLICY: &str = "overcommit";
 
-const UNDONE: &str =
-    "is not in force any more: another program changed it, or its guest took the memory back";
+const UNDONE: &str = "is no longer in force: another program changed it, or its guest took the memory back";
 
 /// A VM's situation, for people to read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -255,7 +254,7 @@ fn need(vm: &VmView<'_>, config: &Config, estimate: Option<&Estimate>) -> Option
 /// Says in words what a VM needs according to an estimate.
 fn needed(estimate: &Estimate, floor: Bytes, need: Option<Bytes>) -> String {
     format!(
-        "its working set is at most {} ({} over {}), with its reserve and its floor of {floor} it needs {}",
+        "its working set is at most {} ({} over {}); with its reserve and its floor of {floor}, it needs {}",
         estimate.most,
         estimate.tracker.name(),
         estimate.window,
@@ -296,7 +295,7 @@ impl Known {
         };
         let all = |why: &str| Wish::All(why.to_owned());
         let Some(floor) = vm.sample.settings.memory_floor else {
-            return (all("it has no memory floor any more"), None);
+            return (all("its memory floor was removed"), None);
         };
         let was_undone = self.limit.is_some() && balloon.limit.is_none() && !self.lifting;
         let moved = self.track(at, balloon, config.follow_max);
@@ -310,7 +309,7 @@ impl Known {
             Some(Immovable::Paused | Immovable::Migrating)
         ) {
             self.since = at;
-            return (Wish::Same("the VM stands still".into()), None);
+            return (Wish::Same("the VM is paused or migrating".into()), None);
         }
         if is_first_awaited {
             return (Wish::Same("its guest has not reported yet".into()), None);
@@ -321,7 +320,7 @@ impl Known {
         };
         if let Some(trouble) = trouble {
             self.alone_until = at + config.left_alone;
-            let why = format!("{trouble}; left alone for {}", config.left_alone);
+            let why = format!("{trouble}; its balloon is left alone for {}", config.left_alone);
             return (all(&why), Some(why));
         }
         let given = balloon.limit.unwrap_or(balloon.maximum);
@@ -381,11 +380,13 @@ impl Known {
     ) -> Option<String> {
         let name = &vm.sample.name;
         if let Some(why) = vm.sample.immovable.as_ref().filter(|why| gives_nothing(why)) {
-            return Some(format!("taking memory from VM {name} would free none: {why}"));
+            return Some(format!(
+                "taking memory from VM {name} would free none on the host: {why}"
+            ));
         }
         if is_silent {
             return Some(format!(
-                "the balloon driver of VM {name} says nothing of its memory: {}",
+                "the balloon driver of VM {name} does not report the guest's memory: {}",
                 view.sample.balloons.why_silent()
             ));
         }
@@ -393,7 +394,8 @@ impl Known {
         let (current, limit) = (balloon.current, self.limit.unwrap_or(balloon.maximum));
         let long = config.follow_max;
         Some(format!(
-            "the balloon of VM {name} does not follow: its guest has {current}, and {limit} were asked for {long} ago or earlier"
+            "the balloon of VM {name} does not follow its target: its guest still has {current}, and {limit} was \
+             requested at least {long} ago"
         ))
     }
 
@@ -417,18 +419,18 @@ impl Known {
             return Wish::Same(why);
         }
         if at < self.wait_until {
-            return same("it was short of memory, or has just given some");
+            return same("it was short of memory recently, or has just given some up");
         }
         if moved == Moved::OnTheWay {
-            return same("its balloon is on its way");
+            return same("its balloon is still moving to its target");
         }
         let Some(usable) = report.and_then(|guest| guest.usable.or(guest.unused)) else {
-            return same("its guest does not say how much it could spare");
+            return same("its guest does not report how much memory it could spare");
         };
         let step = part(given, config.step).max(config.step_min).min(spare);
         let step = step.min(usable.saturating_sub(Bytes(2 * usable_min(given, config).0)));
         if step < Bytes(PAGE_BYTES) {
-            return Wish::Same(format!("its guest says that only {usable} are usable"));
+            return Wish::Same(format!("its guest reports only {usable} as usable"));
         }
         Wish::Less { least, step, why }
     }
@@ -485,7 +487,7 @@ impl Known {
         let seconds = at.saturating_sub(seen).as_secs_f64().max(1.0);
         (faults >= config.faults_per_s_min * seconds).then(|| {
             format!(
-                "its guest waits for {:.0} faults a second from disk",
+                "its guest waits for the disk in {:.0} page faults a second",
                 faults / seconds
             )
         })
@@ -573,7 +575,10 @@ impl Case<'_, '_> {
                     );
                     plan.find(POLICY, Some(self.vm.sample.id), message);
                 }
-                (to, format!("{why}; {} become {to}", self.given))
+                (
+                    to,
+                    format!("{why}; its memory changes from {} to {to}", self.given),
+                )
             }
             Wish::Less { least, step, why } => {
                 let useful = match config.when {
@@ -583,10 +588,16 @@ impl Case<'_, '_> {
                 let to = Bytes((self.given - useful).0.next_multiple_of(PAGE_BYTES)).max(*least);
                 let cut = self.given.saturating_sub(to);
                 if cut == Bytes::ZERO {
-                    return (self.given, format!("{why}; no node with its memory lacks any"));
+                    return (
+                        self.given,
+                        format!("{why}; no node with its memory is short of memory"),
+                    );
                 }
                 let short = nodes.credit(view, self.vm, cut);
-                (to, format!("{why}; {} become {to}{short}", self.given))
+                (
+                    to,
+                    format!("{why}; its memory changes from {} to {to}{short}", self.given),
+                )
             }
         }
     }

@@ -418,7 +418,7 @@ fn a_driver_that_does_not_answer_is_said_and_let_go() {
     let mut world = shrunk(Manner::Silent);
     world.step();
     assert!(
-        world.findings().contains("says nothing of its memory"),
+        world.findings().contains("does not report the guest's memory"),
         "{}",
         world.findings()
     );

@@ -116,32 +116,35 @@ impl std::fmt::Display for Unmetered {
         match self {
             Unmetered::Missing => write!(
                 f,
-                "the host counts no LLC misses of it; run on hardware whose PMU the kernel may use, or pass the PMU through"
+                "the host does not count its LLC misses; run on hardware whose PMU the kernel may use, or pass the PMU through"
             ),
             Unmetered::Backwards => {
-                write!(f, "its counters ran backwards; the next period is measured again")
+                write!(
+                    f,
+                    "its counters ran backwards; measuring resumes in the next period"
+                )
             }
             Unmetered::Wrapped { bits } => {
                 write!(
                     f,
-                    "its counters wrapped around at {bits} bits; the next period is measured again"
+                    "its counters wrapped around at {bits} bits; measuring resumes in the next period"
                 )
             }
             Unmetered::Multiplexed { counted_share } => write!(
                 f,
-                "its counters were on the hardware for {:.0} percent of the time it ran; stop other users of perf",
+                "its counters were on the hardware for only {:.0} percent of the time it ran; stop other users of perf",
                 counted_share * 100.0
             ),
             Unmetered::AllZero => write!(
                 f,
-                "it ran and its counters stand still: this PMU counts nothing; choose another meter or enable the PMU"
+                "it ran, but its counters did not change: this PMU counts nothing; choose another meter or enable the PMU"
             ),
             Unmetered::Implausible {
                 llc_misses,
                 running_ns,
             } => write!(
                 f,
-                "{llc_misses} LLC misses in {running_ns} are more than a core can cause; the period is left out"
+                "{llc_misses} LLC misses in {running_ns} are more than a core can cause; the period is ignored"
             ),
         }
     }

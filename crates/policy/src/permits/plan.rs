@@ -425,7 +425,7 @@ fn verdict(
     let account = state.ledger.account(id).copied();
     let (Some(permit), Some(account)) = (vm.sample.settings.permit, account) else {
         state.told.retain(|(told, _)| *told != id);
-        return Verdict::lift(held, || "it has no permit any more".into());
+        return Verdict::lift(held, || "its permit was removed".into());
     };
     if state.is_blind(vm, permit, config, plan) {
         return Verdict::lift(held, || "its pollution cannot be measured".into());
@@ -454,7 +454,7 @@ fn verdict(
     let caused = per_slice(permit, conduct.units_per_slice.unwrap_or(0));
     if conduct.calm_cycles >= config.calm_cycles {
         return Verdict::lift(held, || {
-            format!("it keeps its permit of {permit} by itself: {caused}")
+            format!("it stays within its permit of {permit} by itself: {caused}")
         });
     }
     if held.is_none() && (!is_over || wanted.is_none()) {
@@ -463,7 +463,7 @@ fn verdict(
     let share_min = CpuQuota::of(config.share_min, Permit::SLICE).share();
     let share = wanted.unwrap_or(1.0).max(share_min);
     if let Some(theirs) = vm.sample.settings.quota.filter(|theirs| theirs.share() <= share) {
-        return Verdict::lift(held, || format!("the operator's own quota, {theirs}, is enough"));
+        return Verdict::lift(held, || format!("the operator's quota, {theirs}, is low enough"));
     }
     let least = intensity * slice_ms() * demands.iter().map(|demand| demand.min(share_min)).sum::<f64>();
     state.tell_of_floor(vm, least > account.units_per_slice() as f64, permit, least, plan);
@@ -492,7 +492,7 @@ fn confine(
     };
     // This quota was left by an agent with another configuration.
     if let Some(Limit::CpuQuota(_)) = held {
-        return Verdict::lift(held, || format!("it is held by {limit} now"));
+        return Verdict::lift(held, || format!("it is now held to {limit} instead"));
     }
     match account.standing() {
         Standing::Over => Verdict::Hold {
@@ -540,7 +540,8 @@ impl State {
         }
         let message = || {
             format!(
-                "VM {} breaks its permit of {permit} even at the least share of CPUs: {}; book more, or lower permits.share_min",
+                "VM {} exceeds its permit of {permit} even at the smallest share of CPUs: {}; book a larger one, or \
+                 lower permits.share_min",
                 vm.sample.name,
                 per_slice(permit, least as u64)
             )

@@ -54,7 +54,9 @@ pub struct Suggestion {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NoSuggestion {
     /// Too few slices were recorded.
-    #[error("{slices_count} slices of 30 ms were recorded, {slices_min} are the least; ask again later")]
+    #[error(
+        "only {slices_count} slices of 30 ms were recorded, and {slices_min} are needed; ask again later"
+    )]
     TooShort {
         /// Number of slices examined.
         slices_count: usize,

@@ -222,19 +222,19 @@ impl Placement {
         };
         let matched = match self.matched {
             Match::Order => {
-                "room in every resource, and most left of what the VM wants most (same relative order)"
+                "room in every resource, and the most left of what the VM needs most (same relative order)"
             }
-            Match::Largest => "room in every resource, and most left of the VM's largest requirement",
+            Match::Largest => "room in every resource, and the most left of the VM's largest requirement",
             Match::Room => "room in every resource",
         };
         let percent = |v: [f64; 3]| v.map(|v| format!("{:.1}", v * 100.0)).join("/");
         let mut reasons = vec![bin, matched.to_owned()];
         if self.shares_cores {
-            reasons.push("no nodes have a free core for each vCPU, so hyperthreads count as CPUs".to_owned());
+            reasons.push("no home has a free core for each vCPU, so hyperthreads count as CPUs".to_owned());
         }
         reasons.extend([
             format!(
-                "needs CPU/memory/bandwidth {} percent of the host, the bin has {} left",
+                "needs {} percent of the host's CPU/memory/bandwidth, and {} is left here",
                 percent(self.requirement),
                 percent(self.capacity)
             ),
@@ -484,8 +484,7 @@ pub fn plan_for(
             Err(unplaceable) => {
                 let bound = vm.sample.bound_to.as_ref();
                 if let Some(home) = vm.home.filter(|_| bound.is_some()) {
-                    let why =
-                        format!("its memory is bound, and part of it is remote from its home, node {home}");
+                    let why = format!("its memory is bound, and part of it is outside its home, node {home}");
                     plan.decide(POLICY, Act::Lift { lever: Lever::Home }.on(vm.sample.id), why);
                 }
                 if state.refused.insert(vm.sample.id) {
@@ -494,14 +493,14 @@ pub fn plan_for(
                         None => "it runs wherever the kernel puts it".to_owned(),
                     };
                     let among = match has_company(&vm.sample.settings) {
-                        true => " among the nodes that `anti_affinity` and `affinity` leave it",
+                        true => ", counting only nodes that `anti_affinity` and `affinity` allow",
                         false => "",
                     };
                     let name = &vm.sample.name;
                     let message = match bound {
                         Some(bound) => format!(
-                            "VM {name} has no home: its memory is bound to node {bound}, and these nodes may not all be its home, or are \
-                             short of CPUs; it runs wherever the kernel puts it"
+                            "VM {name} has no home: its memory is bound to node {bound}, but not all of these nodes may be its home, or they \
+                             are short of CPUs; it runs wherever the kernel puts it"
                         ),
                         None => format!("VM {name} {unplaceable}{among}; {until} until there is room"),
                     };
@@ -548,7 +547,7 @@ fn home_of(
         let there = supply.nodes.iter().filter(|node| nodes.contains(node.node));
         let cpus_left: f64 = there.map(|node| node.threads).sum();
         return match is_allowed && !nodes.is_empty() && cpus_left >= demand.cpus {
-            true => Ok((nodes, "its memory is bound to it, and stays".into())),
+            true => Ok((nodes, "its memory is bound there and cannot move".into())),
             false => {
                 let supply = supply.counting(&demand).by_threads();
                 Err(short::shortages(&supply, &demand, allowed.as_ref()))
@@ -576,7 +575,7 @@ fn home_of(
             };
             let placement = place(&supply, &memory_alone, allowed.as_ref(), config).map_err(|_| short)?;
             let why =
-                "where it was is no home any more, and no other node has CPUs enough: VMs share them there";
+                "it must leave its old home, and no other node has enough free CPUs: VMs share CPUs there";
             return Ok((whole.unwrap_or(&placement.nodes).clone(), why.to_owned()));
         }
         placed => placed?,

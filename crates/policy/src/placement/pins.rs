@@ -102,7 +102,7 @@ pub(super) fn pin(
     let vcpus: Vec<u16> = vm.sample.vcpus.iter().map(|vcpu| vcpu.index).collect();
     if cpus.is_empty() {
         let message = format!(
-            "VM {}: node {nodes} has no CPU that it may use; its vCPUs stay where they are",
+            "VM {} may not use any CPU of node {nodes}; its vCPUs stay where they are",
             vm.sample.name
         );
         plan.find(policy, Some(id), message);

@@ -146,7 +146,7 @@ pub fn why_not(vm: &VmSample) -> Option<String> {
     let policy = vm.settings.memory_policy.unwrap_or(vm.memory_policy);
     moves_pages_singly(policy).then(|| {
         format!(
-            "its memory policy, {policy}, moves single pages, of which a guest cannot be told; choose first-touch (homenode memory-policy \
+            "its memory policy, {policy}, moves single pages, which cannot be reported to a guest; choose first-touch (homenode memory-policy \
              set {} first-touch)",
             vm.name
         )
@@ -171,7 +171,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
                 plan.find(
                     POLICY,
                     Some(id),
-                    format!("the guest of VM {} is told nothing: {why}", sample.name),
+                    format!("the guest of VM {} gets no topology updates: {why}", sample.name),
                 );
             }
             continue;
@@ -182,7 +182,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         let facts = state.vms.entry(id).or_default();
         facts.observe(&seen, view.at);
         let (topology, reason) = match published {
-            None => (seen, "its guest was told nothing yet".to_owned()),
+            None => (seen, "its guest has not been told its topology yet".to_owned()),
             Some(published) if view.at.saturating_sub(published.at) < config.interval => continue,
             Some(published) => {
                 let topology = facts.settled(&published.topology, config.settle, view.at);
@@ -244,8 +244,9 @@ fn what_changed(published: &GuestTopology, now: &GuestTopology) -> String {
     let differ = |what: &str, published: &[Option<NodeId>], now: &[Option<NodeId>]| {
         let published = published.iter().copied().chain(std::iter::repeat(None));
         let words = |(at, (now, published)): (usize, (&Option<NodeId>, Option<NodeId>))| {
-            let where_ =
-                |node: Option<NodeId>| node.map_or("nowhere known".to_owned(), |node| format!("node {node}"));
+            let where_ = |node: Option<NodeId>| {
+                node.map_or("an unknown node".to_owned(), |node| format!("node {node}"))
+            };
             (*now != published)
                 .then(|| format!("{what} {at} is on {}, not {}", where_(*now), where_(published)))
         };

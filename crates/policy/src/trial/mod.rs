@@ -419,7 +419,7 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
         state.end(id, view.at, config, undone);
         if let Some(back) = back.filter(|_| undone) {
             let why = format!(
-                "undone: it ran at {seen:.2} of its speed before, and {:.2} were predicted",
+                "undone: it ran at {seen:.2} of its earlier speed; the prediction was {:.2}",
                 trial.predicted
             );
             placement::settle(view, settings.placement, vm, &back, &why, POLICY, &mut plan);

@@ -65,7 +65,7 @@ pub enum Settled {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
     /// The estimator cannot read this kind of observation.
-    #[error("this estimator reads {reads}, and {} gives {given}: choose the estimator by the tracker", tracker.name())]
+    #[error("this estimator reads {reads}, but {} gives {given}: choose an estimator for this tracker", tracker.name())]
     Kind {
         /// The kind that it reads.
         reads: &'static str,
@@ -75,7 +75,7 @@ pub enum Unfit {
         given: &'static str,
     },
     /// Observations from two trackers cannot be combined.
-    #[error("observations of {} came among those of {}: give each tracker its own estimator", now.name(), before.name())]
+    #[error("observations of {} are mixed with those of {}: use a separate estimator for each tracker", now.name(), before.name())]
     Tracker {
         /// The tracker of the earlier observations.
         before: Tracker,
@@ -193,7 +193,7 @@ mod tests {
         };
         assert_eq!(
             unfit.to_string(),
-            "this estimator reads samples, and prl gives frames: choose the estimator by the tracker"
+            "this estimator reads samples, but prl gives frames: choose an estimator for this tracker"
         );
     }
 }

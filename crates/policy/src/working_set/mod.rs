@@ -113,10 +113,10 @@ impl Sequence {
                 return wrong("more pages were used than the VM has");
             }
             UsedRef::Amount { used, coarse } if coarse > used => {
-                return wrong("more of the pages used are part of larger ones than were used");
+                return wrong("more used pages are part of larger ones than were used at all");
             }
             UsedRef::Sample { used, drawn, .. } if drawn == 0 || used > drawn => {
-                return wrong("a sample has more used pages than pages");
+                return wrong("a sample is empty, or has more used pages than pages");
             }
             UsedRef::Regions { regions, looks }
                 if looks == 0 || regions.iter().any(|region| region.found > looks) =>

@@ -278,7 +278,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
                     lever: Lever::Watching,
                 }
                 .on(vm.sample.id);
-                plan.decide(POLICY, action, "its working set is not asked for now".into());
+                plan.decide(POLICY, action, "its working set is no longer requested".into());
             }
             _ => {}
         }
@@ -299,13 +299,13 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         }
         .on(vm.id);
         let who = match watched.wanted {
-            Some(_) => "its working set is asked for",
+            Some(_) => "its working set is requested",
             None => "every VM is watched",
         };
         let longer = match factor {
             1 => String::new(),
             _ => format!(
-                ", {factor} times longer than asked for: looking may take {:.0} percent of a CPU",
+                ", {factor} times longer than requested, so that looking takes at most {:.0} percent of a CPU",
                 100.0 * config.cpu_share_max
             ),
         };

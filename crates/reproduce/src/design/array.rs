@@ -157,7 +157,7 @@ impl Array {
         if count.is_none_or(|count| count > CELLS_MAX) {
             let lengths: Vec<String> = lengths.map(|length| length.to_string()).collect();
             bail!(
-                "{} combinations of labels are more than {CELLS_MAX}",
+                "{} combinations of labels are too many; at most {CELLS_MAX} are allowed",
                 lengths.join(" x ")
             );
         }

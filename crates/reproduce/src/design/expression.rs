@@ -64,14 +64,17 @@ fn tokens(text: &str) -> Result<Vec<&str>> {
     while let Some(first) = rest.chars().next() {
         let run = |more: fn(char) -> bool| rest.find(|c| !more(c)).unwrap_or(rest.len());
         let length = if first == '\'' {
-            rest[1..].find('\'').context("a word in quotes has no end")? + 2
+            rest[1..]
+                .find('\'')
+                .context("a word in quotes has no closing quote")?
+                + 2
         } else if first.is_ascii_digit() {
             run(|c| c.is_ascii_digit() || c == '.')
         } else if is_name(rest) {
             run(|c| c.is_alphanumeric() || c == '_' || c == '.')
         } else {
             let sign = SIGNS.iter().find(|sign| rest.starts_with(**sign));
-            sign.with_context(|| format!("`{first}` stands for nothing in an expression"))?
+            sign.with_context(|| format!("`{first}` has no meaning in an expression"))?
                 .len()
         };
         found.push(&rest[..length]);
@@ -89,7 +92,7 @@ fn is_number(token: &str) -> bool {
 }
 
 fn number(token: &str) -> Result<f64> {
-    token.parse().map_err(|_| anyhow!("`{token}` is no number"))
+    token.parse().map_err(|_| anyhow!("`{token}` is not a number"))
 }
 
 /// Returns the word of a token in quotes.
@@ -129,7 +132,7 @@ impl Expression {
         };
         if parser.tokens.len() > TOKENS_MAX {
             bail!(
-                "an expression has at most {TOKENS_MAX} words and signs: give parts of it names in `values`"
+                "an expression may have at most {TOKENS_MAX} words and signs: move parts of it to `values`"
             );
         }
         let whole = parser.operation(0).map_err(wrong)?;
@@ -225,7 +228,7 @@ impl Parser<'_> {
     fn part(&mut self, of: Expression) -> Result<Expression> {
         let axis = self.tokens.get(self.at).filter(|token| is_name(token));
         let axis = axis
-            .context("an axis is expected behind `[`: write `value[axis='label']`")?
+            .context("an axis is expected after `[`: write `value[axis='label']`")?
             .to_string();
         self.at += 1;
         let but = self.takes("!=");
@@ -255,7 +258,7 @@ impl Parser<'_> {
                 Some(token) if is_number(token) => number(token)?.to_string(),
                 token => {
                     let label = token.and_then(|token| quoted(token));
-                    label.context("a list has labels in quotes: `['one', 'two']`")?
+                    label.context("labels in a list need quotes: `['one', 'two']`")?
                 }
             });
             self.at += 1;
@@ -268,7 +271,7 @@ impl Parser<'_> {
         let token = *self
             .tokens
             .get(self.at)
-            .context("something is missing at the end")?;
+            .context("the expression ends too early")?;
         self.at += 1;
         if is_number(token) {
             return number(token).map(Expression::Number);
@@ -317,8 +320,9 @@ impl Template {
             let (inner, digits) = match rest[open + 1..close].rsplit_once(":.") {
                 Some((inner, digits)) => {
                     let digits: Option<usize> = digits.parse().ok().filter(|digits| *digits <= DIGITS_MAX);
-                    let said =
-                        || format!("`{{{inner}:.…}}` ends with how many digits: a number up to {DIGITS_MAX}");
+                    let said = || {
+                        format!("`{{{inner}:.…}}` must end with the number of decimals, at most {DIGITS_MAX}")
+                    };
                     (inner, Some(digits.with_context(said)?))
                 }
                 None => (&rest[open + 1..close], None),

@@ -89,40 +89,40 @@ fn part(of: &Array, axis: &str, which: &Which, names: &dyn Names) -> Result<Arra
 
 fn call(function: &str, given: &[Expression], names: &dyn Names) -> Result<Array> {
     let expects = |count: usize, what: &str| {
-        ensure!(given.len() >= count, "{function} is given {what}");
+        ensure!(given.len() >= count, "{function} takes {what}");
         Ok(())
     };
     let array = |at: usize| evaluate(&given[at], names);
     if REDUCTIONS.contains(&function) {
-        expects(1, "a value, and axes if not all")?;
+        expects(1, "a value, and axes unless all are meant")?;
         let first = array(0)?;
         return match axes(&given[1..], &first) {
             Some(axes) => reduced(function, &first, &axes),
             None if given.len() == 2 && matches!(function, "min" | "max") => {
                 binary(function, &first, &array(1)?)
             }
-            None => bail!("{function} is given a value and axes of it"),
+            None => bail!("{function} takes a value and axes of that value"),
         };
     }
     if LABELS.contains(&function) {
         expects(2, "a value and an axis")?;
         let first = array(0)?;
         let axes =
-            axes(&given[1..], &first).with_context(|| format!("{function} is given an axis of its value"))?;
+            axes(&given[1..], &first).with_context(|| format!("{function} takes an axis of its value"))?;
         return labels(function, &first, &axes);
     }
     if PAIRS.contains(&function) {
         expects(3, "two values and an axis")?;
         let (first, second) = (array(0)?, array(1)?);
-        let axes = axes(&given[2..], &first)
-            .with_context(|| format!("{function} is given an axis of its values"))?;
+        let axes =
+            axes(&given[2..], &first).with_context(|| format!("{function} takes an axis of its values"))?;
         return pairs(function, &first, &second, &axes);
     }
     if function == ZIGZAGS {
         expects(4, "a value, two numbers and an axis")?;
         let number = |at: usize| anyhow::Ok(array(at)?.only()?.number()?.unwrap_or(f64::NAN));
         let (first, below, above) = (array(0)?, number(1)?, number(2)?);
-        let axes = axes(&given[3..], &first).context("zigzags is given an axis of its value")?;
+        let axes = axes(&given[3..], &first).context("zigzags takes an axis of its value")?;
         let (axes, cells) = Array::reduce(&[&first], &axes, |_, lists| {
             Ok(Cell::Number(zigzags(&numbers(&lists[0])?, below, above) as f64))
         })?;
@@ -209,7 +209,7 @@ fn of_program(machine: &str, function: &str, program: &str, vcpus: f64) -> Resul
 
 fn unknown(function: &str) -> Error {
     if PLAIN.contains(&function) {
-        return anyhow!("{function} is given too much or too little");
+        return anyhow!("{function} has the wrong number of arguments");
     }
     let all = [&REDUCTIONS[..], &LABELS, &PAIRS, &PROGRAMS, &PLAIN, &[ZIGZAGS]].concat();
     let known = Candidates::of(function, all.into_iter().map(str::to_owned));
@@ -323,7 +323,7 @@ fn labels(function: &str, of: &Array, axes: &[String]) -> Result<Array> {
     })?;
     if function == "place" {
         let axis = of.axes.iter().find(|axis| axes.contains(&axis.name)).cloned();
-        let axis = axis.context("place is given an axis")?;
+        let axis = axis.context("place takes an axis")?;
         let place = |list: &Vec<Cell>, label: &String| {
             let at = list.iter().position(|own| *own == Cell::Text(label.clone()));
             Cell::from(at.map(|at| 1.0 + at as f64))

@@ -86,7 +86,7 @@ struct File {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(
     untagged,
-    expecting = "a list of labels, `{ from = 0, to = 9 }`, or the name of a table of `csv`, whose first column they are"
+    expecting = "a list of labels, `{ from = 0, to = 9 }`, or the name of a table of `csv`, whose first column has the labels"
 )]
 enum Labels {
     Listed(Vec<Label>),
@@ -201,7 +201,7 @@ impl Design {
                 return Ok((place, text));
             }
             base(name).with_context(|| {
-                format!("there is no `{name}.toml` beside this file, in the folder above, or in the program")
+                format!("`{name}.toml` is neither beside this file, nor in the folder above, nor built in")
             })
         })
     }
@@ -272,7 +272,7 @@ impl Design {
                 }
             };
             if labels.len() > LABELS_MAX {
-                let said = format!("an axis has at most {LABELS_MAX} labels");
+                let said = format!("an axis may have at most {LABELS_MAX} labels");
                 return Err(self.complaint(&format!("axes.{name}"), said));
             }
             self.axes.insert(name.clone(), Axis::new(name, labels));
@@ -364,7 +364,7 @@ impl Design {
         let count = lengths.fold(1_usize, usize::saturating_mul);
         ensure!(
             count <= RUNS_MAX,
-            "{count} combinations of labels are more runs than {RUNS_MAX}"
+            "{count} combinations of labels make too many runs; at most {RUNS_MAX} are allowed"
         );
         let run = |labels: array::Labels| {
             self.run(&self.file.grid[name], &labels).map_err(|error| {
@@ -409,7 +409,10 @@ impl Design {
     /// Layers settings over others; first layers the settings that `is` refers to.
     fn lay(&self, under: &mut Settings, over: &Settings, laid: &mut u32) -> Result<()> {
         *laid += 1;
-        ensure!(*laid <= LAID_MAX, "labels name each other in a circle: `is`");
+        ensure!(
+            *laid <= LAID_MAX,
+            "labels refer to each other in a circle with `is`"
+        );
         for name in &over.is {
             self.lay(under, self.label(name)?, laid)?;
         }

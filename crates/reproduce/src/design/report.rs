@@ -531,7 +531,7 @@ fn names_of_figures(design: &Design) -> Result<(), FileError> {
                 "`{name}` begins with a dot, which hides its file; rename it"
             )),
             Ok(_) if !taken.insert(name) => Err(format!(
-                "two figures have the name `{name}`, and one file each; rename one"
+                "two figures have the name `{name}` and would have the same file; rename one"
             )),
             Ok(_) => Ok(()),
         };

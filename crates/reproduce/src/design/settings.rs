@@ -162,7 +162,7 @@ impl Settings {
             text.parse().map_err(|error| anyhow!("`{text}`: {error}"))
         };
         let machine = self.machine.as_ref();
-        let machine = machine.context("no machine is named: give `machine` in `run`")?;
+        let machine = machine.context("the machine is missing: set `machine` in `run`")?;
         let mut scenario = filled_table(&self.scenario, words)?;
         scenario.insert("name".to_owned(), Value::String(String::new()));
         let workloads = self.workload.iter().map(|own| own_workload(own, words));
@@ -193,7 +193,7 @@ impl Settings {
             config,
             seed: seed
                 .and_then(|seed| u64::try_from(seed).ok())
-                .context("a seed is a whole number, 0 or above")?,
+                .context("a seed must be a whole number, 0 or above")?,
             warm_up: time(&self.from, "0s")?,
             until: time(&self.until, "4000s")?,
             watch: self.watch.as_ref().map(|_| time(&self.watch, "")).transpose()?,
@@ -207,7 +207,7 @@ impl Settings {
                 .as_float()
                 .or(factor.as_integer().map(|whole| whole as f64));
             let factor =
-                factor.with_context(|| format!("`{name}` is multiplied by a number (key `vary`)"))?;
+                factor.with_context(|| format!("the factor of `{name}` must be a number (key `vary`)"))?;
             Change::parse(&name, factor).map_err(|error| anyhow!("{error} (key `{name}`)"))
         };
         filled_table(&self.vary, words)?.into_iter().map(change).collect()
@@ -261,8 +261,8 @@ fn repeated(tables: &[Table], words: &Words<'_>) -> Result<Vec<Table>> {
                 let count = count
                     .as_integer()
                     .filter(|count| (0..=COPIES_MAX).contains(count));
-                let count =
-                    count.with_context(|| format!("`count` is a whole number from 0 to {COPIES_MAX}"))?;
+                let count = count
+                    .with_context(|| format!("`count` must be a whole number from 0 to {COPIES_MAX}"))?;
                 (1..=count)
                     .map(|n| words.with("n", Cell::Number(n as f64)))
                     .collect()
@@ -298,7 +298,7 @@ fn filled(value: &Value, words: &Words<'_>) -> Result<Value> {
         Value::String(text) => match text.strip_prefix('=') {
             Some(expression) => {
                 let number = words.value(expression)?.number()?;
-                let number = number.with_context(|| format!("`{text}` gives no number"))?;
+                let number = number.with_context(|| format!("`{text}` does not result in a number"))?;
                 Ok(match number.fract() == 0.0 && number.abs() < 1e15 {
                     true => Value::Integer(number as i64),
                     false => Value::Float(number),
@@ -361,7 +361,9 @@ struct Concentrate {
 /// Returns pins that repeatedly move a VM to other CPUs and back. The VM stays for a fixed time, and is away for a uniformly
 /// drawn time.
 fn sent_away(event: &Table) -> Result<Vec<Table>> {
-    let of = |key: &str| text(event, key).with_context(|| format!("an event with `{STAYS}` has `{key}` too"));
+    let of = |key: &str| {
+        text(event, key).with_context(|| format!("an event with `{STAYS}` must also have `{key}`"))
+    };
     let time = |key: &str| -> Result<u64> {
         let time: Ns = of(key)?.parse().map_err(|error| anyhow!("`{key}`: {error}"))?;
         Ok(time.0)
@@ -375,7 +377,7 @@ fn sent_away(event: &Table) -> Result<Vec<Table>> {
         let few = pins.len() < PINS_MAX;
         ensure!(
             few,
-            "it would be pinned more than {PINS_MAX} times: let it stay longer (`{STAYS}`)"
+            "the VM would be pinned more than {PINS_MAX} times: let it stay longer (`{STAYS}`)"
         );
         for (at, cpus) in [(away, of("away")?), (home, of("home")?)] {
             let pin = Table::from_iter([("cpus".to_owned(), Value::String(cpus.to_owned()))]);
@@ -441,9 +443,11 @@ impl<'a> Words<'a> {
         depth.set(depth.get() + 1);
         all.set(all.get() + 1);
         let found = if depth.get() > WITHIN_MAX {
-            Err(anyhow!("word `{name}` is made of itself"))
+            Err(anyhow!("word `{name}` is defined by itself"))
         } else if all.get() > FILLED_MAX {
-            Err(anyhow!("more than {FILLED_MAX} words are filled in for one run"))
+            Err(anyhow!(
+                "one run would have more than {FILLED_MAX} words filled in"
+            ))
         } else {
             filled(value, self).and_then(|value| match value {
                 Value::String(text) => Ok(Cell::Text(text)),
@@ -472,7 +476,7 @@ impl<'a> Words<'a> {
         })?;
         ensure!(
             whole.len() <= TEXT_MAX,
-            "a text becomes longer than {TEXT_MAX} bytes"
+            "a text would become longer than {TEXT_MAX} bytes"
         );
         Ok(whole)
     }
@@ -515,7 +519,7 @@ impl Names for Words<'_> {
             (None, None) => {
                 let known = self.labels.keys().chain(self.given.keys()).cloned();
                 Err(anyhow!(
-                    "no axis and no word is named `{name}`{}",
+                    "no axis or word is named `{name}`{}",
                     Candidates::of(name, known)
                 ))
             }

@@ -37,7 +37,7 @@ fn what_is_wrong_is_said_with_its_line_and_what_to_write_instead() {
         "max(longer) ~ max(longr) ~ most = ~ nothing is named `longr`; did you mean `longer`?",
         "max(longer) ~ max(longer ~ most = ~ `)` is expected before the end",
         "{longer} percent ~ {longer percent ~  ~ `{` has no `}`",
-        "\"= 20 / solo_s(workload)\" ~ \"= 20 / solo_s(work)\" ~  ~ no axis and no word is named `work`",
+        "\"= 20 / solo_s(workload)\" ~ \"= 20 / solo_s(work)\" ~  ~ no axis or word is named `work`",
         "name = \"vm\"\n ~ name = \"vm\"\ncpus = \"zero\"\n ~  ~ zero",
     ] {
         let [from, to, key, said] = case.split(" ~ ").collect::<Vec<_>>()[..] else {
@@ -61,14 +61,14 @@ fn a_file_that_asks_for_too_much_is_told_so_at_once() {
     let (vm, most) = ("name = \"vm\"\n", "most = \"max(longer)\"");
     let deep = format!("most = \"{}1{}\"", "(".repeat(100), ")".repeat(100));
     let long = format!("most = \"0{}\"", " + 1".repeat(2000));
-    let count = "`count` is a whole number from 0 to 1000";
+    let count = "`count` must be a whole number from 0 to 1000";
     let axis = "seed = { from = 0, to = 4294967295 }";
     for (from, to, said) in [
-        (seeds, axis, "an axis has at most 10000 labels"),
+        (seeds, axis, "an axis may have at most 10000 labels"),
         (
             seeds,
             "seed = { from = 1, to = 9000 }",
-            "are more runs than 20000",
+            "make too many runs; at most 20000",
         ),
         (vm, "name = \"vm{n}\"\ncount = 1000000000000\n", count),
         (vm, "name = \"vm{n}\"\ncount = -1\n", count),
@@ -77,7 +77,7 @@ fn a_file_that_asks_for_too_much_is_told_so_at_once() {
         (
             "{longer} percent",
             "{longer:.999999} percent",
-            "a number up to 17",
+            "number of decimals, at most 17",
         ),
         (
             "[values]\n",
@@ -97,7 +97,7 @@ fn a_file_that_asks_for_too_much_is_told_so_at_once() {
             words.replace('w', "words.w").replace("{words.", "{")
         ),
     );
-    assert!(error.contains("words are filled in"), "{error}");
+    assert!(error.contains("words filled in"), "{error}");
     let event = "[[run.event]]\nat = \"0s\"\nvm = \"vm\"\nstays = \"0s\"\naway_at_most = \"1ns\"\nuntil = \"9s\"\naway = \"0\"\nhome = \"1\"\n";
     let error = parse(&format!("{EXAMPLE}\n{event}")).unwrap_err();
     assert!(error.contains("pinned more than 10000 times"), "{error}");
@@ -271,11 +271,11 @@ fn what_cannot_be_computed_says_why() {
         ("a[x='four']", "`x` has no label `four`"),
         ("a[z='four']", "has no axis `z`"),
         ("meen(a)", "there is no function `meen`; did you mean `mean`?"),
-        ("mean(a, y)", "is given a value and axes of it"),
+        ("mean(a, y)", "takes a value and axes of that value"),
         ("x + 1", "`one` is a word, not a number"),
-        ("a +", "something is missing at the end"),
-        ("'open", "has no end"),
-        ("a ? 1", "`?` stands for nothing"),
+        ("a +", "the expression ends too early"),
+        ("'open", "has no closing quote"),
+        ("a ? 1", "`?` has no meaning"),
     ] {
         assert!(shown(text).contains(said), "{text}: {}", shown(text));
     }

@@ -108,7 +108,7 @@ impl Shown {
             }
             let wish = view.key(key);
             if !matches!(wish, Wish::Nothing | Wish::Quit) {
-                view.message = Some("the past is shown by `homenode top` on that host".to_owned());
+                view.message = Some("to see the past, run `homenode top` on that host".to_owned());
             }
             return wish;
         }

@@ -150,7 +150,7 @@ pub(super) fn about(rows: &[Row<'_>]) -> String {
         .sum();
     let mut text = format!("{} hosts, {vms} VMs", rows.len());
     if silent > 0 {
-        text += &format!(", {silent} give no answer");
+        text += &format!(", {silent} not answering");
     }
     if waited_for > 0 {
         text += &format!(", {waited_for} not asked yet");

@@ -47,7 +47,7 @@ fn press(shown: &mut Shown, keys: &[KeyCode]) -> Wish {
 #[test]
 fn who_is_silent_and_who_is_past_most_limits_come_first() {
     let all = lines(&shown(), 200, 10);
-    assert_eq!(all[0], "3 hosts, 42 VMs, 1 give no answer");
+    assert_eq!(all[0], "3 hosts, 42 VMs, 1 not answering");
     let first = |line: &String| line.split_whitespace().next().unwrap_or_default().to_owned();
     let names: Vec<String> = all[2..5].iter().map(first).collect();
     assert_eq!(names, ["gone", "crowded", "calm"], "{all:#?}");

@@ -142,7 +142,7 @@ fn fullest(status: &Status) -> Option<String> {
     let loaded = status.nodes.iter().filter_map(|node| Some((node, load(node)?)));
     let (node, _) = loaded.max_by(|a, b| a.1.total_cmp(&b.1))?;
     Some(format!(
-        "node {} is filled by {} GB/s",
+        "traffic to node {}: {} GB/s",
         node.node,
         filled_by(status, node)?
     ))
@@ -200,7 +200,7 @@ pub(super) fn lines(
     }
     if is_cut {
         let left_out = status.nodes.len() - shown.len();
-        lines.push(Line::raw(format!("{left_out} more nodes, no worse than these")));
+        lines.push(Line::raw(format!("{left_out} more nodes, none worse than these")));
     }
     lines
 }

@@ -64,7 +64,7 @@ pub(super) fn page(view: &View, width: usize, height: usize) -> Vec<Line<'static
     let room = height.saturating_sub(lines.len() + 1);
     let body = match (view.page, &view.picture) {
         (Page::Help, _) => scrolled(help_lines(), view.scroll, room),
-        (_, None) => vec![Line::raw("nothing is known yet")],
+        (_, None) => vec![Line::raw("no data yet")],
         (Page::Vm, Some(picture)) => scrolled(vm_page::lines(view, picture, width), view.scroll, room),
         (Page::List, Some(picture)) => list(view, picture, width, room),
     };
@@ -119,14 +119,14 @@ fn title(view: &View, width: usize) -> Line<'static> {
             is_playing,
         } => {
             let state = if is_playing { "playing" } else { "paused" };
-            format!("replay, {state}, of {} to {}", short(from), short(to))
+            format!("replay ({state}), {} to {}", short(from), short(to))
         }
     };
     let status = &picture.overview.status;
     let cpus: usize = status.nodes.iter().map(|node| node.cpus).sum();
     let mut host = format!("{} nodes, {cpus} CPUs", status.nodes.len());
     if let Some(left) = status.paused_for_ns {
-        host += &format!("  nothing is changed for {}", span(left));
+        host += &format!("  agent paused for another {}", span(left));
     }
     if let Some(balancing) = status.kernel.numa_balancing {
         host += &format!("  NUMA balancing {balancing}");
@@ -142,7 +142,7 @@ fn title(view: &View, width: usize) -> Line<'static> {
 fn footer(view: &View, width: usize) -> Line<'static> {
     let text = match &view.prompt {
         Some(Prompt::Filter(_)) => format!(
-            "filter: {}▏  Enter keeps it, Esc takes it back",
+            "filter: {}▏  Enter keeps it, Esc cancels",
             OneLine(&view.choice.filter)
         ),
         Some(Prompt::Jump(text)) => format!("go to (03:12, 2026-11-23 03:12, 15m): {}▏", OneLine(text)),
@@ -276,14 +276,18 @@ fn about_vms(view: &View, status: &Status, (first, last, count): (usize, usize, 
         text += ", reversed";
     }
     if !choice.filter.is_empty() {
-        text += &format!(", with `{}` of {}", OneLine(&choice.filter), status.vms.len());
+        text += &format!(
+            ", matching `{}`, of {}",
+            OneLine(&choice.filter),
+            status.vms.len()
+        );
     }
     if status
         .vms
         .iter()
         .any(|vm| vm.counted_by == Some(CountedBy::Model))
     {
-        text += "; LLC misses and locality are a model's";
+        text += "; LLC misses and locality come from a model";
     }
     text
 }
@@ -303,20 +307,20 @@ pub fn help() -> String {
     format!(
         "\
 Keys:
-  q quit   ? help   Esc back, or no filter
+  q quit   ? help   Esc back, or clear the filter
   ↑ ↓ PgUp PgDn     choose a VM, or scroll; Enter opens its page
-  /                 show only VMs with this in their name
-  < >               sort by the next column; r turns the order round
-  ← →               a period back or on, now or in the history; [ ] a minute
-  Home End          the first or the last period that was recorded
-  Space             play, or stop        g go to a time        n what is now
+  /                 show only VMs whose name contains a text
+  < >               sort by the previous or next column; r reverses the order
+  ← →               a period back or forward in the history; [ ] a minute
+  Home End          the first or last recorded period
+  Space             play or pause        g go to a time        n back to now
 
-Yellow from the first limit on, red from the second (with NO_COLOR bold, and
+Yellow past the first limit, red past the second (with NO_COLOR: bold, and
 underlined):
 {limits}
 Columns that do not fit are left out, in this order:
 {dropped}
-Columns in which nothing is are not shown.
+Empty columns are not shown.
 "
     )
 }
@@ -363,7 +367,7 @@ pub fn glance(status: &Status, width: usize, height: usize) -> String {
     lines.push(table.header());
     lines.extend((0..shown.len()).map(|row| table.row(row, Colours::Off)));
     if let Some(more) = left_out {
-        let text = format!("{more} more VMs, no worse than these: see `homenode top`");
+        let text = format!("{more} more VMs, none worse than these: see `homenode top`");
         lines.push(Line::raw(cut(&text, width)));
     }
     text_of(&lines)

@@ -151,7 +151,7 @@ impl<H: History> Running<H> {
             Wish::Step(_) | Wish::Minutes(_) if was_now => {}
             Wish::Step(by) if !past.step(by)? => {
                 let end = if by > 0 { "last" } else { "first" };
-                return Ok(Some(format!("this is the {end} period that was recorded")));
+                return Ok(Some(format!("this is the {end} recorded period")));
             }
             Wish::Minutes(by) => past.minutes(by)?,
             Wish::First => past.first()?,

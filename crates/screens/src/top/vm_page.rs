@@ -30,7 +30,7 @@ pub(super) fn lines(view: &View, picture: &Picture, width: usize) -> Vec<Line<'s
     let title = format!("VM {}", OneLine(name));
     let mut lines = vec![Line::styled(title, Style::new().add_modifier(Modifier::BOLD))];
     match found {
-        None => lines.push(Line::raw("it does not run at this time")),
+        None => lines.push(Line::raw("it is not running at this time")),
         Some(vm) => {
             for (label, text, level) in said(vm) {
                 let style = view.colours.style(level);
@@ -51,9 +51,9 @@ pub(super) fn lines(view: &View, picture: &Picture, width: usize) -> Vec<Line<'s
         .filter(|event| event.vm.as_deref() == Some(name))
         .collect();
     let heading = if events.is_empty() {
-        "nothing happened to it lately"
+        "no recent events"
     } else {
-        "what happened to it lately:"
+        "recent events:"
     };
     lines.push(Line::raw(heading));
     lines.extend(last_events(
@@ -100,7 +100,7 @@ fn load(vm: &VmStatus, all: &mut Vec<Said>) {
         Level::Fine,
     ));
     let of_all = or_unknown(vm.vcpus_waiting.zip(waiting), |(waiting, share)| {
-        format!("{waiting:.2} vCPUs, {} of them", percent(share))
+        format!("{waiting:.2} vCPUs, {} of all", percent(share))
     });
     all.push(("wait", of_all, level));
     let level = vm
@@ -168,11 +168,11 @@ fn permit(vm: &VmStatus, all: &mut Vec<Said>) {
 fn memory(vm: &VmStatus, all: &mut Vec<Said>) {
     let of = &vm.memory;
     let sizes = [
-        ("could have", of.maximum_bytes),
+        ("at most", of.maximum_bytes),
         ("limited to", of.limit_bytes),
         ("floor", of.floor_bytes),
         ("needs", of.need_bytes),
-        ("could spare", of.usable_bytes),
+        ("can spare", of.usable_bytes),
     ];
     let sizes = sizes
         .iter()

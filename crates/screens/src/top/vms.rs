@@ -102,7 +102,10 @@ impl std::str::FromStr for Sort {
         let found = Sort::ALL.iter().find(|(_, name)| *name == text);
         found.map(|(sort, _)| *sort).ok_or_else(|| {
             let names: Vec<&str> = Sort::ALL.iter().map(|(_, name)| *name).collect();
-            format!("VMs are not sorted by `{text}`, but by: {}", names.join(", "))
+            format!(
+                "VMs cannot be sorted by `{text}`; choose one of: {}",
+                names.join(", ")
+            )
         })
     }
 }

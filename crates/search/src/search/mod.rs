@@ -176,7 +176,7 @@ pub fn search(
         state.evaluate(batch, effort.jobs, progress)?;
     }
     let best = state.elites.into_iter().next();
-    let best = best.ok_or_else(|| anyhow::anyhow!("nothing was tried; ask for some evaluations"))?;
+    let best = best.ok_or_else(|| anyhow::anyhow!("no schedule was tried; allow more evaluations"))?;
     Ok(Found {
         schedule: best.schedule,
         mean: best.rollout.mean,

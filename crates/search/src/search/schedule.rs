@@ -57,7 +57,7 @@ pub struct Schedule {
 /// A text that is not a decision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{text}` is no decision about a VM of scenario {scenario}: {why}; write `12s NAME: unplaced`, or `0ns NAME: home 0-1, round-4k`"
+    "`{text}` is not a decision about a VM of scenario {scenario}: {why}; write `12s NAME: unplaced`, or `0ns NAME: home 0-1, round-4k`"
 )]
 pub struct ScheduleError {
     text: String,
@@ -90,7 +90,7 @@ pub enum GoalError {
     #[error(transparent)]
     Nodes(#[from] ParseSetError),
     /// The place is not `unplaced`, a home or memory.
-    #[error("`{0}` is no place")]
+    #[error("`{0}` is not a place")]
     NoPlace(String),
     /// The memory policy cannot be parsed.
     #[error(transparent)]
@@ -257,7 +257,7 @@ mod tests {
             ("nonsense", "it has no time"),
             ("1s a unplaced", "it has no `: `"),
             ("1s x: unplaced", "there is no VM `x`"),
-            ("1s a: home", "`home` is no place"),
+            ("1s a: home", "`home` is not a place"),
             ("1s a: home 0-", "0-"),
             ("1s a: home 0, anywhere", "memory policy"),
             ("soon a: unplaced", "soon"),

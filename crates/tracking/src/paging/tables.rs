@@ -46,7 +46,7 @@ impl std::fmt::Display for Unmappable {
         f.write_str(match self {
             Unmappable::NoFrame => "no guest frame is left for a page table",
             Unmappable::Occupied => {
-                "a page is mapped there with another size, or this one is not aligned to its size"
+                "a page of another size is already mapped there, or this page is not aligned to its size"
             }
         })
     }

@@ -239,7 +239,7 @@ impl Array {
         let sets = entries / ways;
         assert!(
             sets.is_power_of_two() && sets * ways == entries,
-            "{entries} entries of {ways} ways are no power of two of sets"
+            "{entries} entries in sets of {ways} ways do not give a power of two of sets"
         );
         let set_rows = ways.div_ceil(LANES);
         Array {

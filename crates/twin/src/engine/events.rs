@@ -50,7 +50,7 @@ impl Engine {
         });
         let (result, note) = match action {
             EventAction::Start => self.start(vm),
-            _ if !self.vms[vm].present() => (EventResult::Skipped, Some("the VM is not there".to_owned())),
+            _ if !self.vms[vm].present() => (EventResult::Skipped, Some("the VM is not running".to_owned())),
             EventAction::Stop => {
                 self.settle_all();
                 self.leave(vm);
@@ -125,7 +125,7 @@ impl Engine {
                     self.scheduler.set_affinity(task, allowed.clone(), self.now);
                 }
             }
-            _ => return (EventResult::Skipped, Some("the VM runs already".to_owned())),
+            _ => return (EventResult::Skipped, Some("the VM is already running".to_owned())),
         }
         self.boot(vm);
         (EventResult::Done, None)
@@ -213,7 +213,7 @@ impl Engine {
         let (result, why) = match (vm.present(), left) {
             (false, _) => (EventResult::Partly, ", then the VM left"),
             (true, 0) => (EventResult::Done, ""),
-            (true, _) if work.left == 0 => (EventResult::Done, ", which is the budget"),
+            (true, _) if work.left == 0 => (EventResult::Done, ", the requested maximum"),
             (true, _) => (EventResult::Partly, ", then the nodes were full"),
         };
         let (moved, until) = (Pages(work.moved).to_bytes(), self.now);

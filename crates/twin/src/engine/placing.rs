@@ -31,20 +31,20 @@ impl Engine {
         let native = owner.memory.view == View::Truth;
         if native && policy.migration == Migration::AutoNuma {
             return Err(
-                "without a hypervisor the guest's kernel is the host's; give the scenario's VM autonuma = true",
+                "without a hypervisor, the guest's kernel is the host's; set autonuma = true for the VM in the scenario",
             );
         }
         if policy.placing != owner.memory_policy.placing {
             match policy.placing {
                 Placing::Round1g => {
-                    return Err("round-1g is for VMs that are created with it; use round-4k");
+                    return Err("only VMs that were created with round-1g can use it; use round-4k");
                 }
                 Placing::Round4k if matches!(owner.memory.view, View::Virtual { .. }) => {
-                    return Err("it would spread every virtual node over the host; use first-touch");
+                    return Err("round-4k would spread every virtual node over the host; use first-touch");
                 }
                 Placing::FirstTouch if owner.passthrough && !native => {
                     return Err(
-                        "it drives devices itself, whose accesses to a page that is not mapped yet fail; use round-4k",
+                        "the VM drives devices directly, and a device cannot access a page before it is mapped; use round-4k",
                     );
                 }
                 Placing::Round4k => {

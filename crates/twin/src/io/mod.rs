@@ -135,8 +135,8 @@ impl<'a> Plan<'a> {
             let Some(request) = self.request(spec, hypervisor, io, program.cpi_core * cycle_ns) else {
                 let (kind, machine) = (io.device, &self.machine.name);
                 let note = format!(
-                    "machine {machine} has no {} with `bandwidth` and `latency`: {} runs without its I/O there; \
-                     add them to a [[devices]] of class 0x{} in the machine's file",
+                    "machine {machine} has no {} with `bandwidth` and `latency`, so {} runs there without I/O; \
+                     add them to a [[devices]] entry of class 0x{} in the machine's file",
                     kind.name(),
                     workload.name,
                     kind.class()

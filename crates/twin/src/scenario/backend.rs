@@ -136,12 +136,13 @@ impl Scenario {
             };
             if vm.memory_nodes.as_ref().is_none_or(|nodes| nodes.len() != 1) {
                 let message =
-                    format!("VM {name} {role}, and is created on one node; give it `memory_nodes` of one");
+                    format!("VM {name} {role}, so it is created on one node; set `memory_nodes` to one node");
                 return refuse("memory_nodes", message);
             }
             if vm.memory_policy != MemoryPolicy::default() || vm.autonuma {
-                let message =
-                    format!("VM {name} {role} and lives on one node; leave out memory_policy and autonuma");
+                let message = format!(
+                    "VM {name} {role}, so it stays on one node; leave out memory_policy and autonuma"
+                );
                 return refuse("memory_nodes", message);
             }
         }
@@ -149,7 +150,7 @@ impl Scenario {
             let stops = |event: &super::EventSpec| event.vm == *name && event.action == EventAction::Stop;
             if self.workload(vm).is_ok_and(|workload| workload.program.is_some()) || !vm.then.is_empty() {
                 let message = format!(
-                    "VM {name} is a driver domain, and the twin runs nothing else in one; use \"idle\""
+                    "VM {name} is a driver domain, in which the twin runs no programs; use workload \"idle\""
                 );
                 return refuse("workload", message);
             }
@@ -160,8 +161,9 @@ impl Scenario {
         }
         let released = vm.release_calls != ReleaseCalls::None;
         if released && (self.owns_frames(vm) || !vm.then.is_empty()) {
-            let message =
-                format!("VM {name} keeps its pages, for a driver domain or `then`; leave out release_calls");
+            let message = format!(
+                "VM {name} keeps its pages because of a driver domain or `then`; leave out release_calls"
+            );
             return refuse("release_calls", message);
         }
         vm.driver_domain
@@ -179,7 +181,10 @@ impl Scenario {
             return refuse("driver_domain.vm", message);
         };
         if driver.driver_domain.is_some() {
-            let message = format!("VM {} has a driver domain itself; give it none", driver.name);
+            let message = format!(
+                "VM {} is a driver domain and has one itself; remove its driver_domain",
+                driver.name
+            );
             return refuse("driver_domain.vm", message);
         }
         if driver.arrival > vm.arrival {
@@ -190,14 +195,16 @@ impl Scenario {
             return refuse("driver_domain.vm", message);
         }
         if self.hypervisor == Hypervisor::Native {
-            let message =
-                format!("VM {name} is the bare machine, which drives its devices; leave out driver_domain");
+            let message = format!(
+                "VM {name} runs without a hypervisor and drives its devices itself; leave out driver_domain"
+            );
             return refuse("driver_domain", message);
         }
         match &backend.pool {
             Some(_) if backend.transfer == Transfer::Copy => {
-                let message =
-                    format!("VM {name} exchanges no pages, since they are copied; leave out the pool");
+                let message = format!(
+                    "VM {name} uses transfer = \"copy\", which exchanges no pages; leave out the pool"
+                );
                 refuse("driver_domain.pool", message)
             }
             Some(pool) => match pool.config().check(vm.memory) {

@@ -41,7 +41,7 @@ pub enum TwinError {
         value: String,
         expected: &'static str,
     },
-    #[error("scenario {scenario}: two workloads of its own are named {workload}; names must differ")]
+    #[error("scenario {scenario}: two of its workloads are named {workload}; names must differ")]
     WorkloadTwice { scenario: String, workload: String },
     #[error("scenario {scenario}: {what} is {value}; {expected}")]
     Time {
@@ -56,7 +56,7 @@ pub enum TwinError {
         vm: String,
         candidates: Candidates,
     },
-    #[error("VM {vm} is started by an event at {at}, and has an arrival of its own; say one of them")]
+    #[error("VM {vm} has both an arrival and an event that starts it at {at}; remove one of them")]
     ArrivesTwice { vm: String, at: Ns },
     #[error("VM {vm}: unknown workload `{workload}`{candidates}")]
     UnknownWorkload {
@@ -71,14 +71,16 @@ pub enum TwinError {
         problem: &'static str,
         remedy: &'static str,
     },
-    #[error("VM {vm} has {vcpus} vCPUs, and machine {machine} only {cpus} CPUs; give it at most {cpus}")]
+    #[error(
+        "VM {vm} has {vcpus} vCPUs, but machine {machine} has only {cpus} CPUs; give the VM at most {cpus}"
+    )]
     VcpusBeyondHost {
         vm: String,
         vcpus: u16,
         machine: String,
         cpus: usize,
     },
-    #[error("VM {vm} has {memory} of memory, and machine {machine} only {host}; give it less")]
+    #[error("VM {vm} has {memory} of memory, but machine {machine} has only {host}; give the VM less")]
     MemoryBeyondHost {
         vm: String,
         memory: Bytes,
@@ -86,7 +88,7 @@ pub enum TwinError {
         host: Bytes,
     },
     #[error(
-        "VM {vm} has {memory} of memory, and its guest with workload {workload} touches {footprint}; give it more"
+        "VM {vm} has {memory} of memory, but its guest with workload {workload} uses {footprint}; give the VM more"
     )]
     FootprintBeyondVm {
         vm: String,
@@ -95,14 +97,14 @@ pub enum TwinError {
         footprint: Bytes,
     },
     #[error(
-        "the VMs need {footprint} in all, and machine {machine} has {host}; the twin has no swap: run fewer VMs"
+        "the VMs need {footprint} in total, but machine {machine} has {host}, and the twin has no swap; run fewer VMs"
     )]
     FootprintBeyondHost {
         footprint: Bytes,
         machine: String,
         host: Bytes,
     },
-    #[error("VM {vm}: CPUs {{{cpus}}} are not a non-empty part of the CPUs {usable} of machine {machine}")]
+    #[error("VM {vm}: CPUs {{{cpus}}} must be one or more of the CPUs {usable} of machine {machine}")]
     Cpus {
         vm: String,
         cpus: CpuSet,
@@ -110,7 +112,7 @@ pub enum TwinError {
         machine: String,
     },
     #[error(
-        "VM {vm}: nodes {{{nodes}}} are not a non-empty part of the nodes with memory {usable} of machine {machine}"
+        "VM {vm}: nodes {{{nodes}}} must be one or more of the nodes {usable}, which have memory on machine {machine}"
     )]
     Nodes {
         vm: String,
@@ -294,7 +296,7 @@ impl Scenario {
             })
         };
         if is_xen && self.numa_balancing == Some(true) {
-            let message = "Xen has none; leave it out, or give the scenario hypervisor = \"kvm\"";
+            let message = "Xen has no NUMA balancing; leave it out, or set hypervisor = \"kvm\"";
             return wrong("numa_balancing", message);
         }
         match self.huge_pages {
@@ -303,7 +305,7 @@ impl Scenario {
             }
             Some(_) if is_xen => wrong(
                 "huge_pages",
-                "it is of Linux alone; leave it out, or give the scenario hypervisor = \"kvm\"",
+                "the twin models huge pages only on Linux; leave it out, or set hypervisor = \"kvm\"",
             ),
             _ => Ok(()),
         }
@@ -343,12 +345,12 @@ impl Scenario {
                 .filter(|cpus| cpus.len() >= usize::from(vm.vcpus));
             let Some(own) = own else {
                 return Some(
-                    "enforcer = \"ks4pisces\" needs VMs that own their CPUs; give each `cpus`, one per vCPU",
+                    "enforcer = \"ks4pisces\" needs VMs that own their CPUs; give each VM `cpus`, one per vCPU",
                 );
             };
             if own.iter().any(|cpu| taken.contains(cpu)) {
                 return Some(
-                    "enforcer = \"ks4pisces\" needs VMs that own their CPUs; no CPU may be in the `cpus` of two",
+                    "enforcer = \"ks4pisces\" needs VMs that own their CPUs; no CPU may be in the `cpus` of two VMs",
                 );
             }
             taken = taken.union(own);
@@ -396,7 +398,7 @@ impl Scenario {
         };
         if event.at >= self.duration {
             let expected = format!("the run ends at {}", self.duration);
-            let (scenario, what, value) = (self.name.clone(), "at of an event", event.at);
+            let (scenario, what, value) = (self.name.clone(), "`at` of an event", event.at);
             return Err((
                 "at",
                 TwinError::Time {
@@ -428,7 +430,7 @@ impl Scenario {
                 "action.balloon.memory",
                 "memory of a balloon",
                 0.0,
-                "a guest needs some",
+                "it must be above 0",
             ),
             EventAction::Gather { thread } if thread >= vm.vcpus => figure(
                 "action.gather.thread",
@@ -572,7 +574,7 @@ impl VmSpec {
             return self.refuse(
                 "memory_policy",
                 "memory_policy = \"round-1g\"",
-                "is a hypervisor's, and the scenario has hypervisor = \"native\"",
+                "needs a hypervisor, but the scenario has hypervisor = \"native\"",
                 "use round-4k or first-touch",
             );
         }
@@ -588,7 +590,7 @@ impl VmSpec {
             return self.refuse(
                 "memory_policy",
                 "memory_policy = \"...+autonuma\"",
-                "is a hypervisor's, and the scenario has hypervisor = \"native\"",
+                "needs a hypervisor, but the scenario has hypervisor = \"native\"",
                 "set autonuma = true",
             );
         }
@@ -603,8 +605,8 @@ impl VmSpec {
             return self.refuse(
                 "passthrough",
                 "passthrough",
-                "lets a device write to pages by itself, which fails for those that memory_policy = \"first-touch\" has not \
-                 mapped yet, and the guest has given the request up before the hypervisor hears of it",
+                "lets a device write to pages directly, which fails for pages that memory_policy = \"first-touch\" has not \
+                 mapped yet, and the guest gives up the request before the hypervisor hears of it",
                 "use round-4k or round-1g, or leave it out",
             );
         }
@@ -636,7 +638,7 @@ impl VmSpec {
             return self.refuse(
                 "runtime_nodes",
                 "runtime_nodes = \"live\"",
-                "needs a kernel that says what changed, and vnuma = \"static\" is never told",
+                "needs a guest kernel that reports changes, but with vnuma = \"static\" the kernel never learns of them",
                 "set vnuma = \"live\", or runtime_nodes = \"static\"",
             );
         }
@@ -688,7 +690,7 @@ impl VmSpec {
             let error = TwinError::Contradiction {
                 vm: name(),
                 setting: "pinning = \"one-to-one\"",
-                problem: "needs a CPU for each vCPU, and it has fewer CPUs than vCPUs",
+                problem: "needs a CPU for each vCPU, but the VM has fewer CPUs than vCPUs",
                 remedy: "give it more in `cpus`, or fewer vCPUs",
             };
             return Err(("pinning", error));

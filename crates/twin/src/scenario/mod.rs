@@ -533,7 +533,7 @@ impl Scenario {
             if known.is_some_and(|known| *known != found) {
                 let name = &found.name;
                 return Err(refused(format!(
-                    "another workload of this scenario is named {name} too: change `name` in the file"
+                    "another workload of this scenario is also named {name}: change `name` in the file"
                 )));
             }
             scenario.vms[at].workload.clone_from(&found.name);

@@ -21,11 +21,11 @@ impl VmSpec {
         let refused = [
             (
                 hypervisor == Hypervisor::Native,
-                "contradicts hypervisor = \"native\", whose kernel takes back what a program leaves",
+                "contradicts hypervisor = \"native\", whose kernel takes back the memory that a program frees",
             ),
             (
                 self.vnuma != Vnuma::None,
-                "contradicts vnuma, by which the guest knows where its pages are",
+                "contradicts vnuma, with which the guest knows where its pages are",
             ),
             (
                 self.memory_policy.placing != Placing::FirstTouch,
@@ -33,7 +33,7 @@ impl VmSpec {
             ),
             (
                 self.release_calls != ReleaseCalls::None,
-                "contradicts release_calls, after which the hypervisor places pages again",
+                "contradicts release_calls, which make the hypervisor place released pages again",
             ),
         ];
         match refused.into_iter().find(|(refused, _)| share > 0.0 && *refused) {

@@ -64,7 +64,7 @@ struct Written {
 enum CurveError {
     #[error("key `{0}` is missing: a curve has `m_inf`, `c0` and `k`, or a `table`")]
     Missing(&'static str),
-    #[error("`table` stands beside `m_inf`, `c0` or `k`: a curve has either")]
+    #[error("`table` is given together with `m_inf`, `c0` or `k`: a curve has one or the other")]
     Both,
 }
 

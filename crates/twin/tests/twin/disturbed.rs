@@ -291,7 +291,7 @@ fn a_share_of_huge_pages_is_a_share_and_of_linux() {
         assert!(said.contains("huge_pages") && said.contains("0 to 1"), "{said}");
     }
     assert_eq!(refused(Hypervisor::Kvm, 1.0), None);
-    assert!(refused(Hypervisor::Xen, 0.5).unwrap().contains("of Linux alone"));
+    assert!(refused(Hypervisor::Xen, 0.5).unwrap().contains("only on Linux"));
 }
 
 #[test]
@@ -304,7 +304,8 @@ fn xen_has_no_balancing() {
     let machine = homenode_machine_files::preset("r910").unwrap();
     let refused = Twin::new(machine.clone(), &scenario.clone().with_numa_balancing(true), 1).unwrap_err();
     assert!(
-        refused.to_string().contains("numa_balancing") && refused.to_string().contains("Xen has none"),
+        refused.to_string().contains("numa_balancing")
+            && refused.to_string().contains("Xen has no NUMA balancing"),
         "{refused}"
     );
     let mut twin = Twin::new(machine, &scenario.with_numa_balancing(false), 1).unwrap();

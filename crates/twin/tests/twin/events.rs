@@ -110,7 +110,7 @@ fn what_comes_for_a_vm_that_is_not_there_is_reported() {
     twin.wait(at(8));
     assert_eq!(
         outcome(&twin),
-        (EventResult::Skipped, "the VM is not there".to_owned())
+        (EventResult::Skipped, "the VM is not running".to_owned())
     );
     assert_eq!(twin.sample().unwrap().vms.len(), 1);
 }
@@ -285,7 +285,10 @@ fn programs_that_meet_at_barriers_have_no_rests() {
         .and_then(|scenario| Twin::new(r910(), &scenario, 1).map(drop))
         .unwrap_err()
         .to_string();
-    assert!(error.contains("a program with barriers has no rests"), "{error}");
+    assert!(
+        error.contains("a program cannot have both barriers and rests"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -56,12 +56,12 @@ fn a_vm_larger_than_the_host_is_refused() {
     let error = refused(&one(VmSpec::new("big", 64, Bytes::from_gib(8), "soplex")));
     assert_eq!(
         error.to_string(),
-        "VM big has 64 vCPUs, and machine r910 only 32 CPUs; give it at most 32"
+        "VM big has 64 vCPUs, but machine r910 has only 32 CPUs; give the VM at most 32"
     );
     let error = refused(&one(VmSpec::new("big", 4, Bytes::from_gib(65), "soplex")));
     assert_eq!(
         error.to_string(),
-        "VM big has 65GiB of memory, and machine r910 only 64GiB; give it less"
+        "VM big has 65GiB of memory, but machine r910 has only 64GiB; give the VM less"
     );
 }
 
@@ -107,7 +107,7 @@ fn names_and_figures_that_make_no_sense_are_refused() {
     let error = refused(&one(vm().on_cpus((0..3).map(CpuId).collect()).pinned()));
     assert_eq!(
         error.to_string(),
-        "VM a: pinning = \"one-to-one\" needs a CPU for each vCPU, and it has fewer CPUs than vCPUs; give it more in `cpus`, \
+        "VM a: pinning = \"one-to-one\" needs a CPU for each vCPU, but the VM has fewer CPUs than vCPUs; give it more in `cpus`, \
          or fewer vCPUs"
     );
     let error = refused(&one(VmSpec::new("a", 1, Bytes::from_gib(1), "soplx")));
@@ -247,12 +247,12 @@ fn every_complaint_about_a_scenario_names_file_line_column_and_key() {
         (
             "vcpus = 4",
             "vcpus = 64",
-            "x.toml:7:1: VM a has 64 vCPUs, and machine r910 only 32 CPUs; give it at most 32 (key `vm.vcpus`)",
+            "x.toml:7:1: VM a has 64 vCPUs, but machine r910 has only 32 CPUs; give the VM at most 32 (key `vm.vcpus`)",
         ),
         (
             "\"8GiB\"",
             "\"65GiB\"",
-            "x.toml:8:1: VM a has 65GiB of memory, and machine r910 only 64GiB; give it less (key `vm.memory`)",
+            "x.toml:8:1: VM a has 65GiB of memory, but machine r910 has only 64GiB; give the VM less (key `vm.memory`)",
         ),
         (
             "workload = \"soplex\"",
@@ -262,12 +262,12 @@ fn every_complaint_about_a_scenario_names_file_line_column_and_key() {
         (
             "workload = \"soplex\"",
             "workload = \"soplex\"\ncpus = \"99\"",
-            "x.toml:10:1: VM a: CPUs {99} are not a non-empty part of the CPUs 0-31 of machine r910 (key `vm.cpus`)",
+            "x.toml:10:1: VM a: CPUs {99} must be one or more of the CPUs 0-31 of machine r910 (key `vm.cpus`)",
         ),
         (
             "workload = \"soplex\"",
             "workload = \"soplex\"\nmemory_nodes = \"0,9\"",
-            "x.toml:10:1: VM a: nodes {0,9} are not a non-empty part of the nodes with memory 0-3 of machine r910 \
+            "x.toml:10:1: VM a: nodes {0,9} must be one or more of the nodes 0-3, which have memory on machine r910 \
           (key `vm.memory_nodes`)",
         ),
         (
@@ -278,7 +278,7 @@ fn every_complaint_about_a_scenario_names_file_line_column_and_key() {
         (
             "at = \"6s\"",
             "at = \"200s\"",
-            "x.toml:23:1: scenario x: at of an event is 200s; the run ends at 100s (key `event.at`)",
+            "x.toml:23:1: scenario x: `at` of an event is 200s; the run ends at 100s (key `event.at`)",
         ),
         (
             "cpi_factor = 2.0",
@@ -298,13 +298,13 @@ fn every_complaint_about_a_scenario_names_file_line_column_and_key() {
         (
             "action = \"stop\"",
             "action.migrate = { nodes = \"7\" }",
-            "x.toml:20:20: VM a: nodes {7} are not a non-empty part of the nodes with memory 0-3 of machine r910 \
+            "x.toml:20:20: VM a: nodes {7} must be one or more of the nodes 0-3, which have memory on machine r910 \
           (key `event.action.migrate.nodes`)",
         ),
         (
             "action = \"stop\"",
             "action.balloon = { memory = \"0B\" }",
-            "x.toml:20:20: VM a: memory of a balloon is 0; a guest needs some (key `event.action.balloon.memory`)",
+            "x.toml:20:20: VM a: memory of a balloon is 0; it must be above 0 (key `event.action.balloon.memory`)",
         ),
         (
             "write_share = 0.0",
@@ -350,7 +350,7 @@ fn every_complaint_about_a_scenario_names_file_line_column_and_key() {
         (
             "miss_ratio = { m_inf = 0.1, c0",
             "miss_ratio = { table = [], m_inf = 0.1, c0",
-            "x.toml:38:14: `table` stands beside `m_inf`, `c0` or `k`: a curve has either (key `workload.program.miss_ratio`)",
+            "x.toml:38:14: `table` is given together with `m_inf`, `c0` or `k`: a curve has one or the other (key `workload.program.miss_ratio`)",
         ),
         (
             "c0 = \"1MiB\"",
@@ -366,7 +366,7 @@ fn every_complaint_about_a_scenario_names_file_line_column_and_key() {
         (
             "access_share = 1.0",
             "access_share = 0.5",
-            "x.toml:39:20: workload own: every `access_share` of program.regions together is 0.5; it must be 1 \
+            "x.toml:39:20: workload own: the `access_share` values of program.regions add up to 0.5; their sum must be 1 \
           (key `workload.program.regions`)",
         ),
     ];

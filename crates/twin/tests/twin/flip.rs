@@ -221,13 +221,22 @@ fn driver_domains_that_cannot_be_are_refused_and_told_why() {
         Twin::new(machine(), &scenario, 1).unwrap_err().to_string()
     };
     let cases: [(String, &str); 11] = [
-        (refused(|s| s.vms[1].memory_nodes = None), "`memory_nodes` of one"),
-        (refused(|s| s.vms[0].memory_nodes = None), "`memory_nodes` of one"),
-        (refused(|s| s.vms[0].workload = "stream".into()), "use \"idle\""),
+        (
+            refused(|s| s.vms[1].memory_nodes = None),
+            "`memory_nodes` to one node",
+        ),
+        (
+            refused(|s| s.vms[0].memory_nodes = None),
+            "`memory_nodes` to one node",
+        ),
+        (
+            refused(|s| s.vms[0].workload = "stream".into()),
+            "use workload \"idle\"",
+        ),
         (refused(|s| s.vms[0].arrival = Ns(1)), "let it arrive first"),
         (
             refused(|s| s.hypervisor = Hypervisor::Native),
-            "is the bare machine",
+            "runs without a hypervisor",
         ),
         (
             refused(|s| s.vms[1].driver_domain.as_mut().unwrap().vm = "vm".into()),

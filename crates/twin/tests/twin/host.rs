@@ -57,7 +57,7 @@ fn the_twin_conforms_to_the_contract() {
         }
         // Acts that the twin does not carry out, with the reasons.
         let expected = [
-            "the host names no virtual nodes of it",
+            "the host does not report the VM's virtual nodes",
             "the twin has no resctrl",
             "the hypervisor itself tells a guest",
         ];

@@ -251,8 +251,8 @@ fn a_machine_without_the_device_runs_the_program_without_its_io_and_says_so() {
     assert_eq!(
         report.notes,
         [
-            "machine r910 has no disk with `bandwidth` and `latency`: reader runs without its I/O there; \
-          add them to a [[devices]] of class 0x01 in the machine's file"
+            "machine r910 has no disk with `bandwidth` and `latency`, so reader runs there without I/O; \
+          add them to a [[devices]] entry of class 0x01 in the machine's file"
         ]
     );
     assert!(

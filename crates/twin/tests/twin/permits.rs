@@ -134,7 +134,7 @@ fn an_enforcer_on_the_wrong_host_is_refused_with_the_remedy() {
     assert!(refusal(Enforcer::Ks4linux, Hypervisor::Xen, one()).contains("needs hypervisor = \"kvm\""));
     let mut unpinned = one();
     unpinned[0].cpus = None;
-    assert!(refusal(Enforcer::Ks4pisces, Hypervisor::Kvm, unpinned).contains("give each `cpus`"));
+    assert!(refusal(Enforcer::Ks4pisces, Hypervisor::Kvm, unpinned).contains("give each VM `cpus`"));
     let shared = vec![vm("a", "inert", 0, "1M"), vm("b", "inert", 0, "1M")];
     assert!(
         refusal(Enforcer::Ks4pisces, Hypervisor::Kvm, shared).contains("no CPU may be in the `cpus` of two")

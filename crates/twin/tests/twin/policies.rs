@@ -335,7 +335,7 @@ fn a_policy_that_a_vm_cannot_have_is_refused_with_the_reason() {
     };
     assert_eq!(
         refused(Hypervisor::Xen, |_| {}, Placing::Round1g.alone()),
-        "VM a cannot have memory policy round-1g: round-1g is for VMs that are created with it; use round-4k"
+        "VM a cannot have memory policy round-1g: only VMs that were created with round-1g can use it; use round-4k"
     );
     let passthrough = |spec: &mut VmSpec| spec.passthrough = true;
     refused(Hypervisor::Xen, passthrough, Placing::FirstTouch.alone());

@@ -107,7 +107,7 @@ impl Walk<'_> {
                 self.follow(part, &path)?;
             }
             _ => {
-                let cause = format!("{} above it is no directory", path.display());
+                let cause = format!("{} above it is not a directory", path.display());
                 return Err(StateError::new("use", self.of, cause));
             }
         }
@@ -148,8 +148,8 @@ fn check(stat: &Stat, path: &Path, of: &Path) -> Result<(), StateError> {
     }
     let (path, mode) = (path.display(), stat.st_mode & 0o7777);
     let cause = format!(
-        "other users can write to {path} above it (owner {}, mode {mode:04o}) and so move it away, with what is to be undone; take that \
-         right away (chmod go-w {path}), or choose another place with --state",
+        "other users can write to {path} above it (owner {}, mode {mode:04o}) and so move it away, with the record of what to \
+         undo; remove that permission (chmod go-w {path}), or choose another place with --state",
         stat.st_uid
     );
     Err(StateError::new("use", of, cause))
@@ -162,8 +162,8 @@ fn check_owner(stat: &Stat, path: &Path, of: &Path) -> Result<(), StateError> {
     }
     let (path, mode) = (path.display(), stat.st_mode & 0o7777);
     let cause = format!(
-        "{path} above it belongs to user {} (mode {mode:04o}), who can move it away, with what is to be undone; give it to root (chown \
-         -h root {path}), or choose another place with --state",
+        "{path} above it belongs to user {} (mode {mode:04o}), who can move it away, with the record of what to undo; give it to \
+         root (chown -h root {path}), or choose another place with --state",
         stat.st_uid
     );
     Err(StateError::new("use", of, cause))

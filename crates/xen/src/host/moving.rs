@@ -85,7 +85,7 @@ impl XenHost {
         if let Some(job) = moving::under_way() {
             let name = &job.name;
             self.notices.add(format!(
-                "domain {name} is being moved to node {} by an agent that is gone; it is left alone until it has arrived",
+                "an earlier agent began to move domain {name} to node {}; the domain is left alone until it has arrived",
                 job.to
             ));
             self.moves.current = Some(Move {
@@ -113,9 +113,9 @@ impl XenHost {
         match self.moves.found.get(&vm).map(|found| &found.is_still) {
             None => hypervisor(NO_MOVES),
             Some(Err(why)) => hypervisor(&why.to_string()),
-            Some(Ok(_)) if self.rests(vm) => hypervisor(
-                "it was moved not long ago, and is left alone for `local_migration.interval` afterwards",
-            ),
+            Some(Ok(_)) if self.rests(vm) => {
+                hypervisor("its last move began or ended less than `local_migration.interval` ago")
+            }
             Some(Ok(_)) => None,
         }
     }
@@ -161,13 +161,13 @@ impl XenHost {
         let fixed = |why: String| Failure::MemoryFixed { why };
         let domain = self.domains.get(&vm).ok_or(Failure::VmGone)?;
         let [node] = to.iter().collect::<Vec<_>>()[..] else {
-            return Err(fixed(format!("{ALL_OR_NONE}: not to nodes {to}")));
+            return Err(fixed(format!("{ALL_OR_NONE}, not to nodes {to}")));
         };
         if let Some(why) = self.immovable(domain) {
             return Err(fixed(why.to_string()));
         }
         let known = self.page_counts.of(domain.run.runtime_id);
-        let known = known.ok_or_else(|| fixed("where it lies is not known".into()))?;
+        let known = known.ok_or_else(|| fixed("the nodes that it is on are unknown".into()))?;
         let all: u64 = known.values().map(|pages| pages.0).sum();
         let there = known.get(node).map_or(0, |pages| pages.0);
         let leaving = known.iter().filter(|(at, _)| from.contains(*at));
@@ -177,7 +177,7 @@ impl XenHost {
         }
         if leaving + there < all || pages_max.0 < leaving {
             return Err(fixed(format!(
-                "{ALL_OR_NONE}: {leaving} pages of {all} may leave, and {} are asked for",
+                "{ALL_OR_NONE}: {leaving} of its {all} pages may leave their nodes, and at most {} may move",
                 pages_max.0
             )));
         }
@@ -191,7 +191,7 @@ impl XenHost {
         .map_err(|why| fixed(why.to_string()))?;
         if self.moves.current.is_some() || !moving::is_free() {
             return Err(fixed(
-                "another domain is on its way, and one at a time moves".into(),
+                "another domain is being moved, and only one can move at a time".into(),
             ));
         }
         let job = self
@@ -293,7 +293,7 @@ impl XenHost {
             .spawn()
             .map_err(MoveError::system)?;
         let meanwhile = if job.still {
-            "it stands still meanwhile"
+            "it is paused meanwhile"
         } else {
             "it runs meanwhile"
         };
@@ -320,7 +320,9 @@ impl XenHost {
         let Some(mover) = &mut current.mover else {
             if moving::is_free() {
                 let name = current.job.name.clone();
-                self.notices.add(format!("domain {name} is no longer on its way"));
+                self.notices.add(format!(
+                    "the move of domain {name} that an earlier agent began has ended"
+                ));
                 self.moves.current = None;
             }
             return false;
@@ -329,8 +331,9 @@ impl XenHost {
             if now().saturating_sub(current.said_at) >= SAY_EVERY {
                 current.said_at = now();
                 let (name, copied) = (&current.job.name, files::how_many_copied());
-                self.notices
-                    .add(format!("domain {name} is on its way: {copied} pages are copied"));
+                self.notices.add(format!(
+                    "domain {name} is on its way: {copied} pages copied so far"
+                ));
             }
             return false;
         }
@@ -343,7 +346,7 @@ impl XenHost {
         let ended: Ended = serde_json::from_str(&text).unwrap_or_else(|_| Ended {
             why: Some(match moving::recover(&self.hypervisor) {
                 Some(said) => said,
-                None => "its mover ended without a word".into(),
+                None => "its mover ended without reporting a result".into(),
             }),
             ..Ended::default()
         });
@@ -399,7 +402,7 @@ impl XenHost {
         if let Err(why) = set {
             let name = &job.name;
             self.notices.add(format!(
-                "domain {name} has arrived, and what the agent had set of it could not be set again: {why}"
+                "domain {name} has arrived, but the agent could not apply its settings to it again: {why}"
             ));
         }
     }
@@ -423,11 +426,11 @@ fn told(job: &Job, ended: &Ended) -> String {
         .unwrap_or_default();
     match ended.arrived {
         Some(domid) => format!(
-            "domain {name} has arrived on node {node} as domain {domid}: {} pages copied in {}, it stood still for {}{but}",
+            "domain {name} has arrived on node {node} with the new ID {domid}: {} pages copied in {}, paused for {}{but}",
             ended.copied, ended.took, ended.paused
         ),
         None => format!(
-            "domain {name} did not get to node {node} within {}{but}",
+            "moving domain {name} to node {node} failed after {}{but}",
             ended.took
         ),
     }

@@ -29,7 +29,7 @@ impl XenHost {
             match changed::settle(&self.hypervisor, journal, run.vm) {
                 Ok(()) => drop(self.levers.remove(&run.vm)),
                 Err(cause) => self.notices.add(format!(
-                    "what the agent left of an earlier run of domain {} is not undone: {cause}",
+                    "the agent's changes to an earlier run of domain {} could not be undone: {cause}",
                     run.name
                 )),
             }
@@ -65,7 +65,7 @@ impl XenHost {
             before.vcpus.insert(*index, vcpu.affinity.clone());
             let cpus = &vcpu.affinity;
             said.push(format!(
-                "vCPU {index} of domain {name} was given CPUs {cpus} by another program; the agent keeps to them"
+                "vCPU {index} of domain {name} was given CPUs {cpus} by another program; the agent leaves that as it is"
             ));
         }
         let nodes = self.hypervisor.node_affinity(domain.run.runtime_id)?;
@@ -74,7 +74,7 @@ impl XenHost {
             let follows = nodes == self.followed(domain)?;
             if home.is_some() {
                 said.push(format!(
-                    "memory of domain {name} was set by another program to come from nodes {nodes}; the agent keeps to them"
+                    "another program set memory of domain {name} to come from nodes {nodes}; the agent leaves that as it is"
                 ));
             }
             match follows {

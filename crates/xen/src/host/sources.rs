@@ -37,8 +37,8 @@ pub(super) fn model(options: &Options, notices: &mut Notices) -> Option<Model> {
 pub(super) fn waiting(hypervisor: &Hypervisor, options: &Options, notices: &mut Notices) -> Option<Waiting> {
     let begun = match (options.trace_waiting, options.acting) {
         (true, Acting::Live) => Trace::begin(hypervisor, &options.root).map_err(|error| error.to_string()),
-        (true, Acting::DryRun) => Err("a dry run does not trace".to_owned()),
-        (false, _) => Err("Xen's trace is not read (`--trace-waiting`)".to_owned()),
+        (true, Acting::DryRun) => Err("a dry run does not read Xen's trace".to_owned()),
+        (false, _) => Err("Xen's trace is read only with `--trace-waiting`".to_owned()),
     };
     match begun {
         Ok(trace) => Some(Waiting::new(trace)),

@@ -10,7 +10,7 @@ use crate::XenHost;
 use crate::error::LeverError;
 
 /// Why parts of a domain's memory do not move.
-pub(crate) const ALL_OR_NONE: &str = "Xen moves all of a domain's memory to one node, or none";
+pub(crate) const ALL_OR_NONE: &str = "Xen can only move all of a domain's memory at once, to one node";
 
 /// Memory stays where it was moved, so nothing is in force and nothing is undone.
 struct OfDomain;

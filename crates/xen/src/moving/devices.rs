@@ -65,7 +65,7 @@ const KINDS: [Kind; 2] = [
         served: &[("type", &["phy"]), ("script", &["/etc/xen/scripts/block"])],
         place: Place::Told("params"),
         same: "physical-device",
-        which: "only a disk that is a block device of dom0 is moved with its domain",
+        which: "only disks that are block devices of dom0 can move with their domain",
     },
     Kind {
         configured: "nics",
@@ -90,7 +90,7 @@ const KINDS: [Kind; 2] = [
         served: &[("type", &["vif"]), ("script", &[BRIDGE]), ("vifname", &[])],
         place: Place::Port,
         same: "bridge",
-        which: "only a NIC on a bridge of dom0's that has no name of its own there (`vifname`) is moved with its domain",
+        which: "only NICs on a bridge of dom0, without a name set by `vifname`, can move with their domain",
     },
 ];
 const BRIDGE: &str = "/etc/xen/scripts/vif-bridge";
@@ -308,12 +308,12 @@ mod tests {
             (
                 "/libxl/3/device/vbd/51712/backend".to_owned(),
                 Some("/local/domain/0/backend/qdisk/3/51712"),
-                "another than dom0's kernel",
+                "not served by dom0's kernel",
             ),
             (
                 "/libxl/3/device/vif/0/backend".to_owned(),
                 Some("/local/domain/2/backend/vif/3/0"),
-                "another than dom0's kernel",
+                "not served by dom0's kernel",
             ),
             (format!("{disk}/type"), Some("qdisk"), "`type`"),
             (
@@ -371,7 +371,7 @@ mod tests {
             assert!(said.contains(word), "{said}");
         }
         for text in [r#"{"nics":{"a":[]}}"#, r#"{"disks":["a"]}"#] {
-            assert!(of(text).unwrap_err().to_string().contains("no list"), "{text}");
+            assert!(of(text).unwrap_err().to_string().contains("not a list"), "{text}");
         }
     }
 }

@@ -14,7 +14,7 @@ pub enum ConfigurationError {
     TooLong { bytes: usize },
     #[error("{0}")]
     NoJson(String),
-    #[error("it has a number that is no whole one of 64 bits")]
+    #[error("it has a number that is not a 64-bit integer")]
     Inexact,
     #[error("it has no `{0}`")]
     Lacks(&'static str),
@@ -29,21 +29,21 @@ pub enum Unmovable {
     UnknownKind,
     #[error("its configuration says `nomigrate`")]
     NoMigrate,
-    #[error("it is a driver domain: others use what it serves")]
+    #[error("it is a driver domain: other domains use its devices")]
     DriverDomain,
     #[error("it has virtual nodes")]
     VirtualNodes,
-    #[error("it was given hardware (`{0}`)")]
+    #[error("it has hardware passed through (`{0}`)")]
     Hardware(&'static str),
-    #[error("its configuration puts it into another pool of CPUs than the first")]
+    #[error("its configuration puts it into a CPU pool other than pool 0")]
     ConfiguredPool,
     #[error(
-        "its configuration has `{0}`: what serves that would have to serve two of it at once, which was not tried"
+        "its configuration has `{0}`, whose backend would have to serve two copies of the domain at once (not tested)"
     )]
     Parts(String),
-    #[error("its configuration has `{0}` that are no list")]
+    #[error("`{0}` in its configuration is not a list")]
     NoList(&'static str),
-    #[error("its configuration says `{key}` = {value} of one of its `{devices}`: {which}")]
+    #[error("its configuration has `{key}` = {value} for one of its `{devices}`: {which}")]
     Configured {
         devices: &'static str,
         key: String,
@@ -55,10 +55,10 @@ pub enum Unmovable {
     #[error("xenstore has no {0}")]
     NoPath(String),
     #[error(
-        "it has a device `{0}`: what serves that would have to serve two of it at once, which was not tried"
+        "it has a device `{0}`, whose backend would have to serve two copies of the domain at once (not tested)"
     )]
     Device(String),
-    #[error("its device `{name}` {number} is served by another than dom0's kernel: {which}")]
+    #[error("its device `{name}` {number} is not served by dom0's kernel: {which}")]
     ServedByAnother {
         name: String,
         number: String,
@@ -72,9 +72,7 @@ pub enum Unmovable {
         value: String,
         which: &'static str,
     },
-    #[error(
-        "its device `{name}` {number} has `{key}` = `{value}`, and a new domain's would have `{new}`: moving it would change that"
-    )]
+    #[error("its device `{name}` {number} has `{key}` = `{value}`, but after a move it would have `{new}`")]
     Changed {
         name: String,
         number: String,
@@ -84,20 +82,23 @@ pub enum Unmovable {
     },
     #[error("{0}")]
     NotAllowed(&'static str),
-    #[error("its toolstack keeps notes on it (`{0}`), and would lose it: xl did not make it")]
+    #[error(
+        "it was not created by xl, and its toolstack, which keeps data about it (`{0}`), would lose track of it"
+    )]
     Notes(String),
-    #[error("it runs in another pool of CPUs than the first, and would be put there")]
+    #[error("it runs in a CPU pool other than pool 0, and a move would put it into pool 0")]
     Pool,
-    #[error("its name begins with `-`")]
+    #[error("its name begins with `-`, so xl would take it for an option")]
     Name,
-    #[error("xenstored does not report the domains that need it: {0}")]
+    #[error("xenstored does not report which domains depend on it: {0}")]
     UsersUnknown(StoreError),
-    #[error("others use what it serves")]
+    #[error("other domains use its devices")]
     Serves,
-    #[error("its guest does not say that it can be suspended")]
+    #[error("its guest does not report that it can be suspended")]
     NotSuspendable,
     #[error(
-        "this Xen has no shadow paging, so that a PV domain must stand still while it is copied: `local_migration.allow = \"paused\"` lets it"
+        "this Xen has no shadow paging, so a PV domain must be paused while it is copied: allow that with \
+         `local_migration.allow = \"paused\"`"
     )]
     NoShadow,
     #[error(transparent)]
@@ -115,7 +116,7 @@ pub enum FileError {
     At { path: String, cause: String },
     #[error("{path}: {cause}")]
     Configuration { path: String, cause: ConfigurationError },
-    #[error("xl knows nothing of it")]
+    #[error("libxl keeps no data about it")]
     NotKept,
     #[error("{0}")]
     System(String),
@@ -136,49 +137,49 @@ impl FileError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// The header is unknown.
-    #[error("this is not what xl writes")]
+    #[error("this is not a stream from xl")]
     NotXl,
     /// The byte order is not this machine's.
-    #[error("its bytes are in another order than this machine's")]
+    #[error("its byte order is not this machine's")]
     Order,
     /// The flags are unknown.
-    #[error("flags {0:#x} are not those of Xen 4.17")]
+    #[error("its flags {0:#x} are not those of Xen 4.17")]
     Flags(u32),
     /// The configuration's length is invalid.
-    #[error("its configuration is said to have {0} bytes")]
+    #[error("it gives its configuration an impossible length, {0} bytes")]
     ConfigurationBytes(usize),
     /// Something besides the configuration follows the header.
-    #[error("beside its configuration there is something else")]
+    #[error("its header has something else besides the configuration")]
     SomethingElse,
     /// The configuration cannot be read.
     #[error("its configuration cannot be read: {0}")]
     Configuration(ConfigurationError),
     /// A part's header is unknown.
-    #[error("{0} begins otherwise than that of Xen 4.17")]
+    #[error("{0} does not begin as in Xen 4.17")]
     Begins(&'static str),
     /// A record's length is invalid.
-    #[error("a record is said to have {0} bytes")]
+    #[error("a record gives its length as {0} bytes, which is too much")]
     RecordBytes(u32),
     /// The sending `xl` is gone.
     #[error("the output of xl cannot be read: {0}")]
     Read(String),
     /// The receiving `xl` is gone.
-    #[error("the receiver of the domain has gone: {0}")]
+    #[error("the xl that receives the domain has ended: {0}")]
     Write(String),
     /// The configuration belongs to another domain.
-    #[error("another domain is sent than was asked for")]
+    #[error("xl is sending another domain than the one to be moved")]
     AnotherDomain,
     /// The domain cannot be moved.
     #[error(transparent)]
     Unmovable(#[from] Unmovable),
     /// The domain's devices have changed.
-    #[error("a device was attached or detached meanwhile")]
+    #[error("a device was attached or detached during the copy")]
     DevicesChanged,
     /// The time limit is over.
-    #[error("its time is over")]
+    #[error("the time limit of the copy was reached")]
     Late,
     /// The sending `xl` ended early.
-    #[error("xl ended in the midst of the domain")]
+    #[error("xl ended before it had sent the whole domain")]
     CutOff,
     /// Another relay holds the lock.
     #[error("another domain is being copied")]
@@ -200,7 +201,7 @@ pub enum StreamError {
 /// Why a process has no job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
-    #[error("only the agent may start this")]
+    #[error("only the agent may start this command")]
     NotStarted,
     #[error("{variable}: {cause}")]
     Unreadable { variable: &'static str, cause: String },
@@ -213,7 +214,7 @@ pub enum MoveError {
     #[error(transparent)]
     Job(#[from] JobError),
     /// Another mover holds the lock.
-    #[error("another domain is on its way")]
+    #[error("another domain is being moved")]
     Busy,
     /// Xen cannot be managed.
     #[error(transparent)]
@@ -234,22 +235,24 @@ pub enum MoveError {
     #[error("xl cannot be started: {0}")]
     NotStarted(String),
     /// The mover cannot have a unit of its own.
-    #[error("it cannot be done in a unit of its own: {0}")]
+    #[error("the move cannot run in a systemd unit of its own: {0}")]
     NoUnit(String),
     /// `xl` failed with this output.
     #[error("{0}")]
     Said(String),
     /// The new domain has ended.
-    #[error("the new one has ended")]
+    #[error("the new domain has ended")]
     NewEnded,
     /// Both domains have ended.
     #[error("it has ended")]
     Ended,
     /// The old domain is suspended.
-    #[error("it is suspended: {0}")]
+    #[error("it is suspended and could not be resumed: {0}")]
     Suspended(ResumeError),
     /// It is unknown which of the two domains is which.
-    #[error("xenstored does not tell which of two domains is it ({0}): both are left as they are")]
+    #[error(
+        "xenstored does not say which of two domains is the one that was moved ({0}); leaving both as they are"
+    )]
     Unnamed(StoreError),
     /// The domain is where it was. Holds what failed on the way back, if anything.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]

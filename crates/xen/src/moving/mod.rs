@@ -59,7 +59,7 @@ const STILL: &str = "xl save -p \"$HOMENODE_DOMID\" /proc/self/fd/1 | \"$HOMENOD
 
 /// Note for a domain that was suspended: `xl` takes a suspended domain for ended, and no longer watches it.
 const UNWATCHED: &str =
-    "; it was suspended meanwhile, and xl may not restart it when it reboots, as after `xl save -c`";
+    "; it was suspended meanwhile, so xl may not restart it when it reboots (as after `xl save -c`)";
 
 /// How long to try to get both domains' names from xenstored. Without the names neither domain may be touched.
 const NAMES_MAX: Duration = Duration::from_secs(60);
@@ -151,12 +151,12 @@ pub(crate) fn recover(hypervisor: &Hypervisor) -> Option<String> {
         return None;
     }
     let said = match settle(hypervisor, &job) {
-        Ok(domid) => format!("domain {} is at its new place as domain {domid}", job.name),
-        Err(why) if why.is_nothing() => format!("domain {} is where it was, and goes on", job.name),
-        Err(why) => format!("domain {} is where it was: {why}", job.name),
+        Ok(domid) => format!("domain {} has been moved; its new ID is {domid}", job.name),
+        Err(why) if why.is_nothing() => format!("domain {} was not moved and keeps running", job.name),
+        Err(why) => format!("domain {} could not be fully restored: {why}", job.name),
     };
     files::end();
-    Some(format!("a move was cut off in the middle; {said}"))
+    Some(format!("a move was cut off in the middle: {said}"))
 }
 
 /// Runs the mover: carries out its job, and prints the result on standard output.

@@ -253,7 +253,7 @@ pub(super) mod tests {
             head[at] = byte;
             configuration_bytes(&head).unwrap_err().to_string()
         };
-        assert!(refused(5, b'x').contains("not what xl writes"));
+        assert!(refused(5, b'x').contains("not a stream from xl"));
         assert!(refused(32, 1).contains("order"));
         assert!(refused(36, 7).contains("flags"));
         assert!(refused(47, 0x7f).contains("bytes"));

@@ -524,8 +524,8 @@ fn a_name_that_is_there_twice_is_refused() {
     let mut site = Site::new();
     let twice = format!("basic_auth_users:\n  alice: {HASH}\n  alice: {HASH}\n");
     let said = site.start(&twice).unwrap_err().to_string();
-    assert!(said.contains("`alice` is there twice"), "{said}");
+    assert!(said.contains("`alice` is listed twice"), "{said}");
     let roles = format!("{}  alice: viewer\n", users());
     let said = site.start(&roles).unwrap_err().to_string();
-    assert!(said.contains("`alice` is there twice"), "{said}");
+    assert!(said.contains("`alice` is listed twice"), "{said}");
 }

@@ -96,7 +96,7 @@ impl Bounds {
             .roots
             .retain(|authority| self.authorities.contains(authority));
         if roots.is_empty() {
-            anyhow::bail!("all of its authorities are new, which takes a restart of the agent");
+            anyhow::bail!("all of its authorities are new; accepting them takes a restart of the agent");
         }
         let new = count - roots.len();
         if new > 0 {
@@ -135,7 +135,7 @@ impl Bounds {
         }
         let names: Vec<&str> = before.keys().map(String::as_str).collect();
         kept.push(format!(
-            "none of the users in force is left in basic_auth_users: passwords stay in force, those of {}",
+            "basic_auth_users has none of the current users: passwords stay in force, those of {}",
             names.join(", ")
         ));
         before.clone()
@@ -148,7 +148,7 @@ pub(super) fn notice(path: &std::path::Path, kept: &[String]) -> String {
     match kept.is_empty() {
         true => format!("{path} was read again"),
         false => format!(
-            "{path} was read again. It would let more in than before, which takes a restart of the agent. Until then: {}",
+            "{path} was read again. It would give more access than before, which takes a restart of the agent. Until then: {}",
             kept.join("; ")
         ),
     }

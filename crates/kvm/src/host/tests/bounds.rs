@@ -252,7 +252,7 @@ fn a_pin_or_a_home_that_comes_into_force_in_part_is_undone() {
         let Outcome::Failed(error) = outcome else {
             panic!("{outcome:?}");
         };
-        assert!(error.to_string().contains("in force are 1"), "{error}");
+        assert!(error.to_string().contains("CPUs 1 are in force"), "{error}");
         let touched: Vec<String> = runs_on(&tree).into_iter().filter(|on| *on != "0-3").collect();
         assert!(
             !touched.is_empty() && touched.iter().all(|on| on == "1,3"),
@@ -312,7 +312,7 @@ fn a_cpuset_that_shrinks_ends_home_and_pins_outside_and_is_nobodys_pin() {
         assert_eq!(seen.vms[0].settings.pinned_vcpus, Vec::<u16>::new());
         let said = notices(&mut host);
         assert!(
-            said.contains("home and pins of VM one are given up: its bounds were changed"),
+            said.contains("home and pins of VM one are lifted: its bounds were changed"),
             "{said}"
         );
         assert!(!said.contains("another program") && !in_force(&tree), "{said}");

@@ -71,7 +71,7 @@ fn a_mode_lives_in_the_metadata_and_one_that_makes_no_sense_leaves_the_vm_alone(
     let settings = host.sample().unwrap().vms[0].settings.clone();
     assert_eq!((settings.management, settings.mode), (Management::Ignored, None));
     let notices = host.take_notices().join("; ");
-    assert!(notices.contains("`carefully` is no mode"), "{notices}");
+    assert!(notices.contains("`carefully` is not a mode"), "{notices}");
 }
 
 /// Settings in libvirt's metadata of the running VM, and of its next start.

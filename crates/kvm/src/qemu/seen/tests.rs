@@ -65,9 +65,9 @@ fn nothing_but_a_regular_file_is_read_and_nothing_is_waited_for() {
     symlink("/fifo", its.join("link")).unwrap();
     symlink("/loop", its.join("loop")).unwrap();
     for (path, word) in [
-        ("/fifo", "no regular file"),
-        ("/link", "no regular file"),
-        ("/socket", "no regular file"),
+        ("/fifo", "not a regular file"),
+        ("/link", "not a regular file"),
+        ("/socket", "not a regular file"),
         ("/etc", "directory"),
         ("/none", "No such file"),
         ("/etc/vm.conf/x", "Not a directory"),
@@ -86,9 +86,9 @@ fn nothing_but_a_regular_file_is_read_and_nothing_is_waited_for() {
         changes_root: false,
     };
     for (path, word) in [
-        ("/proc/self/status", "the kernel's"),
-        ("/sys/kernel/notes", "the kernel's"),
-        ("/dev/null", "no regular file"),
+        ("/proc/self/status", "file system of the kernel"),
+        ("/sys/kernel/notes", "file system of the kernel"),
+        ("/dev/null", "not a regular file"),
     ] {
         if Path::new(path).exists() {
             assert!(why(&own, path).contains(word), "{path}: {}", why(&own, path));

@@ -56,7 +56,7 @@ fn the_name_and_the_uuid_of_roots_vm_are_roots_whoever_came_first() {
         );
         let notices = qemu.take_notices().join("\n");
         let user = format!("50 (user {})", theirs.1);
-        for word in [user.as_str(), "60 (user 0)", "root's alone is managed"] {
+        for word in [user.as_str(), "60 (user 0)", "only root's is managed"] {
             assert!(notices.contains(word), "{word}: {notices}");
         }
         // The order does not matter: root's VM first, or both at once.

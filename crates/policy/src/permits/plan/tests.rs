@@ -470,7 +470,7 @@ fn a_permit_that_the_floor_breaks_is_said_once() {
     let said = findings(&plans);
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(
-        said[0].contains("even at the least share of CPUs: 150000 LLC misses per slice"),
+        said[0].contains("even at the smallest share of CPUs: 150000 LLC misses per slice"),
         "{said:?}"
     );
 }

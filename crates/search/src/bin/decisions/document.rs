@@ -101,7 +101,7 @@ pub(crate) fn drawn_from(named: Option<&str>) -> anyhow::Result<String> {
     match named {
         Some(commit) => Ok(commit.to_owned()),
         None => last_commit(POLICY_PATH)
-            .with_context(|| format!("no commit is known that touched {POLICY_PATH}; run this in the work tree, or name one with --commit")),
+            .with_context(|| format!("cannot find the last commit that changed {POLICY_PATH}; run this in the work tree, or name a commit with --commit")),
     }
 }
 
@@ -268,7 +268,7 @@ fn cases(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
         .collect();
     if paths.is_empty() {
         bail!(
-            "no case is in {}; name the folder that holds `cases`",
+            "there are no cases in {}; name the folder that contains `cases`",
             folder.display()
         );
     }

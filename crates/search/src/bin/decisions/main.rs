@@ -105,12 +105,12 @@ fn seeds(text: &str) -> anyhow::Result<RangeInclusive<u64>> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let number = |text: &str| {
         text.parse()
-            .map_err(|_| anyhow!("`{text}` is no seed; write 1-5, or 7"))
+            .map_err(|_| anyhow!("`{text}` is not a seed; write 1-5, or 7"))
     };
     let (first, last) = (number(first)?, number(last)?);
     ensure!(
         first <= last,
-        "{first}-{last} holds no seed; write the smaller first"
+        "{first}-{last} contains no seeds; write the smaller number first"
     );
     Ok(first..=last)
 }
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(seeds("1-3").unwrap(), 1..=3);
         assert_eq!(seeds("7").unwrap(), 7..=7);
         let said = |text: &str| seeds(text).unwrap_err().to_string();
-        assert!(said("3-1").contains("the smaller first"));
-        assert!(said("one").contains("is no seed"));
+        assert!(said("3-1").contains("the smaller number first"));
+        assert!(said("one").contains("is not a seed"));
     }
 }

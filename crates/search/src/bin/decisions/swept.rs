@@ -76,12 +76,12 @@ fn print(
         cell.disturbance = args.common.disturbance();
     }
     if cells.is_empty() {
-        bail!("none of these machines has room for any of these programs; name others");
+        bail!("no program fits on any of these machines; name other programs or machines");
     }
     let seeds: Vec<u64> = args.common.seeds.clone().collect();
     let contenders = args.common.contenders();
     let swept = run(cells, &contenders, &seeds, args.common.jobs)?;
-    println!("work beside default, mean over VMs and seeds (decisions, GiB moved)");
+    println!("work relative to default, mean over VMs and seeds (decisions, GiB moved)");
     for (cell, works) in &swept {
         if args
             .below
