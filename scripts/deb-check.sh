@@ -66,6 +66,7 @@ check "dependencies are found in Debian" within sh -c 'apt-get install -q -y --n
 list > "$place/before"
 check "install" within sh -c 'apt-get install -q -y --no-install-recommends /packages/*.deb'
 check "the command runs" within homenode --version
+check "the command has at most 25 MB" sh -c "test \$(stat -c %s '$fresh/usr/bin/homenode') -le 25000000"
 check "the twin runs" within homenode sim tavo-mixed --json
 check "numad is ours" within sh -c 'test "$(readlink /usr/bin/numad)" = homenode && test -e /usr/bin/numad.distrib'
 check "its group is there" within getent group homenode
