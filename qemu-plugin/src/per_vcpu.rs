@@ -16,7 +16,8 @@ impl<T> PerVcpu<T> {
         PerVcpu([const { AtomicPtr::new(ptr::null_mut()) }; VCPUS_MAX])
     }
 
-    /// Begins a vCPU. QEMU may reuse the number of a vCPU that has ended; the new vCPU continues with the old one's state.
+    /// Sets up the state of a vCPU that starts. QEMU may reuse the number of a vCPU that has ended; the new vCPU then inherits the
+    /// old one's state.
     pub(crate) fn begin(&self, at: c_uint, state: impl FnOnce() -> Option<T>) {
         let Some(slot) = self.0.get(at as usize) else {
             return;

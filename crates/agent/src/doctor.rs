@@ -284,7 +284,7 @@ fn counters(root: &Path) -> Found {
         (why, _) => Err(lack(
             why.unwrap_or("a counter could not be opened"),
             "decisions are based on CPU and memory alone",
-            "run as root, or sysctl kernel.perf_event_paranoid=0; if this host is a VM, it needs a PMU",
+            "run as root, or sysctl kernel.perf_event_paranoid=0; a VM needs a PMU",
         )),
     }
 }
@@ -294,7 +294,7 @@ fn uncore_counters(root: &Path, machine: Option<&Machine>) -> Found {
         lack(
             why,
             "traffic of links and memory is not counted",
-            "modprobe intel_uncore, or amd_uncore, and run as root; a host that is a VM has none",
+            "modprobe intel_uncore or amd_uncore, and run as root; VMs have none",
         )
     };
     let machine = machine.ok_or_else(|| missing("the machine cannot be read".to_owned()))?;
@@ -347,9 +347,7 @@ fn tracker(root: &Path, wanted: Tracker) -> Found {
             why,
             "working sets are watched by other means",
             match wanted {
-                Tracker::Damon => {
-                    "run as root, on a kernel with CONFIG_DAMON_SYSFS, while no other program uses DAMON"
-                }
+                Tracker::Damon => "run as root, with CONFIG_DAMON_SYSFS and no other user of DAMON",
                 _ => "run the agent as root",
             },
         )),

@@ -263,7 +263,7 @@ mod tests {
         assert!(begun.elapsed() < Duration::from_secs(5) && !nodes.is_empty());
         let said = format!("{:#}", trouble.unwrap());
         assert!(
-            said.contains("ledger.json") && said.contains("holds it"),
+            said.contains("ledger.json") && said.contains("has held the lock"),
             "{said}"
         );
         drop(held);

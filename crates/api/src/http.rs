@@ -527,7 +527,7 @@ mod tests {
             "127.0.0.1:99999",
         ] {
             assert!(
-                listen(bad).unwrap_err().to_string().contains("no address"),
+                listen(bad).unwrap_err().to_string().contains("is not an address"),
                 "{bad}"
             );
         }

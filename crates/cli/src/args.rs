@@ -39,11 +39,11 @@ use crate::wss::WssArgs;
 #[derive(Debug, Parser)]
 #[command(name = "homenode", version, arg_required_else_help = true)]
 #[command(after_help = "Examples:
+  homenode run --host twin --fast         try it: a simulated four-node host
+  homenode sim overcommit                 simulate a scenario
+  homenode run --dry-run                  what the agent would do here
   homenode run                            the agent on this host
-  homenode run --host twin --fast         try it: a simulated four-node host with seven VMs
-  homenode sim overcommit                 simulate a scenario and show what came of it
-  homenode run --host libvirt --dry-run   what it would do here, without doing it
-  homenode machine                        nodes, CPUs, caches, distances of this host
+  homenode machine                        nodes, CPUs, caches of this host
   homenode place --vcpus 4 --memory 8GiB  where would such a VM go, and why")]
 pub(crate) struct Args {
     /// The command to run.
@@ -152,7 +152,7 @@ fn whole_paragraphs(text: &str) -> String {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run the agent: watch VMs, place them, bring their memory home
+    /// Run the agent: watch VMs, place them, move their memory home
     Run(RunArgs),
     /// Simulate a scenario and show the results
     #[command(after_help = "Examples:
@@ -264,7 +264,7 @@ Examples:
   homenode wss web --window 5min        what it uses within five minutes
   homenode wss web --json               the same, as JSON
   homenode wss                          all VMs, with their last figures
-  homenode wss --log guest.pages        no agent: from a log that the emulator's plugin wrote of a guest"
+  homenode wss --log guest.pages        no agent needed: from a log of a guest, written by the plugin"
     )]
     Wss(WssArgs),
     /// Let the agent take memory that VMs do not use
@@ -297,11 +297,11 @@ Examples:
     Reservations(ReservationsArgs),
     /// Show what guests were told about their nodes
     #[command(
-        after_help = "The agent tells a guest with virtual nodes and a topology device, live, on which of the host's nodes its vCPUs and memory
-are (docs/TOPOLOGY.md says what a guest needs).
+        after_help = "If a guest has virtual nodes and a topology device, the agent informs it, while it runs, of which host nodes its vCPUs and
+memory are on (docs/TOPOLOGY.md says what a guest needs).
 
 Examples:
-  homenode topology                    all VMs, in a line each
+  homenode topology                    all VMs, one line each
   homenode topology web                what the guest of VM web was told, and when
   homenode topology web --json         the same, as JSON"
     )]
@@ -348,11 +348,11 @@ Examples:
   homenode record prune --older 7               delete what is older than 7 days"
     )]
     Record(RecordCommand),
-    /// Replay recorded decisions, also under other settings
+    /// Replay recorded decisions, with the same or other settings
     #[command(
         after_help = "The history keeps samples of the host for a day (docs/HISTORY.md). A replay passes them through the agent's loop again. With
 the same settings it makes exactly the same decisions; gaps in the recording are reported. With other settings it shows the
-differences, but decides on the host as it was recorded, not as it would have become.
+differences; each decision is still based on the recorded host, not on what the new decisions would have made of it.
 
 Examples:
   homenode replay                                     the last run in this host's history
@@ -378,7 +378,7 @@ Examples:
   homenode reproduce tavo policies.imbalance --figures figures
   homenode reproduce TAVO --json --jobs 1")]
     Reproduce(ReproduceArgs),
-    /// Run an experiment that a file describes
+    /// Run the experiment described in a file
     #[command(
         after_help = "A file says what is run (a grid of labels, each with its settings), what is computed from the runs, and how the
 results are shown. docs/EXPERIMENTS.md explains the format, and data/experiments/example.toml is one to start from.

@@ -25,7 +25,7 @@ pub(crate) struct ExperimentArgs {
     /// multiplied by each factor. May be given several times
     #[arg(long, value_name = "INPUT=FACTOR,...", value_parser = changes)]
     pub vary: Vec<Changes>,
-    /// Print CSV instead of results: a row for each VM of each run, with all that was counted
+    /// Print CSV instead of results: a row for each VM of each run, with all of its counters
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
     /// Write the rows that `--csv` prints as Parquet

@@ -23,9 +23,9 @@ pub(crate) struct ListArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum What {
-    /// Hosts of published experiments, and hosts of today, for `--machine` and `--host twin:NAME`
+    /// Hosts of published experiments and current hosts, for `--machine` and `--host twin:NAME`
     Machines,
-    /// Programs that VMs of a scenario run
+    /// Programs that the VMs of a scenario can run
     Workloads,
     /// Scenarios for `sim`, `search` and `--host twin:NAME`
     Scenarios,

@@ -20,7 +20,7 @@ pub(crate) struct LogArgs {
     /// Use only windows with this label
     #[arg(long, value_name = "LABEL", requires = "log")]
     pub label: Option<String>,
-    /// Observation interval in seconds (mu), after each of which the hot frames are counted; default: one window of the log
+    /// Observation interval (mu) in seconds; hot frames are counted at the end of each. Default: one window of the log
     #[arg(long, value_name = "SECONDS", requires = "log")]
     pub mu: Option<f64>,
     /// How many times a frame must be logged before PRL calls it hot (tau)

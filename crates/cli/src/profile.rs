@@ -43,10 +43,10 @@ pub(crate) struct ProfileArgs {
     /// Share of cache lines to follow if the program uses many, such as `1%` or `0.01`; if it uses few, all are followed
     #[arg(long, value_name = "SHARE", default_value = "1%")]
     pub rate: Share,
-    /// Size of the core's reorder buffer in instructions, from which accesses in flight are derived; docs/PROFILE.md lists some
+    /// Size of the core's reorder buffer in instructions, which limits the accesses in flight; docs/PROFILE.md has some sizes
     #[arg(long, value_name = "COUNT", default_value = "128", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub window: u64,
-    /// Count nothing until the program makes the system call 0x686f6d65, which does not exist
+    /// Count nothing until the program makes the unused system call 0x686f6d65 as a signal to start
     #[arg(long)]
     pub announced: bool,
     /// Where to write the profile; default: the program's name with `.toml`, in this directory

@@ -50,7 +50,7 @@ pub(crate) struct RunsArgs {
     /// Number of runs at a time; default: the number of CPUs. Results do not depend on it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
-    /// Make every run again, and keep none
+    /// Repeat every run: neither use nor store finished runs
     #[arg(long)]
     pub fresh: bool,
     /// Directory for finished runs; default: `homenode/reproduce` in the user's cache directory

@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn a_page_that_states_what_cannot_be_is_refused() {
         for (at, value, part) in [
-            (1, 1, "of version 1"),
+            (1, 1, "has version 1"),
             (3, 1 << 50, "CPUs"),
             (5, 1 << 20, "bytes; it must be"),
         ] {

@@ -131,7 +131,7 @@ fn pages_on(vm: &VmView<'_>, nodes: &NodeSet) -> Option<Pages> {
 }
 
 impl Pace {
-    /// Records the effect of the last cycle's moves; returns whether they were in vain and none before them were.
+    /// Records the effect of the last cycle's moves. Returns true if they are the first moves without an effect.
     fn learn(&mut self, vm: &VmView<'_>, config: &Config) -> bool {
         if self.home.as_ref() != vm.home {
             self.home = vm.home.cloned();

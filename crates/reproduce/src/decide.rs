@@ -41,7 +41,7 @@ pub(crate) fn judged(claim: Claim, experiment: &Design, mut decision: Decision) 
     }
     if let Some(name) = unknown_name(&claim, &judgement) {
         let said =
-            format!("the file of claims says something of `{name}`, which its experiment does not judge");
+            format!("the claims file has an entry for `{name}`, but its experiment checks no such claim");
         return undecided(claim, Verdict::Pending, said);
     }
     if judgement.verdict == Verdict::Holds {

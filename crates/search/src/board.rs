@@ -10,7 +10,7 @@ use crate::known::Known;
 use crate::score::{CaseScore, MUCH_WORSE, SLOWED, Total};
 use crate::sweep::{Cell, Work};
 
-/// The policies whose gap to the best known is shown, and whose slowed VMs are listed.
+/// The set of policies whose gap to the best known result is shown, and whose slowed VMs are listed.
 const OURS: &str = "homenode";
 /// Cells of a sweep that do less than this share of `default`'s work are listed.
 const WORK_MIN: f64 = 0.98;

@@ -46,7 +46,7 @@ impl fmt::Display for Shard {
 
 /// A text that is not a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a shard must be one of several parts, such as `1/8` to `8/8`")]
+#[error("a shard is written PART/PARTS, PART from 1 to PARTS, PARTS at least 2: `1/8` is the first of eight")]
 pub struct NoShard;
 
 impl FromStr for Shard {

@@ -262,10 +262,9 @@ pub struct ReleaseReport {
     pub released: u64,
     /// Number of released pages that the hypervisor invalidated.
     pub invalidated: u64,
-    /// Time spent calling and sending queues, and time spent invalidating pages, in seconds, summed over vCPUs. Neither includes
-    /// waits for locks.
+    /// Seconds that vCPUs spent in hypercalls that send queues of released pages, without waits for locks; the sum over vCPUs.
     pub sending_s: f64,
-    /// See [`ReleaseReport::sending_s`].
+    /// Seconds that they spent invalidating these pages, without waits for locks; the sum over vCPUs.
     pub invalidating_s: f64,
 }
 

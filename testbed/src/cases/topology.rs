@@ -47,7 +47,7 @@ fn both_methods(outside: &mut Outside<'_>, guest: &mut TopologyGuest) -> anyhow:
         ensure!(again != 0, "the module can be loaded twice");
         let median = random_moves(guest, first).with_context(|| format!("method {method}"))?;
         outside.note(format!(
-            "{method}: {MOVES} moves, from update to applied {median} us (median)"
+            "{method}: {MOVES} moves; median time from update until applied: {median} us"
         ));
         came_while_offline(guest).with_context(|| format!("method {method}"))?;
         ensure!(

@@ -241,7 +241,9 @@ impl Workshop {
     /// When it has not been built.
     pub fn plugin(&self) -> anyhow::Result<&Path> {
         self.plugin.as_deref().with_context(|| {
-            format!("{PLUGIN} is not beside this program: cargo build -p homenode-qemu-plugin")
+            format!(
+                "{PLUGIN} is not next to this program; build it with `cargo build -p homenode-qemu-plugin`"
+            )
         })
     }
 
@@ -251,7 +253,7 @@ impl Workshop {
     /// When it has not been built.
     pub fn homenode(&self) -> anyhow::Result<&Path> {
         let built = self.homenode.as_deref();
-        built.context("homenode is not beside this program: cargo build -p homenode-cli")
+        built.context("homenode is not next to this program; build it with `cargo build -p homenode-cli`")
     }
 
     fn capabilities(&self) -> PathBuf {

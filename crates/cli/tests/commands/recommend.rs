@@ -104,7 +104,7 @@ fn what_is_recommended_waits_is_applied_and_rejected() {
     });
     assert_eq!(home, web["action"]["nodes"]);
     let (status, said) = refused(&agent.ask(&["recommend", "apply", &id]));
-    assert!(status == 1 && said.contains("applied already"), "{status} {said}");
+    assert!(status == 1 && said.contains("already applied"), "{status} {said}");
     assert!(text(&agent.ask(&["recommend", "reject", &other])).contains("is rejected: give VM db"));
     assert!(
         ask(&["recommend"])["recommendations"]

@@ -153,10 +153,11 @@ fn what_cannot_be_is_refused_with_status_2_and_nothing_is_made() {
         ),
         (
             &["permits", "--seeds", "1..10", "--shard", "3/2", "--store", "s"],
-            "`1/8` to `8/8`",
+            "`1/8` is the first of eight",
         ),
         (&["permits", "--shard", "1/2"], "--store"),
         (&["permits", "--slurm"], "--store"),
+        (&["permits", "--parquet", "/nonexistent/x"], "its directory does not exist"),
         (&["permits", "--metric", "runtime"], "did you mean `runtime_s`?"),
         (&["permits", "--jobs", "0"], "1..=1024"),
         (&["merge", "nowhere"], "there is no such store"),

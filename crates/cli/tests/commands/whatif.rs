@@ -183,7 +183,7 @@ fn a_scenario_is_asked_at_a_time_and_answers_the_same_every_time() {
             1,
             "VM cg is not known yet: it was at work in",
         ),
-        (&["cg=0", "--at", "401s"], 2, "lasts 400s"),
+        (&["cg=0", "--at", "401s"], 2, "lasts only 400s"),
         (
             &["cg=0", "--at", "400s"],
             2,

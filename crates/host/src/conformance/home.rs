@@ -19,7 +19,7 @@ pub(super) static HOLDS: Check = Check {
     run: home_holds,
 };
 
-/// Checks that lifting a home restores the VM's affinities. Earlier checks pinned the VM, so the pins are lifted first.
+/// Checks that a VM without its home has its earlier affinities again. Earlier checks pinned the VM, so it is unpinned first.
 fn home_is_lifted(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     lift_twice(host, vm, Lever::Home)?;
     let unplaced = sample(host)?;

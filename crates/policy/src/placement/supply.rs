@@ -364,7 +364,7 @@ impl Supply {
         }
     }
 
-    /// Returns the size of the huge pages that count as memory here; `None` for ordinary memory.
+    /// Returns the size of the huge pages in which memory is counted here; `None` if ordinary memory is counted.
     pub(super) fn memory_of(&self) -> Option<Bytes> {
         self.memory_of
     }

@@ -23,7 +23,7 @@ use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 /// Maximum number of tokens of an expression, and of nesting levels: parsing and evaluation are recursive.
 const TOKENS_MAX: usize = 1_000;
 const DEPTH_MAX: u32 = 64;
-/// Maximum number of digits in a number: a 64-bit number has no more significant ones.
+/// Maximum number of digits in a number: a 64-bit float never needs more than 17.
 const DIGITS_MAX: usize = 17;
 
 /// An expression.

@@ -65,7 +65,7 @@ impl Engine {
                     left -= moved;
                 }
                 alike.pages -= now;
-                // Pages that are missing or find no room will not do better later.
+                // Retrying would not help: pages that are absent, or do not fit on the target node, would fail again.
                 if moved == now && alike.pages > 0 {
                     rest.push(alike);
                 }

@@ -182,7 +182,7 @@ fn memory_moves_as_far_as_the_event_says_and_the_report_says_how_far() {
     assert!(note.starts_with("moved 576MiB until 5"), "{note}");
     let (on, (result, note)) = run(Some(Bytes::from_mib(100)));
     assert_eq!((on, result), (vec![0, 476, 100, 0], EventResult::Done));
-    assert!(note.contains("budget"), "{note}");
+    assert!(note.contains("the requested maximum"), "{note}");
 }
 
 #[test]
