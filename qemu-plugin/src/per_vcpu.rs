@@ -16,7 +16,7 @@ impl<T> PerVcpu<T> {
         PerVcpu([const { AtomicPtr::new(ptr::null_mut()) }; VCPUS_MAX])
     }
 
-    /// Sets up the state of a vCPU that starts. QEMU may reuse the number of a vCPU that has ended; the new vCPU then inherits the
+    /// Sets up the state of a vCPU that starts. QEMU may reuse the number of a vCPU that has ended; the new vCPU inherits the
     /// old one's state.
     pub(crate) fn begin(&self, at: c_uint, state: impl FnOnce() -> Option<T>) {
         let Some(slot) = self.0.get(at as usize) else {

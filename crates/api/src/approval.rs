@@ -11,7 +11,7 @@ use crate::time::WallTime;
 /// What policies recommend, and what became of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Recommendations {
-    /// The remembered recommendations, by number: all open ones, and the newest of those that are not open.
+    /// The remembered recommendations, by number: all open ones, and the newest closed ones.
     pub recommendations: Vec<Recommendation>,
 }
 

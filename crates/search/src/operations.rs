@@ -272,7 +272,7 @@ pub fn case(class: Class, seed: u64) -> Files {
     }
 }
 
-/// Returns the machine with so much memory that the `sold` memory is at most [`MEMORY_SHARE`] of it. Missing memory is added
+/// Returns the machine with enough memory that the `sold` memory is at most [`MEMORY_SHARE`] of it. Missing memory is added
 /// evenly to all nodes.
 fn with_room(mut machine: Machine, sold: Bytes) -> Machine {
     let host: Bytes = machine.nodes.values().map(|node| node.memory_bytes).sum();

@@ -52,7 +52,7 @@ pub(crate) enum Of {
     Allowed,
     /// Memory of the guest, in bytes.
     Memory,
-    /// CPUs used by processes outside VMs, of those that the VM may run on.
+    /// How many of the CPUs that the VM may run on were used by processes outside VMs.
     HostRan,
     /// CPUs used by processes outside VMs, of the sibling hyperthreads of the VM's vCPUs.
     HostBeside,
@@ -70,7 +70,7 @@ pub(crate) struct Layout {
 /// A figure of another VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OfOther {
-    /// CPUs that the other VM used, of those that this VM may run on.
+    /// How many of the CPUs that this VM may run on were used by the other VM.
     Ran,
     /// CPUs that the other VM used, of the siblings of this VM's vCPUs.
     Beside,
@@ -564,7 +564,7 @@ impl Ground {
 
 /// The host's use of resources that no VM accounts for.
 struct Rest {
-    /// CPUs used, of those that the VM may run on.
+    /// How many of the CPUs that the VM may run on were used.
     ran: f64,
     /// CPUs used, of the siblings of the VM's vCPUs.
     beside: f64,

@@ -161,7 +161,7 @@ const RULES: [Rule; 21] = [
         name: "riddles",
         about: "words by which text is read twice, such as 'nobody', 'anew', 'so much': the number only falls",
         check: words::riddles,
-        limit: Limit::AtMost(65),
+        limit: Limit::AtMost(51),
     },
     Rule {
         name: "licences",

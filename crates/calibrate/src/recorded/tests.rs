@@ -93,8 +93,11 @@ fn what_was_counted_is_what_the_program_does() {
 #[test]
 fn a_machine_without_figures_and_a_time_without_vms_are_refused() {
     let machine = preset("r910").unwrap();
-    let nobody = seen(&machine, &[], &[Counters::default()]);
-    assert_eq!(Recorded::of(&machine, &nobody).unwrap_err(), RecordedError::NoVms);
+    let without_vms = seen(&machine, &[], &[Counters::default()]);
+    assert_eq!(
+        Recorded::of(&machine, &without_vms).unwrap_err(),
+        RecordedError::NoVms
+    );
     assert_eq!(
         Recorded::of(&machine, &Seen::new(&machine)).unwrap_err(),
         RecordedError::TooShort
@@ -104,7 +107,7 @@ fn a_machine_without_figures_and_a_time_without_vms_are_refused() {
         ..machine.clone()
     };
     assert!(matches!(
-        Recorded::of(&bare, &nobody),
+        Recorded::of(&bare, &without_vms),
         Err(RecordedError::NoHardware(_))
     ));
 }

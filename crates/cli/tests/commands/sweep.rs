@@ -157,7 +157,10 @@ fn what_cannot_be_is_refused_with_status_2_and_nothing_is_made() {
         ),
         (&["permits", "--shard", "1/2"], "--store"),
         (&["permits", "--slurm"], "--store"),
-        (&["permits", "--parquet", "/nonexistent/x"], "its directory does not exist"),
+        (
+            &["permits", "--parquet", "/nonexistent/x"],
+            "its directory does not exist",
+        ),
         (&["permits", "--metric", "runtime"], "did you mean `runtime_s`?"),
         (&["permits", "--jobs", "0"], "1..=1024"),
         (&["merge", "nowhere"], "there is no such store"),

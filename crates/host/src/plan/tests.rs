@@ -112,9 +112,9 @@ fn a_plan_made_from_another_view_is_stale_whatever_it_asks() {
 
 #[test]
 fn a_plan_for_a_vm_that_does_not_run_is_refused() {
-    let nobody = VmId(2);
+    let unknown = VmId(2);
     let act = Act::SetHome { nodes: nodes("0") };
-    assert_eq!(check(act.on(nobody)), Err(Refusal::UnknownVm { vm: nobody }));
+    assert_eq!(check(act.on(unknown)), Err(Refusal::UnknownVm { vm: unknown }));
 }
 
 #[test]

@@ -151,8 +151,7 @@ impl LeverState<Kvm> for Vcpus {
                 }
                 pins.ours.remove(&index);
                 others.push(index);
-                // An agent that died, or got no answer, between journal and pin leaves a journalled pin that never came into
-                // force.
+                // An agent that died between journal and pin leaves a journalled pin that never came into force.
                 let entry = context.journal.as_ref().and_then(|journal| journal.entry(run.vm));
                 let was = entry.and_then(|entry| entry.before.vcpus.get(&index));
                 let was = was.map(|cpus| cpus.intersection(&usable));

@@ -136,7 +136,7 @@ const LEFT_TO_KERNEL: u32 = 60;
 pub struct State {
     /// Profiles of all VMs.
     pub profiles: Profiles,
-    /// Changes that are not judged yet, and the outcomes of those that are.
+    /// Changes that are not judged yet, and the outcomes of judged ones.
     pub trials: trial::State,
     room: Room,
     shape: Option<KnownShape>,

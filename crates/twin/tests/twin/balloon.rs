@@ -179,19 +179,19 @@ fn local(twin: &mut Twin, over: Ns) -> f64 {
 
 #[test]
 fn what_xen_gives_back_lies_on_any_node_and_only_a_guest_that_is_told_finds_what_is_near() {
-    let nobody = |_: &mut VmSpec| {};
+    let unchanged = |_: &mut VmSpec| {};
     // The returned GiB is on four nodes, and half of it is in use. All that was touched before the balloon acted was near.
     let held = |twin: &mut Twin| {
         let sample = twin.sample().unwrap();
         let pages = sample.vms[0].pages.clone().unwrap();
         pages.values().map(|pages| pages.0 >> 8).collect::<Vec<_>>()
     };
-    let mut told = after_a_balloon(Vnuma::Live, nobody);
+    let mut told = after_a_balloon(Vnuma::Live, unchanged);
     let held = held(&mut told);
     assert!(held[1..].iter().all(|mib| *mib >= 255), "{held:?}");
     let near = local(&mut told, SECOND);
     for vnuma in [Vnuma::None, Vnuma::Static] {
-        let any = local(&mut after_a_balloon(vnuma, nobody), SECOND);
+        let any = local(&mut after_a_balloon(vnuma, unchanged), SECOND);
         assert!(any < 0.3 && near > 0.4, "{vnuma:?}: {any} against {near}");
     }
 }

@@ -382,8 +382,8 @@ fn threads_that_gather_use_the_memory_of_one_of_them_and_nothing_moves() {
         "each its own: {seen:?}"
     );
     assert!(seen[1][1] > 0.99 && seen[2][0] > 0.99, "{seen:?}");
-    let mut nobody = scenario.clone();
-    nobody.events[0].action = gather(2);
-    let error = Twin::new(r910(), &nobody, 1).map(drop).unwrap_err().to_string();
+    let mut unnamed = scenario.clone();
+    unnamed.events[0].action = gather(2);
+    let error = Twin::new(r910(), &unnamed, 1).map(drop).unwrap_err().to_string();
     assert!(error.contains("thread to gather at is 2"), "{error}");
 }

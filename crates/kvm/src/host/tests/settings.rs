@@ -24,16 +24,16 @@ fn a_permit_lives_in_the_metadata_beside_what_the_operator_wrote() {
     host.set(vm(), Setting::Permit(None)).unwrap();
     let settings = host.sample().unwrap().vms[0].settings.clone();
     assert_eq!(settings, before.vms[0].settings);
-    let nobody = host.set(VmId(1), Setting::Permit(Some(permit)));
+    let unknown = host.set(VmId(1), Setting::Permit(Some(permit)));
     assert!(
         matches!(
-            nobody,
+            unknown,
             Err(ActionError {
                 why: Failure::VmGone,
                 ..
             })
         ),
-        "{nobody:?}"
+        "{unknown:?}"
     );
     drop(host);
     let refused = |tree: &Tree, acting| {
