@@ -97,8 +97,8 @@ class Help:
         return self.known[names]
 
     def subcommands(self, names: tuple[str, ...]) -> set[str]:
-        listed = re.search(r"^Commands:\n((?: .*\n|\n(?= ))+)", self.of(names) + "\n", re.M)
-        return set(re.findall(r"^  ([a-z][a-z-]*)(?=  )", listed[1], re.M)) if listed else set()
+        # Commands are listed before options, under one heading or several.
+        return set(re.findall(r"^  ([a-z][a-z-]*)(?=  )", self.of(names).split("\nOptions:\n")[0], re.M))
 
     def wrong(self, words: list[str]) -> str | None:
         """The parts of a line that the program does not know."""

@@ -69,8 +69,8 @@ def commands() -> str:
     def add(names: list[str], level: int) -> None:
         text = says(*names, "--help")
         parts.append(f"{'#' * level} {' '.join(['homenode', *names])}\n\n{fenced(text)}")
-        listed = re.search(r"^Commands:\n((?: .*\n|\n(?= ))+)", text + "\n", re.M)
-        for name in re.findall(r"^  ([a-z][a-z-]*)(?=  )", listed[1], re.M) if listed else []:
+        # Commands are listed before options, under one heading or several.
+        for name in re.findall(r"^  ([a-z][a-z-]*)(?=  )", text.split("\nOptions:\n")[0], re.M):
             if name != "help":
                 add([*names, name], min(level + 1, 3) if names else 2)
 

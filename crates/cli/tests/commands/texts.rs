@@ -22,19 +22,14 @@ memory = \"2GiB\"
 workload = \"povray\"
 ";
 
-/// Names of the commands in a help text, or of those in all groups of the program's own.
+/// Names of the commands in a help text: they are listed before the options, under one heading or several.
 fn commands(help: &str) -> Vec<String> {
-    const HEADS: [&str; 6] = ["Commands:", "See:", "Decide:", "Hold:", "Simulate:", "Service:"];
-    let paragraphs = help
-        .split("\n\n")
-        .map(|paragraph| paragraph.trim_start_matches('\n'));
-    let listed = paragraphs.filter_map(|paragraph| {
-        let (head, list) = paragraph.split_once('\n')?;
-        HEADS.contains(&head).then_some(list)
-    });
-    let listed = listed.flat_map(str::lines);
+    let listed = help.lines().take_while(|line| *line != "Options:");
     // Continuation lines of a description are indented further.
-    let names = listed.filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')));
+    let names = listed.filter_map(|line| {
+        line.strip_prefix("  ")
+            .filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()))
+    });
     let names = names.filter_map(|line| line.split_whitespace().next());
     names.filter(|name| *name != "help").map(str::to_owned).collect()
 }
