@@ -231,7 +231,7 @@ bandwidth (`500MB/s`). A VM that causes more loses processor time until it is ba
 
 Examples:
   homenode permit suggest web          a permit for VM web, from its behaviour and from its size
-  homenode permit set web 250k         book it; it is stored with the VM and survives restarts and migration
+  homenode permit set web 250k         book it; it is stored with the VM
   homenode permit set web none         take it back
   homenode permit show                 permits, pollution now, VMs OVER theirs and the CPU they keep
   homenode permit usage web --json     used against booked, per hour"
@@ -248,7 +248,7 @@ with one home node has all of its memory there, whatever its policy.
 
 Examples:
   homenode memory-policy show                         policy in force and pages per node, of all VMs
-  homenode memory-policy set web round-4k             choose; it is stored with the VM and survives restarts and migration
+  homenode memory-policy set web round-4k             choose; it is stored with the VM
   homenode memory-policy set web first-touch+carrefour
   homenode memory-policy set web none                 leave the choice to the agent
   homenode memory-policy advise web                   which one suits it, from its behaviour"
