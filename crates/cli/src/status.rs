@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use homenode_api::Request;
-use homenode_api::answer::{Happened, Maintenance, Overview, Recommendations, Reservations};
+use homenode_api::answer::{Happened, Overview, Recommendations, Reservations};
 use homenode_control::VmStatus;
 use homenode_control::recommendations::State;
 use homenode_host::{EventRecord, Mode};
@@ -71,10 +71,9 @@ struct Group {
 pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<()> {
     let dir = args.agent.dir();
     let overview: Overview = ask_agent(dir, &Request::Overview)?;
-    let maintenance: Maintenance = ask_agent(dir, &Request::Maintenance)?;
     let recommended: Recommendations = ask_agent(dir, &Request::Recommendations)?;
     let reserved: Reservations = ask_agent(dir, &Request::Reservations)?;
-    let shown = Shown::of(&overview, &maintenance, &recommended, &reserved);
+    let shown = Shown::of(&overview, &recommended, &reserved);
     if args.agent.json() {
         return print_json("status", &shown);
     }
@@ -83,13 +82,9 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<()> {
 }
 
 impl Shown {
-    fn of(
-        overview: &Overview,
-        maintenance: &Maintenance,
-        recommended: &Recommendations,
-        reserved: &Reservations,
-    ) -> Shown {
+    fn of(overview: &Overview, recommended: &Recommendations, reserved: &Reservations) -> Shown {
         let vms = &overview.status.vms;
+        let drained = overview.status.nodes.iter().filter(|node| node.is_drained);
         let open = recommended.recommendations.iter();
         let open = open.filter(|one| one.state == State::Open);
         let open = open.map(|one| {
@@ -112,7 +107,7 @@ impl Shown {
         Shown {
             at_ns: overview.status.at_ns,
             paused_for_ns: overview.status.paused_for_ns,
-            drained: maintenance.drains.iter().map(|drain| drain.node).collect(),
+            drained: drained.map(|node| node.node).collect(),
             modes: modes(vms),
             in_force: in_force(vms),
             waiting: open.chain(reserved).collect(),
@@ -124,7 +119,7 @@ impl Shown {
                 )
                 .collect(),
             last: events()
-                .find(|event| event.kind == EventRecord::DECIDED && event.outcome.as_deref() == Some("done"))
+                .find(|event| EventRecord::is_carried_out(&event.kind, event.outcome.as_deref()))
                 .cloned(),
         }
     }

@@ -31,7 +31,26 @@ impl EventRecord {
 
     /// Returns true if the event is a decision that was carried out.
     pub fn was_carried_out(&self) -> bool {
+        EventRecord::is_carried_out(&self.kind, self.outcome.as_deref())
+    }
+
+    /// Returns true if an event of this kind and outcome is a decision that was carried out.
+    pub fn is_carried_out(kind: &str, outcome: Option<&str>) -> bool {
         let is_done = |outcome: &str| outcome == Outcome::Done.kind() || outcome == Outcome::MOVED;
-        self.kind == EventRecord::DECIDED && self.outcome.as_deref().is_some_and(is_done)
+        kind == EventRecord::DECIDED && outcome.is_some_and(is_done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_and_moves_are_carried_out_and_renewals_and_failures_are_not() {
+        let is_carried_out = |outcome| EventRecord::is_carried_out(EventRecord::DECIDED, Some(outcome));
+        assert!(["done", "moved"].into_iter().all(is_carried_out));
+        assert!(!["renewed", "dry-run", "failed"].into_iter().any(is_carried_out));
+        assert!(!EventRecord::is_carried_out("found", None));
+        assert!(!EventRecord::is_carried_out("found", Some("done")));
     }
 }

@@ -63,6 +63,7 @@ fn a_node_is_emptied_shown_and_given_back() {
     assert_ne!(placed["nodes"], node, "{placed}");
     let shown = text(&agent.ask(&["drain"]));
     assert_eq!(shown, format!("node {home} is empty\n"));
+    assert_eq!(ask(&["status"])["drained"], node);
     for (args, status, word) in [
         (&["drain", "99"][..], 2, "no node 99"),
         (&["drain", "0-3"], 1, "no node would be left"),

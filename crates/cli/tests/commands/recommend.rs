@@ -103,6 +103,9 @@ fn what_is_recommended_waits_is_applied_and_rejected() {
         (!vm["home"].is_null()).then_some(vm["home"].clone())
     });
     assert_eq!(home, web["action"]["nodes"]);
+    let status = ask(&["status"]);
+    assert_eq!(status["in_force"], json!([{"what": "a home", "vms": ["web"]}]));
+    assert_eq!(status["last"]["vm"], "web", "{status}");
     let (status, said) = refused(&agent.ask(&["recommend", "apply", &id]));
     assert!(status == 1 && said.contains("already applied"), "{status} {said}");
     assert!(text(&agent.ask(&["recommend", "reject", &other])).contains("is rejected: give VM db"));
