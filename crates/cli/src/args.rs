@@ -137,13 +137,10 @@ fn with_whole_paragraphs(command: clap::Command) -> clap::Command {
 fn whole_paragraphs(text: &str) -> String {
     let mut joined = String::new();
     for line in text.lines() {
-        let starts = line.is_empty() || line.starts_with(' ') || joined.is_empty();
-        let follows_text = !joined.ends_with(['\n', ':']);
-        joined.push_str(match (starts, follows_text) {
-            _ if joined.is_empty() => "",
-            (false, true) => " ",
-            _ => "\n",
-        });
+        if !joined.is_empty() {
+            let begins = line.is_empty() || line.starts_with(' ') || joined.ends_with(['\n', ':']);
+            joined.push(if begins { '\n' } else { ' ' });
+        }
         joined.push_str(line);
     }
     joined

@@ -44,11 +44,11 @@ pub(crate) struct Listed {
 
 /// An entry.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Entry {
+pub(crate) struct Entry {
     /// Its name on command lines and in files.
-    name: &'static str,
+    pub name: &'static str,
     /// What it is, in a line.
-    about: String,
+    pub about: String,
 }
 
 /// `homenode list`.
@@ -78,32 +78,16 @@ pub(crate) fn run(args: &ListArgs) -> anyhow::Result<()> {
 fn entries(what: What) -> Vec<Entry> {
     match what {
         What::Machines => {
-            let names = homenode_machine_files::preset_names();
-            names
-                .map(|name| Entry {
-                    name,
-                    about: machine(name),
-                })
-                .collect()
+            let machine =
+                |name: &str| homenode_machine_files::preset(name).expect("a test reads all presets");
+            named(homenode_machine_files::preset_names(), |name| {
+                homenode_machine_files::render_summary(&machine(name))
+            })
         }
-        What::Workloads => {
-            let about = |name| workload::builtin(name).map_or_else(String::new, |workload| workload.about);
-            workload::names()
-                .map(|name| Entry {
-                    name,
-                    about: about(name),
-                })
-                .collect()
-        }
-        What::Scenarios => {
-            let about = |name| Scenario::builtin(name).map_or_else(String::new, |scenario| scenario.about);
-            Scenario::names()
-                .map(|name| Entry {
-                    name,
-                    about: about(name),
-                })
-                .collect()
-        }
+        What::Workloads => named(workload::names(), |name| {
+            workload::builtin(name).map_or_else(String::new, |workload| workload.about)
+        }),
+        What::Scenarios => scenarios(),
         What::Policies => {
             let about = |set: PolicySet| Entry {
                 name: set.name(),
@@ -114,19 +98,17 @@ fn entries(what: What) -> Vec<Entry> {
     }
 }
 
-/// Returns a machine's size in a line.
-fn machine(name: &str) -> String {
-    let machine = homenode_machine_files::preset(name).expect("a test reads all presets");
-    let memory = machine
-        .nodes
-        .values()
-        .map(|node| node.memory_bytes)
-        .sum::<homenode_units::Bytes>();
-    let counted = |count: usize, one: &str| format!("{count} {one}{}", if count == 1 { "" } else { "s" });
-    format!(
-        "{}, {}, {}, {memory}",
-        counted(machine.nodes.len(), "node"),
-        counted(machine.cpus.len(), "CPU"),
-        counted(machine.llcs.len(), "last-level cache")
-    )
+/// Returns the built-in scenarios.
+pub(crate) fn scenarios() -> Vec<Entry> {
+    named(Scenario::names(), |name| {
+        Scenario::builtin(name).map_or_else(String::new, |scenario| scenario.about)
+    })
+}
+
+fn named(names: impl Iterator<Item = &'static str>, about: impl Fn(&str) -> String) -> Vec<Entry> {
+    let entry = |name| Entry {
+        name,
+        about: about(name),
+    };
+    names.map(entry).collect()
 }

@@ -115,10 +115,15 @@ impl AgentArgs {
 
 /// Parses the time between pictures.
 pub(crate) fn interval(text: &str) -> anyhow::Result<Ns> {
-    let every: Ns = text.parse()?;
-    let range = Ns::from_millis(100)..=Ns::from_secs(3600);
-    ensure!(range.contains(&every), "{every} is out of range: 100ms to 1h");
-    Ok(every)
+    time_within(text, ("100ms", "1h"))
+}
+
+/// Parses a time that is at least `least` and at most `most`.
+pub(crate) fn time_within(text: &str, (least, most): (&str, &str)) -> anyhow::Result<Ns> {
+    let time: Ns = text.parse()?;
+    let range = least.parse()?..=most.parse()?;
+    ensure!(range.contains(&time), "{time} is out of range: {least} to {most}");
+    Ok(time)
 }
 
 /// Checks that a file can be written at this path, before the work whose result it is for; `option` names the path's option.

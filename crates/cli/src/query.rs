@@ -81,8 +81,7 @@ pub(crate) struct VmArgs {
 pub(crate) fn machine(args: &MachineArgs) -> anyhow::Result<()> {
     if args.template {
         let name = args.preset.as_deref().unwrap_or(TEMPLATE);
-        homenode_machine_files::preset(name).map_err(bad_input)?;
-        let text = homenode_machine_files::preset_text(name).unwrap_or_default();
+        let (_, text) = homenode_machine_files::preset_file(name).map_err(bad_input)?;
         crate::print::print(format_args!("{text}"));
         return Ok(());
     }

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use anyhow::ensure;
 use homenode_agent::Show;
 use homenode_agent::trace::TraceFile;
 use homenode_control::{Config, Control, Cycle};
@@ -18,7 +17,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::bad_input;
-use crate::options::{ShownArgs, TwinKernelArgs};
+use crate::list::{self, Entry};
+use crate::options::{ShownArgs, TwinKernelArgs, time_within};
 use crate::output::Output;
 use crate::print::{millis, or_dash, percent, table};
 use crate::settings;
@@ -67,10 +67,7 @@ pub(crate) struct SimArgs {
 }
 
 fn epoch(text: &str) -> anyhow::Result<Ns> {
-    let epoch: Ns = text.parse()?;
-    let range = Ns(10_000)..=Ns::from_millis(10);
-    ensure!(range.contains(&epoch), "{epoch} is out of range: 10us to 10ms");
-    Ok(epoch)
+    time_within(text, ("10us", "10ms"))
 }
 
 /// Runs a scenario under its policies, or lists the built-in scenarios.
@@ -156,20 +153,8 @@ pub(crate) struct Scenarios {
     scenarios: Vec<Entry>,
 }
 
-#[derive(Debug, Serialize, JsonSchema)]
-struct Entry {
-    name: &'static str,
-    about: String,
-}
-
 fn list(output: &mut Output) {
-    let about = |name| Scenario::builtin(name).map_or_else(String::new, |scenario| scenario.about);
-    let entries: Vec<Entry> = Scenario::names()
-        .map(|name| Entry {
-            name,
-            about: about(name),
-        })
-        .collect();
+    let entries = list::scenarios();
     for entry in &entries {
         output.line(&format!("{:<18} {}", entry.name, entry.about));
     }

@@ -10,6 +10,6 @@ mod render;
 pub mod sysfs;
 mod write;
 
-pub use load::{LoadError, PresetNames, from_toml, from_toml_file, preset, preset_names, preset_text};
-pub use render::render_text;
+pub use load::{LoadError, PresetNames, from_toml, from_toml_file, preset, preset_file, preset_names};
+pub use render::{render_summary, render_text};
 pub use write::{Comments, to_toml};

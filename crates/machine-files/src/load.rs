@@ -75,27 +75,26 @@ pub fn preset_names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|(name, ..)| *name)
 }
 
-/// Returns the file of a machine that comes with the program, if there is one of this name.
-pub fn preset_text(name: &str) -> Option<&'static str> {
-    let (.., text) = PRESETS.iter().find(|(known, ..)| *known == name)?;
-    Some(text)
-}
-
 /// Returns a machine that comes with the program: a host of a published experiment, or a current one.
 ///
 /// # Errors
 /// [`LoadError::UnknownPreset`], which lists all presets, the nearest name first.
 pub fn preset(name: &str) -> Result<Machine, LoadError> {
-    match PRESETS.iter().find(|(known, ..)| *known == name) {
-        Some((_, file, text)) => from_toml(file, text),
-        None => {
-            let valid = PresetNames(Candidates::of(name, preset_names()));
-            Err(LoadError::UnknownPreset {
-                name: name.to_owned(),
-                valid,
-            })
-        }
-    }
+    let (file, text) = preset_file(name)?;
+    from_toml(file, text)
+}
+
+/// Returns name and text of the file of a machine that comes with the program.
+///
+/// # Errors
+/// See [`preset`].
+pub fn preset_file(name: &str) -> Result<(&'static str, &'static str), LoadError> {
+    let found = PRESETS.iter().find(|(known, ..)| *known == name);
+    let (_, file, text) = found.ok_or_else(|| LoadError::UnknownPreset {
+        name: name.to_owned(),
+        valid: PresetNames(Candidates::of(name, preset_names())),
+    })?;
+    Ok((file, text))
 }
 
 /// Reads a machine from the text of a file; `path` is used only in messages.

@@ -35,8 +35,23 @@ pub fn render_text(machine: &Machine) -> String {
     out
 }
 
+/// Returns a machine's size in a line: nodes, CPUs, last-level caches, memory.
+pub fn render_summary(machine: &Machine) -> String {
+    format!(
+        "{}, {}, {}, {}",
+        count(machine.nodes.len(), "node"),
+        count(machine.cpus.len(), "CPU"),
+        count(machine.llcs.len(), "last-level cache"),
+        memory(machine)
+    )
+}
+
+fn memory(machine: &Machine) -> Bytes {
+    machine.nodes.values().map(|node| node.memory_bytes).sum()
+}
+
 fn headline(out: &mut String, machine: &Machine) {
-    let memory: Bytes = machine.nodes.values().map(|node| node.memory_bytes).sum();
+    let memory = memory(machine);
     let cores: usize = machine.nodes.keys().map(|node| machine.core_count(node)).sum();
     let _ = writeln!(
         out,
