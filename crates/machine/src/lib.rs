@@ -7,6 +7,7 @@
 mod json;
 mod layout;
 mod model;
+pub mod notation;
 mod rules;
 
 pub use layout::MachineFile;

@@ -1,9 +1,8 @@
-//! Writes the JSON schemas of scenario and workload files into `data/schema`; `cargo xtask schema` runs it.
+//! Writes the JSON schemas of the files that people write, and docs/FORMATS.md from them; `cargo xtask schema` runs it.
 
 fn main() -> std::io::Result<()> {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/schema");
-    std::fs::create_dir_all(&folder)?;
+    let project = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     homenode_twin::schema::files()
         .into_iter()
-        .try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
+        .try_for_each(|(path, text)| std::fs::write(project.join(path), text))
 }

@@ -33,7 +33,7 @@ mod io;
 mod levers;
 pub mod models;
 pub mod named;
-mod notation;
+
 pub mod page_queue;
 mod report;
 pub mod scenario;

@@ -20,12 +20,11 @@
 //! Phases that change the curve (a phase here changes rates only), threads that use their own memory unevenly, the order
 //! of reads and writes.
 
+use homenode_machine::notation;
 use homenode_machine_files::file::{FileError, Source, read_toml};
 use homenode_units::{Bytes, Ns};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-use crate::notation;
 
 mod curve;
 mod fit;

@@ -1,12 +1,12 @@
 //! VMs whose I/O goes through a driver domain, and VMs that run one program after the other.
 
 use crate::flip_pool::{self, Sizing};
+use homenode_machine::notation;
 use homenode_units::{Bytes, MemoryPolicy};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{EventAction, Hypervisor, ReleaseCalls, Scenario, TwinError, VmSpec};
-use crate::notation;
 
 /// The driver domain that a VM's I/O goes through [Flip, section II.B]. Pages change hands according to Algorithm 1
 /// (`twin::flip_pool`).

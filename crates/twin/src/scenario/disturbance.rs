@@ -12,7 +12,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Scenario;
-use crate::notation;
 
 /// How a simulated host differs from its machine file and from what an agent sees.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -21,7 +20,6 @@ pub struct Disturbance {
     /// Factor applied to the time that threads wait for memory according to the machine's figures, from 0.1 to 10.
     pub memory_waits: f64,
     /// How all last-level caches choose the line to evict; absent if they do as the machine's file says.
-    #[schemars(with = "Option<notation::Replacement>")]
     pub replacement: Option<Replacement>,
     /// Error in every reported increment of a counter (instructions, cycles, LLC references and misses, accesses): standard
     /// deviation over the increment, from 0 to 0.5. Cut off at three standard deviations, so that counters never run backwards.

@@ -1,11 +1,11 @@
 //! Events that happen to VMs during a run.
 
+use homenode_machine::notation;
 use homenode_units::{Bytes, CpuSet, NodeSet, Ns};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Scenario;
-use crate::notation;
 
 /// Something that happens to a VM at a given time, whatever the policy does. An event for a VM that is not on the host is left
 /// out. The report has each event's outcome.

@@ -14,13 +14,13 @@ mod scattered;
 use std::sync::Arc;
 
 use homenode_machine::Machine;
+use homenode_machine::notation;
 use homenode_machine_files::file::{Source, read_toml};
 use homenode_units::{Bytes, Candidates, Chance, CpuSet, MemoryPolicy, NodeSet, Ns, Permit};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::index::{CpuIxSet, ThreadIx, marked};
-use crate::notation;
 use crate::workload::{self, Rest, Waiting, Workload, WorkloadError};
 
 pub use backend::{Backend, NextProgram, PoolSpec, Transfer};

@@ -9,12 +9,12 @@
 
 use std::borrow::Cow;
 
+use homenode_machine::notation;
 use homenode_units::Bytes;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::{FittedCurve, Wrong, a_share, above_0};
-use crate::notation;
 
 /// Most points of a table. A measured curve has about a hundred.
 const POINTS_MAX: usize = 1024;

@@ -390,20 +390,56 @@ fn a_vm_that_an_event_starts_has_no_arrival_of_its_own() {
 fn the_schemas_are_fresh() {
     for (name, text) in homenode_twin::schema::files() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../../data/schema")
+            .join("../..")
             .join(name);
         let committed = std::fs::read_to_string(path).unwrap_or_default();
         assert!(
             committed == text,
-            "data/schema/{name} is not what the types say; run `cargo xtask schema` and commit it"
+            "{name} is not what the types say; run `cargo xtask schema` and commit it"
         );
+    }
+}
+
+/// A reader of docs/FORMATS.md finds every key of every table, and every link leads somewhere.
+#[test]
+fn the_reference_of_formats_has_every_key_and_every_type() {
+    let files = homenode_twin::schema::files();
+    let (_, text) = files.iter().find(|(path, _)| path.ends_with(".md")).unwrap();
+    let headings: Vec<String> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("### ").or(line.strip_prefix("## ")))
+        .map(str::to_lowercase)
+        .collect();
+    for link in text
+        .split("](#")
+        .skip(1)
+        .map(|rest| rest.split(')').next().unwrap())
+    {
+        assert!(
+            headings.iter().any(|heading| heading == link),
+            "nothing is called {link}"
+        );
+    }
+    for (path, schema) in files.iter().filter(|(path, _)| path.ends_with(".json")) {
+        let schema: serde_json::Value = serde_json::from_str(schema).unwrap();
+        let defs = schema["$defs"].as_object().unwrap().values();
+        for table in defs.chain([&schema]) {
+            for key in table["properties"]
+                .as_object()
+                .into_iter()
+                .flatten()
+                .map(|(key, _)| key)
+            {
+                assert!(text.contains(&format!("| `{key}` |")), "{path}: {key} is missing");
+            }
+        }
     }
 }
 
 /// Every key that a file may have is in its schema, and the built-in files have no other keys.
 #[test]
 fn the_files_that_come_with_the_twin_keep_to_their_schemas() {
-    for (folder, schema) in ["scenarios", "workloads"]
+    for (folder, schema) in ["machines", "scenarios", "workloads"]
         .iter()
         .zip(homenode_twin::schema::files())
     {
@@ -460,8 +496,12 @@ fn keeps_to(
         let key = key.as_str().expect("a key");
         value.get(key).ok_or_else(|| format!("`{key}` is missing"))?;
     }
-    for inner in value.as_array().into_iter().flatten() {
-        keeps_to(root, &schema["items"], inner)?;
+    for (at, inner) in value.as_array().into_iter().flatten().enumerate() {
+        let item = match &schema["prefixItems"] {
+            Value::Array(items) => items.get(at).ok_or_else(|| format!("{value} is too long"))?,
+            _ => &schema["items"],
+        };
+        keeps_to(root, item, inner)?;
     }
     Ok(())
 }

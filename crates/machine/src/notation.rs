@@ -8,7 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 macro_rules! written {
     ($(#[$doc:meta])* $name:ident, $pattern:literal, $example:literal) => {
         $(#[$doc])*
-        pub(crate) struct $name;
+        pub struct $name;
 
         impl JsonSchema for $name {
             fn schema_name() -> Cow<'static, str> {
@@ -47,14 +47,20 @@ written!(
     "250k"
 );
 written!(
-    /// How a cache chooses the line to evict.
-    Replacement,
-    "^(lru|pseudo-lru|not-recently-used|quad-age|random)$",
-    "random"
-);
-written!(
     /// A set of CPUs or nodes, as the kernel writes it.
     List,
     r"^\s*(\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*)?\s*$",
     "0-3,8"
+);
+written!(
+    /// Bytes per second.
+    Rate,
+    r"^\s*(\d+\.?\d{0,9}|\.\d{1,9})\s*(TiB|GiB|MiB|KiB|TB|GB|MB|kB|B)/s\s*$",
+    "25.6GB/s"
+);
+written!(
+    /// A clock's frequency.
+    Clock,
+    r"^[0-9.]+\s*(GHz|MHz)$",
+    "2.45GHz"
 );
