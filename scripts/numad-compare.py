@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Asks Debian's numad and Homenode's the same questions on the same hosts, and runs their answers on the twin. As root.
 
-    scripts/numad-compare.py HOMENODE            prints the tables of docs/NUMAD.md, in about five minutes
+    scripts/numad-compare.py HOMENODE            prints the answers and seconds behind docs/NUMAD.md, in some minutes
 
 Hosts: those recorded in crates/machine-files/tests/trees, if they have everything that numad reads, and the published machines
 with two nodes or more, idle and with some of their nodes in use. Their /sys and /proc are mounted over this machine's own in a

@@ -82,8 +82,8 @@ def settings() -> str:
     """All settings with their defaults."""
     return "\n\n".join([
         "# Settings",
-        "What `homenode config show --defaults` prints. [USE.md](../USE.md) says what each is for, `homenode config check FILE`"
-        " checks a file, `homenode sim --config FILE` tries it on the twin.",
+        "What `homenode config show --defaults` prints. [homenode.toml](../repository/deploy/homenode.toml.md) says what each is"
+        " for, `homenode config check FILE` checks a file, `homenode sim --config FILE` tries it on the twin.",
         fenced(says("config", "show", "--defaults"), "toml"),
     ])
 

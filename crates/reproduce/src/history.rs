@@ -1,4 +1,5 @@
-//! The logged runs of the claims, and the changes of numbers between them. They are a section of `docs/REPRODUCTION.md`.
+//! The logged runs of the claims, and the changes of numbers between them. They are a section of
+//! `docs/REPRODUCTION-DETAILS.md`; targets and what misses them are one of `docs/REPRODUCTION.md`.
 //!
 //! For each run, `data/reproduction/log.toml` has the headline and our value of every number in the claims. So an old run
 //! can be judged by the current rules, and changes can be derived from this file alone.
@@ -27,27 +28,28 @@ const SIGNS_LEAST: f64 = 0.95;
 const HELD_LEAST: usize = 18;
 
 const RULES: &str = "\
-A constant that is changed after a run of the claims to come nearer to one makes the values that rest on it `chosen-after-a-run`, and
-they leave the headline. The exception: a constant may be changed after a run if its new value comes from a source that is independent
-of the claims (a measurement, another paper, a table that the paper gives as an input), is committed before any claim is run again, and
-the log says so. Then its values stay predicted, whichever way they move. Run 2 is such a change.
+A constant that is changed after a run of the claims to come nearer to one makes the values that rest on it
+`chosen-after-a-run`, and they leave the headline. There is one exception: if the new value comes from a source that is
+independent of the claims (a measurement, another paper, a table that the paper gives as an input), is committed before any
+claim is run again, and the log says so, the values stay predicted, whichever way they move. Run 2 is such a change.
 ";
 
 const CAUSES: &str = "\
-Why they are missed, in words; each claim's own reasons are in the details:
+The causes, by paper; each claim's own reasons are in the details:
 
-- *Memory policies* ([Policies]). Half of the programs load no link and wait little for memory in the published table that their profiles are
-  fitted to, so that no policy can do much for them here. The published gains need something else that these programs wait for, which
-  no table of the paper has. Profiles use all pages of a region alike; a program whose hot pages lie in one place would suffer from
-  round-1G as published.
-- *The host before the measurement* ([TAVO], [XPV]). The default schedulers of the papers had scattered VMs and their memory; the twin's VMs
-  start on idle sockets and stay there, so that there is little to win back. The papers do not print how full their hosts were, or
-  from which nodes memory came back.
-- *Guests* ([XPV]). A thread of a guest keeps its vCPU here, and first touches what it uses; what a runtime library that knows nodes wins where
-  nothing changes cannot come out.
-- *Logs of pages* ([PRL]). A migration is bound by what its network carries, and both ways of tracking send the same pages, so that neither
-  can be faster by a tenth; and faults, flags and entries are priced by measurements of other processors and hypervisors.
-- *Caches* ([Kyoto]). Curves of three numbers stand for programs' reuse, and working sets of the papers' programs are not printed.
+- *Memory policies* ([Policies]). Profiles are fitted to a published table in which half of the programs load no link and wait
+  little for memory, so no policy can do much for them. The published gains need something else that these programs wait for,
+  which no table of the paper has. Profiles use all pages of a region alike; a program whose hot pages are in one place would
+  suffer from round-1G as published.
+- *The host before the measurement* ([TAVO], [XPV]). The papers' default schedulers had scattered VMs and their memory. The
+  twin's VMs start on idle sockets and stay there, so there is little to win back. The papers do not print how full their hosts
+  were, or from which nodes memory came back.
+- *Guests* ([XPV]). In the twin a guest's thread keeps its vCPU, and touches first what it uses. So the twin cannot show what a
+  runtime library that knows nodes gains while nothing changes.
+- *Logs of pages* ([PRL]). A migration is bound by its network, and both ways of tracking send the same pages, so neither can be
+  faster by a tenth. Faults, flags and entries are priced by measurements of other processors and hypervisors.
+- *Caches* ([Kyoto]). Curves of three numbers stand for programs' reuse, and the papers do not print their programs' working
+  sets.
 ";
 
 /// Our numbers by claim and value.
@@ -103,11 +105,20 @@ impl Log {
         read_toml(path, text)
     }
 
-    /// Returns the section of the document, with the claims' current results.
+    /// Returns the page's section on targets, and on what misses them.
+    pub fn missed(&self, all: &[Reproduced]) -> String {
+        let mut text = "## What is missed, and why\n\n".to_owned();
+        text += &targets(all);
+        text += &format!("\n{}\n{CAUSES}", self.verdict(all));
+        text += &off(all);
+        text
+    }
+
+    /// Returns the section on the logged runs, with the claims' current results.
     pub fn section(&self, all: &[Reproduced]) -> String {
-        let mut text = "## History and targets\n\n".to_owned();
-        text += "The measure was mended before the first of these runs; nothing of the twin was. The last columns judge the same run \
-                 by the kinds and rules of today, over the values that are in today's headline.\n\n";
+        let mut text = "## Logged runs\n\n".to_owned();
+        text += "From `data/reproduction/log.toml`. The measure was mended before the first of these runs; nothing of the twin was. The last \
+                 columns\njudge the same run by the kinds and rules of today, over the values that are in today's headline.\n\n";
         text += &self.table(all);
         text += "\n";
         for (at, run) in self.run.iter().enumerate() {
@@ -117,10 +128,7 @@ impl Log {
                 run.changed.trim_end_matches('.')
             );
         }
-        text += &format!("\n{RULES}\n{}", self.verdict(all));
-        text += &targets(all);
-        text += &format!("\n{CAUSES}");
-        text += &off(all);
+        text += &format!("\n{RULES}");
         text += &self.measures();
         text += &self.moved(all);
         text
@@ -170,10 +178,8 @@ impl Log {
             "no further off"
         };
         format!(
-            "**By the mended measure the model of the last run is {word} than that of the first**: the median |ln| went from {} to {}, and on \
-             the same {} values from {} to {}.\n",
-            ln(first.median_abs_ln),
-            ln(last.median_abs_ln),
+            "**By today's rules, the model of the last logged run is {word} than that of the first**: on the same {} values\nthe median |ln| \
+             went from {} to {}.\n",
             last.today(all).values,
             ln(before),
             ln(after),
@@ -339,7 +345,7 @@ fn targets(all: &[Reproduced]) -> String {
     ];
     let header = ["target", "aim", "now", ""];
     format!(
-        "\nThe targets were set before the first run, to be reached by better inputs and not by fitting:\n\n{}",
+        "The targets were set before the first run, to be reached by better inputs and not by fitting:\n\n{}",
         markdown(header, rows)
     )
 }
@@ -350,9 +356,9 @@ fn off(all: &[Reproduced]) -> String {
     let wrong = headline(all).filter(|(_, _, score)| !score.sign_right);
     let named = wrong.map(|(claim, part, score)| {
         let (ours, published) = (show(score.ours), show(score.published));
-        format!("`{}` {} ({ours} against {published})", claim.id, part.name)
+        format!("- `{}` {} ({ours} against {published})\n", claim.id, part.name)
     });
-    let named: Vec<String> = named.collect();
+    let named: String = named.collect();
     let bands = group.in_band;
     let explained = if 2 * bands.held < bands.all {
         "so most misses are not explained by the guessed inputs that were varied"
@@ -360,10 +366,8 @@ fn off(all: &[Reproduced]) -> String {
         "so guessed inputs may explain most misses"
     };
     format!(
-        "\nNot on the published side of no effect, or without any: {}.\n\nOf {} bands {} hold the published value, {explained}.\n",
-        named.join(", "),
-        bands.all,
-        bands.held
+        "\nWithout an effect, or on the other side of no effect than published:\n\n{named}\nOf {} bands {} hold the published value, {explained}.\n",
+        bands.all, bands.held
     )
 }
 
@@ -395,9 +399,8 @@ mod tests {
             run("[run.counted.\"tavo.npb\"]\ncg = 20.0\n[run.counted.\"flip.cost\"]\nstream_pct = 2.0");
         let second = run("measure = \"Kinds were changed.\"\n[run.counted.\"tavo.npb\"]\ncg = 5.0");
         let log = Log::parse("log", &format!("{first}{second}")).unwrap();
-        let text = log.section(&measured(
-            |_, name, published| if name == "cg" { -1.0 } else { published },
-        ));
+        let all = measured(|_, name, published| if name == "cg" { -1.0 } else { published });
+        let text = log.section(&all);
         assert!(
             text.contains("| 1 to 2 | tavo.npb | cg | 22.6 | 20 | 5 |"),
             "{text}"
@@ -406,6 +409,7 @@ mod tests {
             text.contains("left the headline: `flip.cost` stream_pct."),
             "{text}"
         );
+        let text = log.missed(&all);
         assert!(text.contains("further off than that of the first"), "{text}");
         assert!(text.contains("`tavo.npb` cg (-1 against 22.6)"), "{text}");
     }

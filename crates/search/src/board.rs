@@ -1,11 +1,13 @@
 //! Formats scores as a document and a figure: the scoreboard of decisions. Computes no scores itself.
 
+mod lists;
+
 use std::fmt::Write as _;
 
 use homenode_reproduce::{Figure, Shape};
 use homenode_units::stats::mean;
 
-use crate::held_out::{DrawnAs, HeldOut, HeldOutPolicy};
+use crate::held_out::HeldOut;
 use crate::known::Known;
 use crate::score::{CaseScore, MUCH_WORSE, SLOWED, Total};
 use crate::sweep::{Cell, Work};
@@ -16,6 +18,8 @@ const OURS: &str = "homenode";
 const WORK_MIN: f64 = 0.98;
 /// Maximum number of cells that are listed, the worst first.
 const NAMED_MAX: usize = 20;
+/// Rows of the load sweep are shown if a cell differs from 1 by more than this.
+const WORK_SHOWN: f64 = 0.02;
 
 /// Everything that the document shows.
 pub struct Board {
@@ -64,8 +68,8 @@ impl Board {
         self.sweeps(&mut out);
         self.lone(&mut out);
         self.disturbed(&mut out);
-        self.held_out(&mut out);
-        self.operations(&mut out);
+        lists::benchmarks(&mut out, &self.held_out);
+        lists::operations(&mut out, &self.held_out);
         out
     }
 
@@ -76,20 +80,32 @@ impl Board {
             out,
             "# How good decisions are
 
-Written by `cargo xtask decisions`; do not edit. Seeds {}. All figures are of the twin: how far that can be trusted is in
-[VALIDATION.md](VALIDATION.md).
+*For researchers and operators who ask what the agent gains.*
 
-What is compared: the same VMs, programs, arrivals and seed, under the kernel's scheduler alone (`default`) and under sets of
-policies. *Ratio*: time that a VM's programs took over the time they took under `default` with the same seed; below 1 is faster.
-Where a program did not end in both runs, seconds per instruction. A *mean* is over a case's VMs, then seeds, then cases. A VM
-is *slowed* where its mean time over seeds is over {SLOWED} times default's. *Best known*: the best of all policies and of a search
-(`homenode search`) that tries schedules on copies of the twin, before and during the run, within the agent's budgets. It
-knows the future of its seed, which no policy does; and it is an upper bound on the best, which more searching lowers.
+This page shows how much faster VMs become, which VMs become slower, and how far the decisions are from the best known. All
+figures are of the twin; [VALIDATION.md](VALIDATION.md) says how far to trust it. They say nothing about a real host or about
+cases unlike these. Written by `cargo xtask decisions`; do not edit. Seeds {}.
 
-How to read it: a policy is good where its mean is low *and* it slows no VM; an operator who sees one VM twice as slow switches
-it off. What it does not say: anything about a real host, about cases unlike these, or how much of the gap to the best known a
-policy could close without knowing the future. `ff-pin` is first fit with a CPU for each vCPU, `autonuma` the kernel's own balancing
-without an agent, `numad` that program's algorithm, `tavo` the paper's as published, `homenode` the product.
+Each case runs with the same VMs, programs, arrivals and seed under `default`, which is the kernel's scheduler without NUMA
+balancing, and under each contender:
+
+- `ff-pin`: first fit, with a CPU for each vCPU
+- `autonuma`: the kernel's own balancing, without an agent
+- `numad`: the algorithm of that program
+- `tavo`: the algorithm of [TAVO] as published
+- `homenode`: the product
+
+The words in the tables:
+
+- *Ratio*: the time that a VM's programs took over their time under `default`; below 1 is faster. If a program did not end in
+  both runs, it is the ratio of seconds per instruction.
+- *Mean*: the mean ratio over a case's VMs, then over seeds, then over cases.
+- *Slowed*: said of a VM whose mean time over seeds is over {SLOWED} times its time under `default`.
+- *Best known*: the best of all contenders and of a search (`homenode search`) that tries schedules on copies of the twin,
+  within the agent's budgets. The search knows the future of its seed, which no policy does, so part of the gap cannot be
+  closed. More searching can only widen it.
+
+A good policy has a low mean and slows no VM: an operator who sees one VM twice as slow switches it off.
 ",
             seeds.join(", ")
         );
@@ -130,12 +146,35 @@ without an agent, `numad` that program's algorithm, `tavo` the paper's as publis
             |gap: Option<f64>| gap.map_or_else(|| "-".to_owned(), |gap| format!("{:.1}", gap * 100.0));
         let _ = writeln!(
             out,
-            "\nGap of {OURS} to the best known, seed by seed where that was searched: {} percent on average over {} cases, {} \
+            "\nGap of {OURS} to the best known, over the seeds that were searched: {} percent on average over {} cases, {}\n\
              in the case where it is largest.",
             percent(mean(gaps.iter().copied())),
             gaps.len(),
             percent(largest)
         );
+        self.better(out);
+    }
+
+    /// Names the contenders whose mean is below the product's.
+    fn better(&self, out: &mut String) {
+        let means = || {
+            let policies = self.policies.iter();
+            policies.filter_map(|(name, scores)| Some((name.as_str(), Total::of(scores).mean?)))
+        };
+        let Some((_, ours)) = means().find(|(name, _)| *name == OURS) else {
+            return;
+        };
+        let better: Vec<&str> = means()
+            .filter(|(_, mean)| *mean < ours)
+            .map(|(name, _)| name)
+            .collect();
+        if !better.is_empty() {
+            let _ = writeln!(
+                out,
+                "Contenders with a lower mean than {OURS}: {}.",
+                better.join(", ")
+            );
+        }
     }
 
     /// Writes the row of the best known decisions if every case was searched. Its mean covers only the searched seeds.
@@ -197,7 +236,7 @@ without an agent, `numad` that program's algorithm, `tavo` the paper's as publis
             "
 ## Case by case
 
-Mean / worst VM. The cases are in `data/decisions/cases`; what is known best, with its decisions, in `data/decisions/known`,
+Cells show mean / worst VM. The cases are in `data/decisions/cases`. The best known decisions are in `data/decisions/known`,
 which no policy may read (a house rule).
 
 | case | {} | best known | evaluations | gap of {OURS} |
@@ -244,48 +283,52 @@ which no policy may read (a house rule).
     }
 
     fn sweeps(&self, out: &mut String) {
-        out.push_str(
+        let counts = self.counts();
+        let heads: Vec<String> = counts.iter().map(usize::to_string).collect();
+        let _ = write!(
+            out,
             "
 ## One program, from one VM to a full host
 
-VMs of 4 vCPUs that all run the same program, on each preset with several nodes: work beside `default`, the mean over VMs of
-default's time over theirs; above 1 is more.
+VMs of 4 vCPUs that all run the same program, on each preset with several nodes. *Work* relative to `default` is the mean over
+VMs of default's time over theirs; above 1 is more.
 
 ![Work beside default by number of VMs](load-sweep.svg)
+
+Work under `{OURS}` by number of VMs, without rows in which every cell is within {WORK_SHOWN} of 1:
+
+| machine | program | {} |
+|---|---|{}
 ",
+            heads.join(" | "),
+            "---|".repeat(counts.len())
         );
-        let counts = self.counts();
-        for name in self.swept() {
-            let heads: Vec<String> = counts.iter().map(usize::to_string).collect();
-            let _ = write!(
-                out,
-                "\n{name}:\n\n| machine | program | {} |\n|---|---|{}\n",
-                heads.join(" | "),
-                "---|".repeat(counts.len())
-            );
-            let mut rows: Vec<(&str, &str)> = Vec::new();
-            for (cell, _) in &self.sweep {
-                let row = (cell.machine.name.as_str(), cell.program.as_str());
-                if !rows.contains(&row) {
-                    rows.push(row);
-                }
-            }
-            for (machine, program) in rows {
-                let at = |count: &usize| {
-                    let is_it = |cell: &Cell| {
-                        cell.machine.name == machine && cell.program == program && cell.vms == *count
-                    };
-                    let (_, works) = self.sweep.iter().find(|(cell, _)| is_it(cell))?;
-                    work_of(works, name)
-                };
-                let cells: Vec<String> = counts
-                    .iter()
-                    .map(|count| at(count).map_or_else(String::new, |work| format!("{work:.3}")))
-                    .collect();
-                let _ = writeln!(out, "| {machine} | {program} | {} |", cells.join(" | "));
+        let mut rows: Vec<(&str, &str)> = Vec::new();
+        for (cell, _) in &self.sweep {
+            let row = (cell.machine.name.as_str(), cell.program.as_str());
+            if !rows.contains(&row) {
+                rows.push(row);
             }
         }
-        out.push('\n');
+        for (machine, program) in rows {
+            let at = |count: &usize| {
+                let is_it = |cell: &Cell| {
+                    cell.machine.name == machine && cell.program == program && cell.vms == *count
+                };
+                let (_, works) = self.sweep.iter().find(|(cell, _)| is_it(cell))?;
+                work_of(works, OURS)
+            };
+            let works: Vec<Option<f64>> = counts.iter().map(at).collect();
+            if !is_shown(&works) {
+                continue;
+            }
+            let cells: Vec<String> = works
+                .iter()
+                .map(|work| work.map_or_else(String::new, |work| format!("{work:.3}")))
+                .collect();
+            let _ = writeln!(out, "| {machine} | {program} | {} |", cells.join(" | "));
+        }
+        out.push_str("\nOver all cells:\n\n");
         for name in self.swept() {
             let _ = writeln!(out, "- {}", summary(name, &self.sweep));
         }
@@ -307,7 +350,9 @@ default's time over theirs; above 1 is more.
         let Some((_, works)) = self.lone.first() else {
             return;
         };
-        out.push_str("\n## One VM alone\n\nAny workload in a VM of 4 or 8 vCPUs on each of these presets, the only one on the host.\n\n");
+        out.push_str(
+            "\n## One VM alone\n\nAny workload in a VM of 4 or 8 vCPUs, alone on each of these presets.\n\n",
+        );
         for name in works.iter().map(|work| work.contender.name()) {
             let _ = writeln!(out, "- {}", summary(name, &self.lone));
             let mut under: Vec<(f64, String)> = self
@@ -339,8 +384,8 @@ default's time over theirs; above 1 is more.
             "
 ## On twins that are wrong
 
-All cases again, and the load sweep with the first seed, on twins that differ from what their machine files say or from what the
-agent is told. `default` runs on the same twin; the best known is what was found on the twin as it is, carried out there.
+All cases again, and the load sweep with the first seed, on twins that differ from their machine files or from what the agent is
+told. `default` runs on the same twin. The best known decisions are those found on the undisturbed twin.
 
 | disturbance | mean | worst VM | VMs slowed | runs over 1.10 | mean of the best known | least work of the sweep | under {WORK_MIN} |
 |---|---|---|---|---|---|---|---|
@@ -369,88 +414,6 @@ agent is told. `default` runs on the same twin; the best known is what was found
                 works.len()
             );
         }
-    }
-
-    fn held_out(&self, out: &mut String) {
-        out.push_str(
-            "
-## Held out
-
-Cases drawn by a generator (machines × sizes × mixes × arrivals × loads) from seeds that follow from the id of the last commit
-which touched the policies, so that commit cannot have been tuned to them. Every run is listed, oldest first.
-
-| date | commit | cases × seeds | policies | mean | worst VM | VMs slowed | runs over 1.10 |
-|---|---|---|---|---|---|---|---|
-",
-        );
-        self.runs(out, DrawnAs::Benchmarks, |of| {
-            format!("{} | {}", of.name, figure(of.mean))
-        });
-    }
-
-    /// Writes a line for each held-out run drawn in this way and each of its policies; `middle` formats names and means.
-    fn runs(&self, out: &mut String, drawn_as: DrawnAs, middle: fn(&HeldOutPolicy) -> String) {
-        for run in self.held_out.drawn_as(drawn_as) {
-            for of in &run.policies {
-                let _ = writeln!(
-                    out,
-                    "| {} | {} | {} × {} | {} | {} | {} of {} | {} of {} |",
-                    run.date,
-                    run.commit,
-                    run.cases,
-                    run.seeds,
-                    middle(of),
-                    figure(of.worst_vm),
-                    of.slowed,
-                    of.vms,
-                    of.much_worse,
-                    of.runs
-                );
-            }
-        }
-    }
-
-    fn operations(&self, out: &mut String) {
-        out.push_str(
-            "
-## As in operation
-
-VMs of sizes, use of CPUs and lifetimes as a public trace has them, on hosts of today and on those of the published experiments,
-a quarter to twice as many vCPUs as CPUs, for half an hour (`crates/search/src/operations.rs`, with its sources and estimates).
-`default` is the stock kernel, which balances NUMA memory; `no-autonuma` is the same with that switched off, `fixed-per-l3` what
-operators are advised to do by hand. A VM that serves requests is judged by their mean time; *p99* is that of the slowest of a
-hundred, beside the stock kernel's. `each-alone` has each VM alone on its host: about the most that can be gained. Drawn and listed as
-above; the classes of a run follow its whole.
-",
-        );
-        self.operations_of(out, DrawnAs::Operations);
-        if self
-            .held_out
-            .drawn_as(DrawnAs::OperationsUnderfilled)
-            .next()
-            .is_some()
-        {
-            out.push_str(
-                "
-Until 2026-11-28 a drawn host had no more memory than its preset's example, and VMs that did not fit were left out: most hosts had
-about a quarter of a vCPU for each CPU, whatever their class. These are such runs.
-",
-            );
-            self.operations_of(out, DrawnAs::OperationsUnderfilled);
-        }
-    }
-
-    fn operations_of(&self, out: &mut String, drawn_as: DrawnAs) {
-        out.push_str(
-            "
-| date | commit | cases × seeds | hosts | policies | mean | p99 | worst VM | VMs slowed | runs over 1.10 |
-|---|---|---|---|---|---|---|---|---|---|
-",
-        );
-        self.runs(out, drawn_as, |of| {
-            let class = of.class.as_deref().unwrap_or("all");
-            format!("{class} | {} | {} | {}", of.name, figure(of.mean), figure(of.p99))
-        });
     }
 
     /// Returns a figure of the work by number of VMs, as the mean over machines and programs.
@@ -485,6 +448,11 @@ fn work_of(works: &[Work], name: &str) -> Option<f64> {
         .map(|work| work.of_default)
 }
 
+/// Returns true if a row of the load sweep has a cell that differs from 1 by more than [`WORK_SHOWN`].
+fn is_shown(row: &[Option<f64>]) -> bool {
+    row.iter().flatten().any(|work| (work - 1.0).abs() > WORK_SHOWN)
+}
+
 fn summary(name: &str, cells: &[(Cell, Vec<Work>)]) -> String {
     let works: Vec<f64> = cells
         .iter()
@@ -502,7 +470,6 @@ fn summary(name: &str, cells: &[(Cell, Vec<Work>)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::held_out::HeldOutRun;
     use crate::known::OfSeed;
     use crate::score::VmScore;
 
@@ -569,59 +536,24 @@ mod tests {
                 "{line} is not in\n{text}"
             );
         }
-        assert!(text.contains("12.5 percent on average over 1 cases, 12.5 in the case where it is largest"));
+        assert!(text.contains("12.5 percent on average over 1 cases, 12.5\nin the case where it is largest"));
+        assert!(!text.contains("a lower mean"), "{text}");
     }
 
     #[test]
-    fn runs_as_in_operation_are_listed_by_class() {
-        let of = |class: Option<&str>| HeldOutPolicy {
-            class: class.map(str::to_owned),
-            ..HeldOutPolicy::of("homenode", &Total::of(&[score([0.9, 1.0])]))
-        };
-        let run = |drawn_as| HeldOutRun {
-            date: "2026-11-27".to_owned(),
-            commit: "abc".to_owned(),
-            cases: 1,
-            seeds: 2,
-            drawn_as,
-            policies: vec![of(None), of(Some("today, full"))],
-        };
-        let board = Board {
-            seeds: vec![1],
-            policies: Vec::new(),
-            known: Vec::new(),
-            sweep: Vec::new(),
-            lone: Vec::new(),
-            disturbed: Vec::new(),
-            held_out: HeldOut {
-                runs: vec![run(DrawnAs::Operations), run(DrawnAs::OperationsUnderfilled)],
-            },
-        };
-        let text = board.text();
-        let (before, after) = text.split_once("## As in operation").unwrap();
-        assert!(!before.contains("2026-11-27"), "{before}");
-        let (after, underfilled) = after.split_once("Until 2026-11-28").unwrap();
-        assert_eq!(
-            underfilled.matches("| 2026-11-27 | abc |").count(),
-            2,
-            "{underfilled}"
-        );
-        for line in [
-            "| 2026-11-27 | abc | 1 × 2 | all | homenode | 0.950 | - | 1.000 | 0 of 2 | 0 of 4 |",
-            "| 2026-11-27 | abc | 1 × 2 | today, full | homenode | 0.950 | - | 1.000 | 0 of 2 | 0 of 4 |",
-        ] {
-            assert!(
-                after.lines().any(|known| known == line),
-                "{line} is not in\n{after}"
-            );
-        }
+    fn rows_of_the_sweep_are_shown_if_work_differs() {
+        assert!(!is_shown(&[Some(1.0), Some(1.019), None]));
+        assert!(is_shown(&[Some(1.0), None, Some(0.97)]));
     }
 
     #[test]
     fn without_a_search_there_is_no_gap() {
         let board = Board {
             seeds: vec![1],
-            policies: vec![("homenode".to_owned(), vec![score([0.6, 1.2])])],
+            policies: vec![
+                ("homenode".to_owned(), vec![score([0.6, 1.2])]),
+                ("tavo".to_owned(), vec![score([0.6, 1.0])]),
+            ],
             known: vec![Known::default()],
             sweep: Vec::new(),
             lone: Vec::new(),
@@ -637,5 +569,6 @@ mod tests {
         let text = board.text();
         assert!(text.contains("| best known | - | | | | | | |"), "{text}");
         assert!(text.contains("- percent on average over 0 cases"), "{text}");
+        assert!(text.contains("a lower mean than homenode: tavo."), "{text}");
     }
 }

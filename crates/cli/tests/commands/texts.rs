@@ -121,14 +121,12 @@ fn json_of_an_agent_has_the_committed_keys() {
     }
 }
 
-/// docs/USE.md lists every setting with its default.
+/// deploy/homenode.toml lists every setting with its default.
 #[test]
 fn the_documented_settings_are_all_there_are_with_their_defaults() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/USE.md");
-    let document = std::fs::read_to_string(path).unwrap();
-    let (_, settings) = document.split_once("```toml\n").expect("settings");
-    let (settings, _) = settings.split_once("```").expect("their end");
-    let documented: Value = toml::from_str(settings).unwrap();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/homenode.toml");
+    let settings = std::fs::read_to_string(path).unwrap();
+    let documented: Value = toml::from_str(&settings).unwrap();
     let run = text(&run(&[
         "run",
         "--host",
