@@ -10,6 +10,7 @@ use crate::markdown::markdown;
 use crate::scoreboard::{Group, Scoreboard, Tally};
 use crate::verdict::{Part, Score, Verdict, show};
 use homenode_units::stats::mean;
+use homenode_units::with_reading_time;
 
 /// Both parts, as Markdown.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -214,8 +215,8 @@ fn sentences(what: &str, group: &Group) -> String {
 /// Returns the document; `log` has the logged runs.
 pub fn render(all: &[Reproduced], log: &Log) -> Document {
     Document {
-        page: page(all, log),
-        details: details(all, log),
+        page: with_reading_time(&page(all, log)),
+        details: with_reading_time(&details(all, log)),
     }
 }
 

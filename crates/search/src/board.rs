@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 
 use homenode_reproduce::{Figure, Shape};
 use homenode_units::stats::mean;
+use homenode_units::with_reading_time;
 
 use crate::held_out::HeldOut;
 use crate::known::Known;
@@ -70,7 +71,7 @@ impl Board {
         self.disturbed(&mut out);
         lists::benchmarks(&mut out, &self.held_out);
         lists::operations(&mut out, &self.held_out);
-        out
+        with_reading_time(&out)
     }
 
     fn head(&self, out: &mut String) {

@@ -26,7 +26,7 @@ fn main() -> std::io::Result<()> {
     inclusion(&mut text).expect("writing to a string");
     bandwidth(&mut text).expect("writing to a string");
     pages(&mut text).expect("writing to a string");
-    std::fs::write(&path, text)?;
+    std::fs::write(&path, homenode_units::with_reading_time(&text))?;
     println!("wrote {path}");
     Ok(())
 }

@@ -141,20 +141,6 @@ fn counts_become_nodes_cpus_caches_and_links() {
 }
 
 #[test]
-fn the_documented_example_reads() {
-    let lines = include_str!("../../src/layout.rs")
-        .lines()
-        .filter_map(|line| line.strip_prefix("//!"));
-    let lines = lines.map(str::trim).skip_while(|line| *line != "```toml").skip(1);
-    let example: Vec<&str> = lines.take_while(|line| *line != "```").collect();
-    let machine = read(&example.join("\n")).unwrap();
-    assert_eq!(
-        (machine.name.as_str(), machine.cpus.len(), machine.links.len()),
-        ("example", 16, 2)
-    );
-}
-
-#[test]
 fn several_caches_per_node_share_its_cores_evenly() {
     let text = UNIFORM.replace("shared_by = \"socket\"", "per_node = 2");
     let machine = read(&text).unwrap();

@@ -21,10 +21,15 @@ impl Reference {
         let defs = schema["$defs"].as_object().cloned().unwrap_or_default();
         let _ = write!(self.text, "\n## {title}\n\n{}\n\n", prose(schema));
         self.properties(schema, &defs);
+        // Comments give the sources of figures. They are in the file.
+        let code = example
+            .lines()
+            .map(|line| line.split(" # ").next().unwrap_or(line).trim_end());
+        let code: Vec<&str> = code.filter(|line| !line.starts_with('#')).collect();
         let _ = write!(
             self.text,
-            "\nAn example, [`{path}`](../{path}):\n\n```toml\n{}\n```\n",
-            example.trim_end()
+            "\nAn example, [`{path}`](../{path}) without its comments:\n\n```toml\n{}\n```\n",
+            code.join("\n").trim()
         );
         let mut names = Vec::new();
         mentions(schema, &defs, &mut names);
@@ -43,7 +48,7 @@ impl Reference {
         for (name, example) in &self.notations {
             let _ = writeln!(text, "| {} | `\"{example}\"` |", words(name));
         }
-        text + &self.text
+        homenode_units::with_reading_time(&(text + &self.text))
     }
 
     fn definition(&mut self, name: &str, schema: &Value, defs: &Map<String, Value>) {
