@@ -18,12 +18,14 @@ export class Problem extends Error {
 export class Gone extends Error {}
 
 // The key in the URL makes the user an operator. It is kept for as long as the tab is open, and removed from the URL, which
-// users copy and show to others.
+// users copy and show to others. Returns null if there is none, and otherwise whether it can be a key.
 export function takeKey() {
-  const found = /^#key=([!-~]+)$/.exec(location.hash);
-  if (!found) return;
-  sessionStorage.setItem(KEY, found[1]);
+  const [, key] = /^#key=(.*)$/.exec(location.hash) ?? [];
+  if (key === undefined) return null;
+  const isKey = /^[!-~]+$/.test(key);
+  if (isKey) sessionStorage.setItem(KEY, key);
   history.replaceState(history.state, "", location.pathname + location.search);
+  return isKey;
 }
 
 export const hasKey = () => sessionStorage.getItem(KEY) !== null;

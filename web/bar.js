@@ -2,7 +2,7 @@
 
 import { h, show } from "./dom.js";
 import { clock, moment, span } from "./format.js";
-import { SPANS, fixed, isLive, moveTo, parse, read, shift, spanText } from "./time.js";
+import { SPANS, fixed, isLive, moveTo, notTime, parse, read, shift, spanText } from "./time.js";
 
 // An arrow key moves by this fraction of the range.
 const STEPS = 60;
@@ -11,7 +11,11 @@ const PLAY_APART = 600;
 export class Bar {
   // `onRange(range)` is called when the user goes to another time; playing waits while `isDrawing()`.
   constructor(root, onRange, isDrawing) {
-    Object.assign(this, { root, onRange, isDrawing, range: null, marks: [], recorded: null, playing: null });
+    Object.assign(this, { root, isDrawing, range: null, marks: [], recorded: null, playing: null, wrong: null });
+    this.onRange = (to) => {
+      this.wrong = null;
+      onRange(to);
+    };
   }
 
   draw(range, { marks, recorded, now }) {
@@ -20,13 +24,13 @@ export class Bar {
     const length = range.to - range.from;
     const step = Math.max(Math.round(length / 900 / 1000) * 1000, 1000);
     show(this.root,
-      h("div", { class: "row" },
+      h("div", { class: "row times" },
         this.button("◀", "The stretch before ([)", () => this.shift(-1)),
         this.field("from", "From"),
-        h("span", { class: "quiet", "aria-hidden": "true" }, "to"),
+        h("span", { class: "quiet word", "aria-hidden": "true" }, "to"),
         this.field("to", "To"),
         this.button("▶", "The stretch after (])", () => this.shift(1)),
-        h("label", { class: "row" }, h("span", { class: "quiet" }, "Show"), h("select", {
+        h("label", { class: "row" }, h("span", { class: "quiet word" }, "Show"), h("select", {
           id: "last", "aria-label": "How long a stretch", value: this.spanName(),
           on: { change: (event) => this.length(event.target.value) },
         }, h("option", { value: "", disabled: true, selected: this.spanName() === "" }, span(length)),
@@ -34,12 +38,14 @@ export class Bar {
         h("span", { class: "grow" }),
         h("output", { id: "now", class: "cursor time", for: "at", title: moment(range.at) }, clock(range.at)),
         h("button", {
-          type: "button", id: "play", "aria-pressed": String(this.playing !== null), title: "Play the past (p)", "aria-label": "Play",
-          on: { click: () => this.play() },
+          type: "button", id: "play", "aria-pressed": String(this.playing !== null), title: "Play the past (p)",
+          "aria-label": "Play", on: { click: () => this.play() },
         }, this.playing === null ? "▷" : "❚❚"),
         h("button", {
-          type: "button", id: "live", "aria-pressed": String(isLive(range)), title: "Follow the agent (l)", on: { click: () => this.live() },
+          type: "button", id: "live", "aria-pressed": String(isLive(range)), title: "Follow the agent (l)",
+          on: { click: () => this.live() },
         }, isLive(range) ? "● Live" : "○ Live")),
+      this.wrong && h("p", { id: "wrong", class: "bad", role: "alert" }, this.wrong.text),
       h("div", { class: "track" },
         h("div", { class: "marks", "aria-hidden": "true" }, this.shown()),
         h("input", {
@@ -63,8 +69,11 @@ export class Bar {
 
   // An input for an end of the range, in the format of the command line.
   field(end, label) {
+    const isWrong = this.wrong?.end === end;
     return h("input", {
-      id: end, class: "time", size: 19, "aria-label": `${label}: a day and a time, or a time`, title: "2026-11-24 03:12:00, or 03:12", value: moment(this.range[end]),
+      id: end, class: "time", size: 19, "aria-label": `${label}: a day and a time, or a time`,
+      title: "2026-11-24 03:12:00, or 03:12", value: moment(this.range[end]),
+      "aria-invalid": String(isWrong), "aria-describedby": isWrong ? "wrong" : null,
       on: {
         change: (event) => this.typed(event.target, end),
         keydown: (event) => event.key === "Enter" && this.typed(event.target, end),
@@ -108,8 +117,12 @@ export class Bar {
   // Moves the other end along if this one passes it.
   typed(input, end) {
     const ms = parse(input.value, this.range[end]);
-    input.setAttribute("aria-invalid", String(ms === null));
-    if (ms === null || moment(ms) === moment(this.range[end])) return;
+    const isSame = ms !== null && moment(ms) === moment(this.range[end]);
+    if (ms === null || isSame) {
+      this.wrong = isSame ? null : { end, text: notTime(input.value) };
+      this.draw(this.range, { now: this.now });
+      return;
+    }
     const length = this.range.to - this.range.from;
     const [from, to] = end === "from"
       ? [ms, ms < this.range.to ? this.range.to : ms + length]
@@ -136,7 +149,8 @@ export class Bar {
       this.draw(this.range, { now: this.now });
       return;
     }
-    if (isLive(this.range) || this.range.at >= this.range.to) this.onRange(fixed(this.range.from, this.range.to, this.range.from));
+    const { from, to, at } = this.range;
+    if (isLive(this.range) || at >= to) this.onRange(fixed(from, to, from));
     this.playing = setInterval(() => {
       if (this.range.at >= this.range.to) this.play();
       else if (!this.isDrawing()) this.step(1);

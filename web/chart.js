@@ -1,7 +1,7 @@
 // Draws a series over time. Charts below each other share their axis, the time shown and the marked ranges.
 
 import { h, s } from "./dom.js";
-import { NONE, clock } from "./format.js";
+import { clock } from "./format.js";
 import { ticks } from "./time.js";
 
 const HEIGHT = 70;
@@ -45,18 +45,17 @@ export function chart(series, view) {
   const line = (part) => part.map(([time, value], index) => `${index ? "L" : "M"}${x(time).toFixed(1)} ${y(value).toFixed(1)}`).join("");
   const area = (part) => `${line(part)}L${x(part.at(-1)[0]).toFixed(1)} ${HEIGHT - 2}L${x(part[0][0]).toFixed(1)} ${HEIGHT - 2}Z`;
   const now = valueAt(series.points, at, step);
-  const known = parts.length > 0;
   return h("figure", { class: "chart", "data-key": series.name },
-    h("figcaption", {}, h("span", {}, series.name), h("output", { class: "figure" }, known ? series.text(now) : "not counted here")),
+    h("figcaption", {}, h("span", {}, series.name), h("output", { class: "figure" }, series.text(now))),
     s("svg", {
       width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img",
-      "aria-label": known ? `${series.name}: ${series.text(now)} at ${clock(at)}, at most ${series.text(highest)} in the time shown` : `${series.name}: ${NONE}`,
+      "aria-label": `${series.name}: ${series.text(now)} at ${clock(at)}, at most ${series.text(highest)} in the time shown`,
     },
     stretches.map((one) => stretch(one, x, HEIGHT)),
     ticks(from, to, width / 90).map((time) => s("line", { class: "grid moving", x1: x(time), x2: x(time), y1: 0, y2: HEIGHT })),
     s("line", { class: "grid", x1: 0, x2: width, y1: HEIGHT - 2, y2: HEIGHT - 2 }),
     s("line", { class: "grid", x1: 0, x2: width, y1: y(top), y2: y(top) }),
-    known && s("text", { class: "scale", x: 4, y: y(top) - 3 }, series.text(top)),
+    s("text", { class: "scale", x: 4, y: y(top) - 3 }, series.text(top)),
     parts.map((part) => [s("path", { class: "area", d: area(part) }), s("path", { class: "line", d: line(part) })]),
     s("line", { class: "at", x1: x(at), x2: x(at), y1: 0, y2: HEIGHT }),
     now !== null && s("circle", { class: "dot", cx: x(at), cy: y(now), r: 3 })));

@@ -5,6 +5,14 @@ export const NONE = "–";
 const or = (value, text) => (value === null || value === undefined || Number.isNaN(value) ? NONE : text(value));
 
 export const percent = (share) => or(share, (x) => `${Math.round(100 * x)} %`);
+
+// Returns a change as a share, with its sign and the class of its colour; one that rounds to nothing has neither.
+export function gain(share) {
+  const rounded = Math.round(100 * share);
+  if (rounded === 0) return { text: "0 %", kind: "quiet" };
+  return rounded > 0 ? { text: `+${rounded} %`, kind: "gain" } : { text: `−${-rounded} %`, kind: "loss" };
+}
+
 export const decimals = (value, digits = 1) => or(value, (x) => x.toFixed(digits));
 
 function scaled(value, base, units) {
@@ -56,5 +64,8 @@ export function nodes(list) {
   }
   return parts.map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`)).join(",");
 }
+
+// Returns what a user wrote, in quotation marks, cut if it is long.
+export const quoted = (text) => `“${text.length > 60 ? `${text.slice(0, 60)}…` : text}”`;
 
 export const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;

@@ -22,23 +22,24 @@ const busier = (both) => both.reduce((most, link) => ((link.busy ?? 0) > (most.b
 
 const said = (link) => `${link.from} → ${link.to}: ${rate(link.bandwidth_bytes_per_s)}${link.busy === null ? "" : `, ${percent(link.busy)}`}`;
 
-// Draws the band below the first row of nodes. `place(node)` has its row (0 or 1) and its middle, from 0 to 1.
-export function band(links, place, width) {
+// Draws a band of `height` pixels below the first row of nodes. `place(node)` has its row (0 or 1) and its middle, from 0 to 1.
+export function band(links, place, width, height) {
   const x = (node) => place(node).middle * width;
   const drawn = pairs(links).filter((both) => both.every(({ from, to }) => place(from) && place(to)));
   const shapes = drawn.map((both) => {
     const most = busier(both);
     const [a, b] = [Math.min(most.from, most.to), Math.max(most.from, most.to)];
     const [from, to] = [place(a), place(b)];
-    const y = (end) => (end.row === 0 ? 0 : HEIGHT);
+    const y = (end) => (end.row === 0 ? 0 : height);
     const isArc = from.row === to.row;
     const apart = Math.abs(x(a) - x(b)) / width;
-    const depth = isArc ? (0.3 + 0.5 * apart) * HEIGHT : 0;
-    const bend = from.row === 0 ? depth : HEIGHT - depth;
+    const depth = isArc ? (0.3 + 0.5 * apart) * height : 0;
+    const bend = from.row === 0 ? depth : height - depth;
     const path = isArc
       ? `M${x(a)} ${y(from)} C${x(a)} ${bend} ${x(b)} ${bend} ${x(b)} ${y(to)}`
-      : `M${x(a)} ${y(from)} C${x(a)} ${HEIGHT / 2} ${x(b)} ${HEIGHT / 2} ${x(b)} ${y(to)}`;
-    const middle = isArc ? { x: (x(a) + x(b)) / 2, y: y(from) + 0.75 * (bend - y(from)) } : diagonal(x(a), x(b), from.row);
+      : `M${x(a)} ${y(from)} C${x(a)} ${height / 2} ${x(b)} ${height / 2} ${x(b)} ${y(to)}`;
+    const middle = isArc ? { x: (x(a) + x(b)) / 2, y: y(from) + 0.75 * (bend - y(from)) }
+      : diagonal(x(a), x(b), from.row, height);
     return { both, most, path, middle, busy: most.busy ?? 0 };
   });
   // The busiest last, on top of the others.
@@ -53,15 +54,15 @@ export function band(links, place, width) {
   });
   const about = shapes.length ? `Links between nodes, the busiest ${said(shapes.at(-1).most)}` : "No traffic between nodes is counted";
   return s("svg", {
-    class: "band", width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": about, "data-key": "band",
+    class: "band", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": about, "data-key": "band",
   }, lines, labels);
 }
 
 // Returns the position of the label of a line between the rows: a third along, so that the labels of two crossing lines do
 // not overlap.
-function diagonal(from, to, row) {
+function diagonal(from, to, row, height) {
   const share = 0.3;
   const t = row === 0 ? share : 1 - share;
   const bezier = (a, b, c, d) => a * (1 - t) ** 3 + 3 * b * (1 - t) ** 2 * t + 3 * c * (1 - t) * t ** 2 + d * t ** 3;
-  return { x: bezier(from, from, to, to), y: bezier(0, HEIGHT / 2, HEIGHT / 2, HEIGHT) };
+  return { x: bezier(from, from, to, to), y: bezier(0, height / 2, height / 2, height) };
 }

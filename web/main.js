@@ -4,12 +4,12 @@ import { Gone, Problem, get, takeKey } from "./api.js";
 import { Bar } from "./bar.js";
 import { decisions } from "./decisions.js";
 import { h, show } from "./dom.js";
-import { clock } from "./format.js";
+import { clock, span } from "./format.js";
 import { help, keyboard } from "./keyboard.js";
 import { Live } from "./live.js";
 import { map } from "./map.js";
 import { proposals } from "./proposals.js";
-import { Router, changed, here, href } from "./router.js";
+import { Router, changed, here, href, wrong } from "./router.js";
 import { theme } from "./theme.js";
 import { isLive, read, stamp } from "./time.js";
 import { vm } from "./vm.js";
@@ -18,13 +18,24 @@ const SCREENS = { map, vm, decisions, proposals };
 const NAMES = [["map", "Host", "h"], ["decisions", "Decisions", "d"], ["proposals", "Recommendations", "r"]];
 // Milliseconds between requests for decision marks while the page is live.
 const MARKS_APART = 5000;
+// What the agent's mode means; the usual one is not shown.
+const MODES = {
+  observe: "Decisions are reported, and nothing is changed",
+  recommend: "Decisions wait until an operator applies them: see Recommendations",
+};
 
 const part = (id) => document.getElementById(id);
 
 class Page {
   constructor() {
-    takeKey();
-    Object.assign(this, { about: null, now: Date.now(), marks: [], asking: null, marksOf: {} });
+    Object.assign(this, { about: null, now: Date.now(), marks: [], asking: null, marksOf: {}, isKeyWrong: takeKey() === false });
+    // Another address pasted into the same tab may only add a key, which does not load the page again.
+    window.addEventListener("hashchange", () => {
+      const isKey = takeKey();
+      if (isKey === null) return;
+      this.isKeyWrong = !isKey;
+      this.draw();
+    });
     const onRange = (range) => this.router.go(changed({ cursor: null }, range), { replace: true });
     this.bar = new Bar(part("bar"), onRange, () => this.isDrawing);
     this.router = new Router(() => this.move());
@@ -58,7 +69,7 @@ class Page {
     const status = await get("/v1/status");
     this.now = Date.parse(status.time);
     this.about = status;
-    const runs = `${status.host} · ${status.policies}${status.mode === "act" ? "" : `, ${status.mode}`}`;
+    const runs = `${status.host} · ${status.policies}`;
     show(part("about"), h("span", { title: `version ${status.version}, commit ${status.commit}` }, runs));
     return status;
   }
@@ -105,6 +116,7 @@ class Page {
       this.bar.draw(range, { marks: this.marks, now: this.now });
       const page = {
         range, params, about: this.about, now: this.now, signal: asking.signal,
+        wrong: [...wrong(this.now), ...(this.isKeyWrong ? ["What follows #key= in the address is not a key."] : [])],
         go: (more, to = range) => this.router.go(changed(more, to)),
         replace: (more, to = range) => this.router.go(changed(more, to), { replace: true }),
         again: () => this.draw(),
@@ -112,7 +124,8 @@ class Page {
       const [drawn] = await Promise.all([screen(page), this.ask(range, params, asking.signal)]);
       if (asking.signal.aborted) return;
       document.title = `${drawn.title} · Homenode`;
-      show(part("screen"), drawn.tree);
+      const notes = page.wrong.map((text) => h("p", { class: "note wrong", role: "alert", "data-key": text }, text));
+      show(part("screen"), notes, drawn.tree);
       part("screen").dataset.drawn = view;
       this.bar.draw(range, { marks: this.marks, recorded: drawn.recorded, now: this.now });
       this.pulse(range);
@@ -129,8 +142,9 @@ class Page {
   async ask(range, params, signal) {
     const name = params.get("vm");
     const asked = { vm: name, from: stamp(range.from), to: stamp(range.to), limit: 500 };
-    const isSame = this.marksOf.vm === name && Math.abs(this.marksOf.from - range.from) < MARKS_APART && this.marksOf.to - range.to > -MARKS_APART
-      && performance.now() - this.marksOf.when < MARKS_APART;
+    const last = this.marksOf;
+    const isSame = last.vm === name && Math.abs(last.from - range.from) < MARKS_APART && last.to - range.to > -MARKS_APART
+      && performance.now() - last.when < MARKS_APART;
     if (isSame) return;
     try {
       const { decisions: made } = await get("/v1/decisions", asked, signal);
@@ -143,7 +157,11 @@ class Page {
   }
 
   pulse(range) {
-    show(part("pulse"), isLive(range) ? h("span", { class: "live" }, "● live") : h("span", { class: "past" }, "◷ past"));
+    const { mode, paused_for_ns: paused } = this.about ?? {};
+    show(part("pulse"),
+      isLive(range) ? h("span", { class: "live" }, "● live") : h("span", { class: "past" }, "◷ past"),
+      mode && mode !== "act" && h("span", { class: "mode", title: MODES[mode] }, mode),
+      paused && h("span", { class: "mode past", title: "The agent changes nothing" }, `❚❚ paused ${span(paused / 1e6)}`));
   }
 
   state(isThere) {
@@ -154,21 +172,24 @@ class Page {
   gone() {
     const since = this.about ? ` since ${clock(this.now)}` : "";
     show(part("pulse"), h("span", { class: "gone" }, "✕ no agent"));
-    this.trouble(`The agent has not answered${since}: it has ended, or is being restarted. What you see is the last that it said; `
-      + "this page goes on when it answers again.");
+    this.trouble(`The agent has not answered${since}: it has ended, or is being restarted. What you see is the last that it `
+      + "said; this page goes on when it answers again.");
   }
 
   failed(error) {
     if (error instanceof Gone) {
       this.gone();
-    } else if (error instanceof Problem) {
-      show(part("screen"), h("div", { class: "problem", role: "alert" }, h("h1", {}, error.title), h("p", {}, error.message),
-        h("p", {}, h("a", { href: "/" }, "To the host as it is now"))));
-      part("screen").dataset.drawn = "problem";
-      this.pulse(this.range());
-    } else {
-      throw error;
+      return;
     }
+    const isKnown = error instanceof Problem;
+    const title = isKnown ? error.title : "The page failed, which is a fault of the page";
+    show(part("screen"), h("div", { class: "problem", role: "alert" }, h("h1", {}, title), h("p", {}, error.message),
+      wrong(this.now).map((text) => h("p", {}, text)),
+      h("p", {}, h("a", { href: "/" }, "To the host as it is now"))));
+    part("screen").dataset.drawn = "problem";
+    document.title = `${title} · Homenode`;
+    this.pulse(this.range());
+    if (!isKnown) throw error;
   }
 
   trouble(text) {

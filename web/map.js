@@ -1,20 +1,39 @@
 // The host at one time: nodes with their VMs, links, a table of VMs, and events.
 
-import { get } from "./api.js";
+import { get, getSeldom } from "./api.js";
 import { h, room } from "./dom.js";
 import { happened } from "./events.js";
-import { bytes, clock, count, decimals, moment, nodes as nodeList, percent, rate } from "./format.js";
+import { bytes, clock, count, decimals, moment, nodes as nodeList, percent, rate, span } from "./format.js";
 import { SIGNS, controllerShare, ofNode, ofVm, trouble, worst } from "./limits.js";
-import { band } from "./links.js";
+import { HEIGHT, band } from "./links.js";
 import { href } from "./router.js";
 import { isLive, stamp } from "./time.js";
 import { isWanted, shares, table } from "./vms.js";
 
+// With more VMs to draw on nodes than this, or more nodes, each VM is a small square, and the table shows their figures.
+const CHIPS_MOST = 32;
+const NODES_MOST = 8;
+// Height of the band of links between compact nodes.
+const BAND_LOW = 40;
+// Most VMs that are named of those left on a drained node.
+const LEFT_MOST = 3;
+// Milliseconds for which an answer about the past is used again.
+const PAST_APART = 30_000;
+// Width of a phone's window, as in the style sheet.
+const NARROW = 700;
+
 export async function map(page) {
   const at = isLive(page.range) ? null : stamp(page.range.at);
-  const seen = await get("/v1/overview", { at }, page.signal);
+  // The past stays as it is, so that a filter or an order needs no further look at the history.
+  const apart = at ? PAST_APART : 0;
+  const seen = await getSeldom(`${at} ${page.about.started}`, apart, "/v1/overview", { at }, page.signal);
+  const isDrained = seen.nodes.some((node) => node.is_drained);
+  // What keeps VMs on a drained node is known of now only.
+  const drains = isDrained && !at ? (await get("/v1/maintenance", {}, page.signal)).drains : [];
   const filter = page.params.get("filter") ?? "";
   const inTrouble = seen.vms.filter((vm) => trouble(vm) > 0);
+  const drawn = drawnOn(seen.vms);
+  const isCompact = seen.nodes.length > NODES_MOST || [...drawn.values()].flat().length > CHIPS_MOST;
   const title = `${count(seen.vms.length, "VM")} on ${count(seen.nodes.length, "node")}`;
   return {
     title: "Host",
@@ -23,40 +42,68 @@ export async function map(page) {
       h("div", { class: "row head" },
         h("h1", {}, title),
         h("p", { class: "grow" }, inTrouble.length
-          ? [h("span", { class: "warn" }, `${SIGNS.warn} ${count(inTrouble.length, "VM is", "VMs are")} past a limit`), ": ", worstNamed(page, inTrouble)]
+          ? [h("span", { class: "warn" }, `${SIGNS.warn} ${count(inTrouble.length, "VM is", "VMs are")} past a limit`), ": ",
+            worstNamed(page, inTrouble)]
           : h("span", { class: "quiet" }, "No VM is past a limit.")),
         h("p", { class: "quiet time" }, `as of ${at ? moment(Date.parse(seen.time)) : clock(Date.parse(seen.time))}`)),
-      picture(page, seen, filter),
-      h("div", { class: "columns" },
-        table(page, seen.vms, filter),
-        happened(page, seen)),
+      maintained(page, seen, drains),
+      laidOut(isCompact, picture(page, seen, { drawn, filter, isCompact }), table(page, seen.vms, filter), happened(page, seen)),
     ],
   };
+}
+
+// The table comes first where there is no room for anything beside it.
+function laidOut(isCompact, nodes, vms, events) {
+  if (innerWidth <= NARROW) return [vms, nodes, events];
+  return [nodes, h("div", { class: isCompact ? "columns compact" : "columns", "data-key": "columns" }, vms, events)];
+}
+
+// Says that the agent is paused, and what is left on drained nodes.
+function maintained({ range }, { paused_for_ns: paused, nodes }, drains) {
+  const left = ({ vms }) => [...vms.slice(0, LEFT_MOST).map((vm, index) => [index > 0 && "; ",
+    h("a", { href: href("vm", { vm: vm.name }, range) }, vm.name), vm.memory_bytes ? ` with ${bytes(vm.memory_bytes)}` : "",
+    vm.why ? `: ${vm.why}` : ""]), vms.length > LEFT_MOST && `; and ${vms.length - LEFT_MOST} more`];
+  const drained = nodes.filter((node) => node.is_drained).map(({ node }) => {
+    const known = drains.find((drain) => drain.node === node);
+    const empty = known ? ", and empty." : ".";
+    return h("p", { class: "note short", "data-key": `drained-${node}` }, h("b", {}, `Node ${node} is drained`),
+      known?.vms.length ? [`, with ${count(known.vms.length, "VM")} left on it: `, left(known)] : empty);
+  });
+  return [paused && h("p", { class: "note short", "data-key": "paused" },
+    h("b", {}, `The agent is paused for another ${span(paused / 1e6)}`), ": it changes nothing meanwhile."), drained];
 }
 
 const worstNamed = ({ range }, vms) => [...vms].sort((a, b) => trouble(b) - trouble(a)).slice(0, 3)
   .map((vm, index) => [index > 0 && ", ", h("a", { href: href("vm", { vm: vm.name }, range) }, vm.name)]);
 
-// Returns the node to draw a VM on: its home, or that of most of its memory, or of its vCPUs; the first of several.
-function nodeOf(vm) {
-  const most = (list, key) => list?.length ? list.reduce((best, on) => (on[key] > best[key] ? on : best)) : null;
-  const pages = vm.pages_by_node?.filter((on) => !vm.home || vm.home.includes(on.node));
-  const [memory, vcpus] = [most(pages, "pages"), most(vm.vcpus_by_node, "vcpus")];
-  return memory?.pages ? memory.node : vm.home?.[0] ?? vcpus?.node;
+const most = (list, key) => (list?.length ? list.reduce((best, on) => (on[key] > best[key] ? on : best)) : null);
+
+// Returns the VMs to draw on each node, with the number of their vCPUs there. A VM whose vCPUs have not run yet is drawn at its
+// home, or where most of its memory is.
+function drawnOn(vms) {
+  const all = new Map();
+  for (const vm of vms) {
+    const main = most(vm.vcpus_by_node, "vcpus")?.node ?? vm.home?.[0] ?? most(vm.pages_by_node, "pages")?.node;
+    const on = vm.vcpus_by_node.length ? vm.vcpus_by_node : [{ node: main, vcpus: 0 }];
+    for (const { node, vcpus } of on) all.set(node, [...(all.get(node) ?? []), { vm, vcpus, isMain: node === main }]);
+  }
+  for (const here of all.values()) here.sort((a, b) => a.vm.name.localeCompare(b.vm.name));
+  return all;
 }
 
 // Draws the nodes in two rows, with the links between them.
-function picture(page, seen, filter) {
-  const { nodes, links, vms } = seen;
+function picture(page, seen, { drawn, filter, isCompact }) {
+  const { nodes, links } = seen;
   const columns = Math.max(Math.ceil(nodes.length / 2), 1);
   const rows = [nodes.slice(0, columns), nodes.slice(columns)];
-  const places = new Map(rows.flatMap((row, number) => row.map(({ node }, index) => [node, { row: number, middle: (index + 0.5) / row.length }])));
+  const places = new Map(rows.flatMap((row, number) => row.map(({ node }, index) =>
+    [node, { row: number, middle: (index + 0.5) / row.length }])));
   const width = Math.max(room(document.getElementById("screen")), 300);
-  const on = Map.groupBy(vms, nodeOf);
   const draw = (row) => h("div", { class: "nodes", css: { "--columns": row.length } },
-    row.map((node) => card(page, node, on.get(node.node) ?? [], filter)));
-  return h("section", { class: "map", "aria-label": "Nodes", "data-key": "map" },
-    draw(rows[0]), rows[1].length > 0 && [band(links, (node) => places.get(node), width), draw(rows[1])]);
+    row.map((node) => card(page, node, drawn.get(node.node) ?? [], { filter, isCompact })));
+  const height = isCompact ? BAND_LOW : HEIGHT;
+  return h("section", { class: isCompact ? "map compact" : "map", "aria-label": "Nodes", "data-key": "map" },
+    draw(rows[0]), rows[1].length > 0 && [band(links, (node) => places.get(node), width, height), draw(rows[1])]);
 }
 
 function meter(label, share, level, text) {
@@ -66,35 +113,61 @@ function meter(label, share, level, text) {
     h("span", { class: "figure" }, SIGNS[level], SIGNS[level] && " ", text));
 }
 
-function card(page, node, vms, filter) {
+function card(page, node, here, { filter, isCompact }) {
   const levels = ofNode(node);
+  const ofCpus = (some) => (some === null ? null : some / Math.max(node.cpus, 1));
   const used = node.memory_bytes ? 1 - node.memory_free_bytes / node.memory_bytes : null;
   const controller = controllerShare(node);
-  const sorted = [...vms].sort((a, b) => a.name.localeCompare(b.name));
+  const one = isCompact ? square : chip;
   return h("article", { class: `node ${worst(...Object.values(levels))}`, "data-key": `node-${node.node}` },
-    h("h2", {}, `Node ${node.node}`, h("span", { class: "quiet" }, ` ${count(vms.length, "VM")}`)),
+    h("h2", {}, `Node ${node.node}`, h("span", { class: "quiet" }, ` ${count(here.length, "VM")}`),
+      node.is_drained && h("span", { class: "drained" }, " ⏏ drained")),
     h("div", { class: "meters" },
-      meter("CPUs", node.cpus_busy === null ? null : node.cpus_busy / Math.max(node.cpus, 1), "fine", `${decimals(node.cpus_busy)} / ${node.cpus}`),
-      meter("Waiting", node.vcpus_waiting === null ? null : node.vcpus_waiting / Math.max(node.cpus, 1), levels.waiting, decimals(node.vcpus_waiting)),
-      meter("Memory", used, levels.free, `${bytes(node.memory_free_bytes)} free`),
+      meter("CPUs", ofCpus(node.cpus_busy), "fine", `${decimals(node.cpus_busy)} / ${node.cpus}`),
+      meter("Waiting", ofCpus(node.vcpus_waiting), levels.waiting, decimals(node.vcpus_waiting)),
+      meter(isCompact ? "Free" : "Memory", used, levels.free, `${bytes(node.memory_free_bytes)}${isCompact ? "" : " free"}`),
       meter("Controller", controller, levels.controller, controller === null ? rate(node.bandwidth_bytes_per_s) : percent(controller))),
-    h("ul", { class: "chips" }, sorted.map((vm) => chip(page, vm, filter))));
+    h("ul", isCompact ? { class: "squares", "aria-hidden": "true" } : { class: "chips" },
+      here.map((drawn) => one(page, drawn, filter))));
 }
 
-// Draws a VM on its node: its name, its load, and how much of its memory is on the node.
-function chip(page, vm, filter) {
-  const levels = ofVm(vm);
-  const level = worst(...Object.values(levels));
+function known({ range }, { vm, vcpus, isMain }) {
+  const all = vm.vcpus_by_node.reduce((sum, on) => sum + on.vcpus, 0);
   const where = vm.home ? `home ${nodeList(vm.home)}` : "unplaced";
-  const said = [where, `${decimals(vm.cpus_used)} CPUs`, `${decimals(vm.vcpus_waiting)} waiting`, `${percent(vm.local_access_ratio)} local`];
   const lies = shares(vm.pages_by_node).map(({ node, share }) => `node ${node}: ${percent(share)}`);
-  return h("li", { "data-key": `vm-${vm.name}`, class: isWanted(vm, filter) ? null : "dim" },
-    h("a", {
-      class: `chip ${level}`, href: href("vm", { vm: vm.name }, page.range), title: `${vm.name}\n${said.join(", ")}\nmemory: ${lies.join(", ") || "not known"}`,
-      "aria-label": `${vm.name}: ${said.join(", ")}${level === "fine" ? "" : `, ${level === "bad" ? "far " : ""}past a limit`}`,
+  const level = worst(...Object.values(ofVm(vm)));
+  const part = vcpus < all ? `${vcpus} of ${all} vCPUs here` : null;
+  const said = [where, part, `${decimals(vm.cpus_used)} CPUs`, `${decimals(vm.vcpus_waiting)} waiting`,
+    `${percent(vm.local_access_ratio)} local`].filter(Boolean).join(", ");
+  return {
+    all, level, part,
+    link: {
+      class: `${level} ${isMain ? "" : "part"}`, href: href("vm", { vm: vm.name }, range),
+      title: `${vm.name}\n${said}\nmemory: ${lies.join(", ") || "not known"}`,
     },
-    h("b", {}, SIGNS[level], SIGNS[level] && " ", vm.name),
-    h("span", { class: "figures" }, `${decimals(vm.cpus_used)} CPU · ${percent(vm.local_access_ratio)}`, h("span", { class: "word" }, " local")),
-    h("span", { class: "lies", "aria-hidden": "true" }, shares(vm.pages_by_node).map(({ node, share }) =>
-      h("i", { css: { width: `${100 * share}%` }, class: `n${node % 8}` }, share > 0.12 ? String(node) : "")))));
+    label: `${vm.name}: ${said}${level === "fine" ? "" : `, ${level === "bad" ? "far " : ""}past a limit`}`,
+  };
+}
+
+// Draws a VM on a node of its vCPUs: its name, its load, and where its memory is.
+function chip(page, drawn, filter) {
+  const { vm } = drawn;
+  const { level, part, link, label } = known(page, drawn);
+  return h("li", { "data-key": `vm-${vm.id}`, class: isWanted(vm, filter) ? null : "dim" },
+    h("a", { ...link, class: `chip ${link.class}`, "aria-label": label },
+      h("b", {}, SIGNS[level], SIGNS[level] && " ", vm.name),
+      h("span", { class: "figures" }, part ?? [`${decimals(vm.cpus_used)} CPU · ${percent(vm.local_access_ratio)}`,
+        h("span", { class: "word" }, " local")]),
+      h("span", { class: "lies", "aria-hidden": "true" }, shares(vm.pages_by_node).map(({ node, share }) =>
+        h("i", { css: { width: `${100 * share}%` }, class: `n${node % 8}` }, share > 0.12 ? String(node) : "")))));
+}
+
+// Draws a VM as a square filled by its load. It is for the pointer: the table below has the same links, with figures.
+function square(page, drawn, filter) {
+  const { vm } = drawn;
+  const { all, level, link } = known(page, drawn);
+  const load = Math.min((vm.cpus_used ?? 0) / Math.max(all, 1), 1);
+  return h("li", { "data-key": `vm-${vm.id}`, class: isWanted(vm, filter) ? null : "dim" },
+    h("a", { ...link, class: `square ${link.class}`, tabindex: "-1" },
+      h("i", { css: { height: `${100 * load}%` } }), SIGNS[level] && h("b", {}, SIGNS[level])));
 }

@@ -3,10 +3,10 @@
 import { Gone, Problem, change, get, hasKey } from "./api.js";
 import { isSure } from "./ask.js";
 import { h } from "./dom.js";
-import { bytes, moment, nodes, percent } from "./format.js";
+import { bytes, count, gain, moment, nodes } from "./format.js";
 import { href } from "./router.js";
 
-const SIGNS = { open: "○", approved: "◔", applied: "✓", rejected: "✕", expired: "⌛" };
+const SIGNS = { open: "○", approved: "◔", applied: "✓", rejected: "✕", expired: "◷" };
 
 // The result of the last button pressed.
 let said = null;
@@ -41,8 +41,9 @@ async function orNot(answer) {
 }
 
 // With TLS there are passwords instead.
-const hint = () => h("p", { class: "note" }, "You may read here, and change nothing: this tab has no key. The agent prints the address with the key "
-  + "as it starts, ", h("code", {}, "…/#key=…"), ", and keeps the key in ", h("code", {}, "http.key"), " in its state directory.");
+const hint = () => h("p", { class: "note" }, "You may read here, and change nothing: this tab has no key. The agent prints the "
+  + "address with the key as it starts, ", h("code", {}, "…/#key=…"), ", and keeps the key in ", h("code", {}, "http.key"),
+  " in its state directory.");
 
 const missing = (problem, what) => h("p", { class: "note" }, problem.status === 404
   ? `This agent has no ${what}: it is of a version before them, or none are made with its settings.`
@@ -52,27 +53,77 @@ const HEADS = [["VM"], ["Nodes"], ["vCPUs", "right"], ["Memory", "right"], ["Mad
 
 const isOpen = ({ state }) => state === "open";
 
+// Returns the open recommendations, those that were predicted together in one group.
+function arrangements(open) {
+  const groups = [];
+  for (const one of open) {
+    const isOf = (other) => other.together.includes(one.id) || one.together.includes(other.id);
+    const joined = groups.filter((group) => group.some(isOf));
+    for (const group of joined) groups.splice(groups.indexOf(group), 1);
+    groups.push([...joined.flat(), one]);
+  }
+  return groups;
+}
+
 function recommendations(page, all) {
-  const sorted = [...all].sort((a, b) => isOpen(b) - isOpen(a) || b.id - a.id);
-  if (sorted.length === 0) return h("p", { class: "quiet" }, "There are none now: nothing would make a VM faster by enough.");
-  return h("ul", { class: "cards", "data-key": "recommendations" }, sorted.map((one) => h("li", { class: one.state, "data-key": String(one.id) },
+  const newest = [...all].sort((a, b) => b.id - a.id);
+  if (newest.length === 0) return h("p", { class: "quiet" }, "There are none now: nothing would make a VM faster by enough.");
+  const open = arrangements(newest.filter(isOpen));
+  const over = newest.filter((one) => !isOpen(one));
+  return h("ul", { class: "cards", "data-key": "recommendations" },
+    open.map((group) => (group.length > 1 ? together(page, group) : alone(page, group[0]))), over.map((one) => alone(page, one)));
+}
+
+function alone(page, one) {
+  return h("li", { class: one.state, "data-key": String(one.id) }, about(page, one, "h2"), isOpen(one) && judge(page, [one]));
+}
+
+// The gains of an arrangement are predicted for all of it, so it is applied or rejected as a whole.
+function together(page, group) {
+  return h("li", { class: "open group", "data-key": `group-${Math.min(...group.map(({ id }) => id))}` },
+    h("h2", { class: "grow" }, `${group.length} that belong together`,
+      h("span", { class: "quiet" }, ": each gain is predicted for all of them")),
+    judge(page, group),
+    h("ul", {}, group.map((one) => h("li", { "data-key": String(one.id) }, about(page, one, "h3")))));
+}
+
+function about({ range }, one, heading) {
+  const predicted = one.gain == null ? null : gain(one.gain);
+  return [
     h("div", { class: "grow" },
-      h("h3", {}, one.vm ? [h("a", { href: href("vm", { vm: one.vm }, page.range) }, one.vm), ": "] : null, one.text),
+      h(heading, {}, one.vm ? [h("a", { href: href("vm", { vm: one.vm }, range) }, one.vm), ": "] : null, one.text),
       h("p", {}, one.reason),
       h("p", { class: "quiet" }, h("span", { class: "state" }, `${SIGNS[one.state] ?? "·"} ${one.state}`), ` · ${one.policy} · `,
-        h("span", { class: "time" }, moment(Date.parse(one.time))), isOpen(one) && [", holds until ", h("span", { class: "time" }, moment(Date.parse(one.expires)))])),
-    h("p", { class: "gain" }, one.gain === null || one.gain === undefined ? "" : [h("b", {}, `+${percent(one.gain)}`), " speed, predicted"]),
-    isOpen(one) && h("div", { class: "row" },
-      act(page, "Apply", `${one.text}?`, "strong", () => change("POST", `/v1/recommendations/${one.id}/apply`), `applied: ${one.text}`),
-      act(page, "Reject", `Not: ${one.text}. The agent does not recommend it again for a while.`, "",
-        () => change("POST", `/v1/recommendations/${one.id}/reject`), `rejected: ${one.text}`)))));
+        h("span", { class: "time" }, moment(Date.parse(one.time))),
+        isOpen(one) && [", holds until ", h("span", { class: "time" }, moment(Date.parse(one.expires)))])),
+    h("p", { class: "predicted" }, predicted && [h("b", { class: predicted.kind }, predicted.text), " speed, predicted"]),
+  ];
+}
+
+// Draws the buttons that apply or reject one recommendation, or several.
+function judge(page, group) {
+  const all = group.length > 1 ? ` all ${group.length}` : "";
+  const text = group.map((one) => one.text).join("; ");
+  const each = (verb) => async () => {
+    for (const [done, { id }] of group.entries()) {
+      await change("POST", `/v1/recommendations/${id}/${verb}`).catch((error) => {
+        if (done > 0) error.message += ` (after ${done} of ${count(group.length, "recommendation")})`;
+        throw error;
+      });
+    }
+  };
+  return h("div", { class: "row" },
+    act(page, `Apply${all}`, `${text}?`, "strong", each("apply"), `applied: ${text}`),
+    act(page, `Reject${all}`, `Not: ${text}. The agent does not recommend it again for a while.`, "", each("reject"),
+      `rejected: ${text}`));
 }
 
 function reservations(page, all) {
   if (all.length === 0) return h("p", { class: "quiet" }, "None.");
   const row = (one) => h("tr", { "data-key": String(one.id) },
-    h("th", { scope: "row" }, one.vm ?? "no name yet"), h("td", {}, nodes(one.nodes)), h("td", { class: "right" }, String(one.vcpus)),
-    h("td", { class: "right" }, bytes(one.memory_bytes)), h("td", { class: "time" }, moment(Date.parse(one.made))), h("td", { class: "time" }, moment(Date.parse(one.expires))),
+    h("th", { scope: "row" }, one.vm ?? "no name yet"), h("td", {}, nodes(one.nodes)),
+    h("td", { class: "right" }, String(one.vcpus)), h("td", { class: "right" }, bytes(one.memory_bytes)),
+    h("td", { class: "time" }, moment(Date.parse(one.made))), h("td", { class: "time" }, moment(Date.parse(one.expires))),
     h("td", {}, act(page, "Drop", `The room on node ${nodes(one.nodes)} is no longer kept for ${one.vm ?? "it"}.`, "",
       () => change("DELETE", `/v1/reservations/${one.id}`), "dropped the reservation")));
   return h("div", { class: "scroll" }, h("table", { "data-key": "reservations" },

@@ -1,15 +1,29 @@
 // Maps URLs to screens and back. The URL has the whole state of the page, so it can be saved and sent, and the back button
 // works.
 
-import { write } from "./time.js";
+import { quoted } from "./format.js";
+import { write, wrongTimes } from "./time.js";
 
 const VIEWS = ["map", "vm", "decisions", "proposals"];
+const TIMES = ["from", "to", "at", "last"];
+const KNOWN = ["view", "vm", "filter", "sort", "policy", "cursor", "decision", "why", "window", ...TIMES];
 
 // Returns the state in the current URL.
 export function here() {
   const params = new URLSearchParams(location.search);
   const view = params.get("view") ?? "map";
   return { view: VIEWS.includes(view) ? view : "map", params };
+}
+
+// Returns sentences about what the current URL says wrongly; a screen may add to them.
+export function wrong(now) {
+  const { params } = here();
+  const view = params.get("view");
+  const said = wrongTimes(params, now);
+  if (view !== null && !VIEWS.includes(view)) said.push(`There is no screen ${quoted(view)}. This is the host.`);
+  const unknown = [...new Set(params.keys())].filter((name) => !KNOWN.includes(name));
+  if (unknown.length) said.push(`The page does not know ${unknown.map(quoted).join(", ")} in its address.`);
+  return said;
 }
 
 // Returns the URL of a screen at a time, without empty parameters.
@@ -22,7 +36,7 @@ export function href(view, more, range) {
 // Returns the URL of the current screen with some parameters changed.
 export function changed(more, range) {
   const { view, params } = here();
-  const kept = [...params].filter(([name]) => !["view", "from", "to", "at", "last"].includes(name));
+  const kept = [...params].filter(([name]) => name !== "view" && KNOWN.includes(name) && !TIMES.includes(name));
   return href(view, { ...Object.fromEntries(kept), ...more }, range);
 }
 

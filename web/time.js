@@ -5,7 +5,7 @@
 //   ?at=…                  a time, and the range around it
 // Now is the agent's time: its clock may differ from the browser's, and a twin's runs as fast as it can.
 
-import { count, day } from "./format.js";
+import { count, day, moment, quoted } from "./format.js";
 
 const MINUTE = 60_000;
 export const SPANS = [["1m", MINUTE], ["5m", 5 * MINUTE], ["15m", 15 * MINUTE], ["1h", 60 * MINUTE], ["6h", 360 * MINUTE]];
@@ -22,22 +22,48 @@ export const spanText = (name) => {
 // Returns a time in the agent's format.
 export const stamp = (ms) => new Date(Math.round(ms)).toISOString();
 
-const time = (text) => {
-  const ms = text === null ? NaN : Date.parse(text);
-  return Number.isNaN(ms) ? null : ms;
-};
+const STAMP = /^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}/;
+
+// Returns the time in a parameter, or null if it is absent or invalid. A time without a day is one of today.
+function time(text, now) {
+  const ms = parse(text ?? "", now) ?? (STAMP.test(text) ? Date.parse(text) : NaN);
+  return ms >= 0 && ms < LATEST ? ms : null;
+}
+
+// The agent's times are nanoseconds in 63 bits.
+const LATEST = Date.parse("2262-01-01T00:00:00Z");
+const ENDS = ["from", "to", "at"];
 
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
-// Returns the range in a URL, given the current time. Ignores invalid parameters.
+// Returns the range in a URL, given the current time. Ignores invalid parameters, of which `wrongTimes` tells.
 export function read(params, now) {
-  const [from, to, at] = ["from", "to", "at"].map((name) => time(params.get(name)));
+  const [from, to, at] = ENDS.map((name) => time(params.get(name), now));
   if (from !== null && to !== null && to > from) return fixed(from, to, at ?? to);
   if (at !== null) return fixed(at - 10 * MINUTE, at + 5 * MINUTE, at);
   const asked = params.get("last");
   const last = SPANS.some(([name]) => name === asked) ? asked : USUAL;
   const length = Object.fromEntries(SPANS)[last];
   return { last, from: now - length, to: now, at: now };
+}
+
+export const notTime = (text) => `${quoted(text)} is not a time: write 2026-11-24 03:12:00, or 03:12.`;
+
+// Returns sentences about times in a URL that are not shown as they are written there.
+export function wrongTimes(params, now) {
+  const [from, to, at] = ENDS.map((name) => time(params.get(name), now));
+  const invalid = ENDS.filter((name) => params.has(name) && time(params.get(name), now) === null);
+  const said = invalid.map((name) => notTime(`${name}=${params.get(name)}`));
+  const last = params.get("last");
+  if (last !== null && !SPANS.some(([name]) => name === last)) {
+    said.push(`${quoted(`last=${last}`)} is none of the lengths of time: ${SPANS.map(([name]) => name).join(", ")}.`);
+  }
+  if (invalid.length) return said;
+  if (params.has("from") !== params.has("to")) said.push("A range needs both from and to.");
+  else if (from !== null && to <= from) said.push(`The range ends at ${moment(to)}, before it begins at ${moment(from)}.`);
+  else if (from !== null && to - from > LONGEST) said.push(`At most six hours are shown at once: those from ${moment(from)} on.`);
+  else if (from !== null && (at < from || at > to) && at !== null) said.push(`${moment(at)} is not in the range shown.`);
+  return said;
 }
 
 // Returns a range, limited to the shortest and the longest.
@@ -53,8 +79,10 @@ export function parse(text, other) {
   const found = /^(?:(\d{4}-\d{2}-\d{2})[ T])?(\d{1,2}):(\d{2})(?::(\d{2}))?$/.exec(text.trim());
   if (!found) return null;
   const [, written, hours, minutes, seconds = "00"] = found;
-  const ms = Date.parse(`${written ?? day(other)}T${hours.padStart(2, "0")}:${minutes}:${seconds}`);
-  return Number.isNaN(ms) ? null : ms;
+  const date = written ?? day(other);
+  const ms = Date.parse(`${date}T${hours.padStart(2, "0")}:${minutes}:${seconds}`);
+  // Browsers take the 31st of February for a day in March.
+  return Number.isNaN(ms) || day(ms) !== date ? null : ms;
 }
 
 // Returns the URL parameters of a range.

@@ -4,7 +4,7 @@ import { Problem, get, getSeldom, ofVm } from "./api.js";
 import { axis, chart, pointing, stack } from "./chart.js";
 import { h, room } from "./dom.js";
 import { bare } from "./events.js";
-import { bytes, clock, count, decimals, nodes, perSecond, percent, rate, span } from "./format.js";
+import { bytes, clock, count, decimals, nodes, perSecond, percent, quoted, rate, span } from "./format.js";
 import { SIGNS, ofVm as levels } from "./limits.js";
 import { changed, href } from "./router.js";
 import { fixed, isLive, moveTo, stamp } from "./time.js";
@@ -32,6 +32,7 @@ const SERIES = [
 export async function vm(page) {
   const { range, params, signal } = page;
   const name = params.get("vm") ?? "";
+  if (!name) throw new Problem(404, "no-such-vm", "The address names no VM", "Choose one from the host's table.");
   const at = isLive(range) ? null : stamp(range.at);
   const window = { from: stamp(range.from), to: stamp(range.to) };
   // While live, answers are reused for no longer than the duration of a point.
@@ -45,7 +46,7 @@ export async function vm(page) {
   const found = seen.vms?.find((one) => one.name === name || one.id === name);
   if (past.problem && !found) throw past.problem.kind === "no-history" ? await noSuchVm(name, signal, past.problem) : past.problem;
   // By id, since a browser treats a name of dots as part of the path.
-  const answer = asked(page, found?.id ?? name);
+  const answer = asked(page, found?.id ?? name, seen.recorded);
   const decided = made.decisions ?? [];
   return {
     title: found?.name ?? name,
@@ -53,11 +54,13 @@ export async function vm(page) {
     tree: [
       h("div", { class: "row head" },
         h("h1", {}, h("span", { class: "quiet" }, "VM "), found?.name ?? name),
-        h("p", { class: "grow" }, found ? figures(found) : h("span", { class: "quiet" }, `did not run at ${clock(range.at)}`)),
+        h("p", { class: "grow" }, found ? figures(found)
+          : h("span", { class: "quiet" }, seen.problem ? seen.problem.message : `did not run at ${clock(range.at)}`)),
         h("a", { href: href("decisions", { vm: name }, range) }, "All its decisions")),
       h("div", { class: "columns vm" },
-        h("div", { "data-key": "time" }, past.problem ? problem(past.problem) : timeline(page, past, decided, answer), chosen(page, decided)),
-        h("div", { "data-key": "side" }, panel(page, name, answer), found && more(found))),
+        h("div", { "data-key": "time" },
+          past.problem ? problem(past.problem) : timeline(page, past, decided, answer), chosen(page, decided)),
+        h("div", { "data-key": "side" }, panel(page, name, answer, past.problem ? null : seen), found && more(found))),
     ],
   };
 }
@@ -89,7 +92,8 @@ function figures(found) {
     one("waiting", `${decimals(found.vcpus_waiting)} vCPUs waiting`),
     one("local", `${percent(found.local_access_ratio)} local`),
     h("span", {}, `${bytes(found.memory_bytes)}`),
-  ];
+    found.mode !== "act" && h("span", {}, `mode ${found.mode}`),
+  ].filter(Boolean);
   return said.flatMap((part, index) => (index ? [" · ", part] : [part]));
 }
 
@@ -99,8 +103,11 @@ function timeline(page, past, decided, answer) {
   const width = Math.max((innerWidth > 1000 ? across - SIDE : across) - EDGES, 280);
   const points = past.points.map((point) => ({ ...point, ms: Date.parse(point.time) }));
   const view = { ...range, step: Math.max(past.step_ns / 1e6, 1000), width, stretches: answer?.stretches ?? [] };
-  const series = SERIES.map(([name, key, text, most, least]) => ({ name, text, most, least, points: points.map((point) => [point.ms, point[key] ?? null]) }))
-    .filter((one, index) => index < 4 || one.points.some(([, value]) => value !== null));
+  const series = SERIES.map(([name, key, text, most, least]) =>
+    ({ name, text, most, least, points: points.map((point) => [point.ms, point[key] ?? null]) }));
+  const isKnown = (one) => one.points.some(([, value]) => value !== null);
+  const drawn = points.length ? series.filter(isKnown) : [];
+  const unknown = points.length ? series.filter((one) => !isKnown(one)) : [];
   return h("section", { class: "timeline", "aria-label": "Over time" },
     marks(page, decided),
     h("div", {
@@ -108,9 +115,15 @@ function timeline(page, past, decided, answer) {
         onTime: (at) => page.go({}, moveTo(range, Math.min(at, page.now))),
         onStretch: (from, to) => page.go({}, fixed(from, to, to)),
       }),
-    }, series.map((one) => chart(one, view)), lies(points, view), axis(view), h("span", { class: "select", "aria-hidden": "true" })),
+    }, unknown.length > 0 && uncounted(unknown), drawn.map((one) => chart(one, view)), lies(points, view), axis(view),
+    h("span", { class: "select", "aria-hidden": "true" })),
     points.length === 0 && h("p", { class: "quiet" }, "Nothing is recorded of this VM in the time shown."));
 }
+
+// Says what has no chart, and where to learn why.
+const uncounted = (series) => h("p", { class: "uncounted quiet", "data-key": "uncounted" },
+  `Not counted on this host in the time shown: ${series.map(({ name }) => name).join(", ")}. `,
+  h("code", {}, "homenode doctor"), " says why.");
 
 // Draws the location of its memory, stacked by node.
 function lies(points, view) {
@@ -155,7 +168,11 @@ const isFruitless = (all) => all.every((one) => !["done", "moved", "renewed"].in
 function chosen(page, decided) {
   const { from, to } = page.range;
   const one = decided.find((row) => String(row.id) === page.params.get("decision"));
-  if (!one) return null;
+  if (!one) {
+    const asked = page.params.get("decision");
+    if (asked) page.wrong.push(`Decision ${quoted(asked)} is none of this VM's in the time shown.`);
+    return null;
+  }
   const near = decided.filter((row) => Math.abs(Date.parse(row.time) - Date.parse(one.time)) / (to - from) < APART && row.id >= one.id).reverse();
   return h("section", { class: "chosen", "aria-label": "What was decided", role: "status", "data-key": "chosen" },
     h("ul", {}, near.map((row) => h("li", { "data-key": String(row.id) },
@@ -168,6 +185,7 @@ function more(found) {
   const on = (list) => shares(list).map(({ node, share }) => `${node}: ${percent(share)}`).join(", ");
   const told = found.topology.told_age_ns === null ? found.topology.why_not : `${span(found.topology.told_age_ns / 1e6)} ago`;
   const rows = [
+    ["Mode", `${found.mode}${found.mode_chosen ? ", chosen for this VM" : ""}`],
     ["vCPUs on nodes", found.vcpus_by_node.map(({ node, vcpus }) => `${node}: ${vcpus}`).join(", ")],
     ["Memory on nodes", on(found.pages_by_node)],
     ["Traffic to nodes", found.traffic_by_node?.map(({ node, bytes_per_s: some }) => `${node}: ${rate(some)}`).join(", ")],

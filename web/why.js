@@ -2,7 +2,8 @@
 
 import { Problem, get, ofVm } from "./api.js";
 import { h } from "./dom.js";
-import { clock, percent, span } from "./format.js";
+import { clock, decimals, percent, quoted, span } from "./format.js";
+import { controllerShare, level, ofNode, ofVm as levels } from "./limits.js";
 import { changed, href } from "./router.js";
 import { isLive, moveTo, stamp } from "./time.js";
 
@@ -37,19 +38,35 @@ function stretch({ range, params, about }) {
   return { from: to - length, to };
 }
 
+// Returns the longest window up to the same time, or until now, that leaves four times as much of the history before it; null
+// if there is none that is shorter than the window asked about.
+function fitting({ from, to }, recorded) {
+  const length = recorded ? (to - Date.parse(recorded.from)) / 5 : 0;
+  return length >= SHORTEST && length < to - from ? { from: to - length, to } : null;
+}
+
+const question = (name, { from, to }) => {
+  const window = Math.max(to - from, SHORTEST);
+  return get(ofVm(name, "/why"), { at: stamp((from + to) / 2), window: `${Math.floor(window / 1000)}s` });
+};
+
 let kept = { key: null, answer: null };
 
 // Returns the answer to the URL's question, if it has one. It is cached, since it costs the agent work and the past does not
 // change; the rest of the screen is shown without waiting for it.
-export function asked(page, name) {
+export function asked(page, name, recorded) {
   if (!page.params.has("why")) return null;
   const { from, to } = stretch(page);
-  const [at, window] = [(from + to) / 2, Math.max(to - from, SHORTEST)];
-  const key = JSON.stringify([name, at, window, page.about.started]);
+  const key = JSON.stringify([name, from, to, page.about.started]);
   if (kept.key !== key) {
     const mine = { key, answer: { isWaiting: true, stretches: [{ from, to, kind: "asked" }] } };
     kept = mine;
-    get(ofVm(name, "/why"), { at: stamp(at), window: `${Math.round(window / 1000)}s` }).then(told, (error) => {
+    const shorter = fitting({ from, to }, recorded);
+    question(name, { from, to }).catch((error) => {
+      // A history that has just begun has a shorter stretch to compare.
+      if (!(error instanceof Problem && error.kind === "nothing-known" && shorter)) throw error;
+      return question(name, shorter).then((said) => ({ ...said, isShortened: true }));
+    }).then(told, (error) => {
       if (error instanceof Problem) return { problem: error, stretches: mine.answer.stretches };
       // The agent did not answer: ask again once it does.
       mine.key = null;
@@ -75,9 +92,11 @@ function told(said) {
 }
 
 // Shows the question, with its answer below.
-export function panel(page, name, answer) {
+export function panel(page, name, answer, seen) {
   const { range, params } = page;
   const window = params.get("window") ?? "300s";
+  const isWindow = window === SHOWN || Object.hasOwn(WINDOWS, window);
+  if (!isWindow) page.wrong.push(`${quoted(`window=${window}`)} is not a stretch to ask about.`);
   // Leave live mode, or each cycle of the agent would ask about another time.
   const ask = () => page.go({ why: 1 }, isLive(range) ? moveTo({ ...range, last: null }, range.to) : range);
   return h("section", { class: "why", "aria-label": "Why", "data-key": "why" },
@@ -90,18 +109,49 @@ export function panel(page, name, answer) {
       h("button", { type: "button", class: "strong", "data-why": true, title: "Why was it slow? (w)", on: { click: ask } }, "Why?"),
       params.has("why") && h("a", { href: changed({ why: null, window: null }, range) }, "close")),
     answer ? h("div", { role: "status" }, answer.isWaiting ? h("p", { class: "quiet answer" }, "The agent compares…")
-      : answer.problem ? trouble(answer.problem) : verdict(page, name, answer.said))
+      : [answer.problem ? trouble(answer, seen?.recorded) : verdict(page, name, answer.said),
+        (answer.problem || answer.said.isShortened) && present(name, seen)])
       : h("p", { class: "quiet" }, "Compares the stretch with four times as long before it, and says what changed, by how much, and who changed it."));
 }
 
-const trouble = (error) => h("div", { class: "problem" }, h("h3", {}, error.title), h("p", {}, error.message),
-  h("p", { class: "quiet" }, "A later time, or a shorter stretch, leaves more before it to compare with."));
+function trouble({ problem, stretches: [{ from }] }, recorded) {
+  const begun = recorded ? Date.parse(recorded.from) : 0;
+  const hint = begun > from ? `The history begins at ${clock(begun)}: there is something to compare with a minute later.`
+    : "A later time, or a shorter stretch, leaves more before it to compare with.";
+  return h("div", { class: "problem" },
+    h("h3", {}, problem.title), h("p", {}, problem.message), h("p", { class: "quiet" }, hint));
+}
+
+// Returns what is past a limit for the VM at the time shown: that needs nothing to compare with.
+function present(name, seen) {
+  const vm = seen?.vms?.find((one) => one.name === name || one.id === name);
+  if (!vm) return null;
+  const own = levels(vm);
+  const on = new Set([...vm.vcpus_by_node, ...(vm.traffic_by_node ?? [])].map(({ node }) => node));
+  const near = seen.nodes.filter(({ node }) => on.has(node)).map((node) => ({ node, past: ofNode(node) }));
+  const links = seen.links.filter(({ from, to, busy }) => level("link", busy) !== "fine" && (on.has(from) || on.has(to)));
+  const found = [
+    own.waiting !== "fine" && `${decimals(vm.vcpus_waiting)} of its vCPUs wait for a CPU`,
+    own.local !== "fine" && `${percent(vm.local_access_ratio)} of its accesses are local`,
+    own.permit !== "fine" && "it uses more than its permit, or a quota limits it",
+    own.memory !== "fine" && "it has less memory than it needs",
+    ...near.map(({ node, past }) => past.waiting !== "fine" && `vCPUs wait for CPUs of node ${node.node}`),
+    ...near.map(({ node, past }) => past.controller !== "fine"
+      && `node ${node.node}'s controller is ${percent(controllerShare(node))} busy`),
+    ...links.map(({ from, to, busy }) => `the link from node ${from} to node ${to} is ${percent(busy)} busy`),
+  ].filter(Boolean);
+  return h("div", { class: "present" }, h("h3", {}, "Without a comparison"),
+    found.length ? h("ul", { class: "notes" }, found.map((text) => h("li", {}, text)))
+      : h("p", { class: "quiet" }, "No figure of the VM, or of its nodes, is past a limit at the time shown."));
+}
 
 function verdict(page, name, said) {
   const time = (text) => h("time", { class: "time" }, clock(Date.parse(text)));
   const notes = said.notes.map((note) => h("li", {}, note));
   const [slowFrom, slowTo] = [said.slow.from, said.slow.to].map(time);
   return [
+    said.isShortened && h("p", { class: "answer quiet" }, "Too little is recorded before the stretch that was asked about. ",
+      `Compared are the last ${span(Date.parse(said.asked.to) - Date.parse(said.asked.from))} of it.`),
     said.causes.length === 0
       ? h("p", { class: "answer" }, "Nothing slowed it down from ", time(said.asked.from), " to ", time(said.asked.to), ", compared with the time since ",
         time(said.compared_from), ". A VM that has been slow for long is explained where it became slow: go to that time, or ask about a longer stretch.")

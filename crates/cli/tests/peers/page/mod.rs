@@ -3,6 +3,7 @@
 //! Not part of `cargo test`: `scripts/page-setup.sh` installs what it needs, and `make page` runs these tests.
 
 mod browser;
+mod hosts;
 mod picture;
 
 use std::path::Path;
