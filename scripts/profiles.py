@@ -9,7 +9,7 @@ Programs are Debian's if available; else they are scripts/profiles/*.c and *.jav
 installs missing packages by apt-get, builds into target/profiles, and makes its inputs there, always the same. Each program runs
 once with one thread; those whose threads share memory a second time with four, to measure the sharing.
 
-'homenode' and its plugin must have been built (make build). All measurements, with their rules, are in docs/PROFILE.md.
+'homenode' and its plugin must have been built (make release). All measurements, with their rules, are in docs/PROFILE.md.
 The profiles of [Policies] are written by scripts/numa-workloads.py, which reads the same measurements.
 """
 

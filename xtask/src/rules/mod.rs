@@ -104,12 +104,6 @@ const RULES: [Rule; 21] = [
         limit: Limit::None,
     },
     Rule {
-        name: "readers",
-        about: "each page of docs names its readers, and the minutes that it takes",
-        check: text::readers,
-        limit: Limit::None,
-    },
-    Rule {
         name: "promised-tests",
         about: "the tests that docs/SECURITY.md names are there",
         check: text::promised_tests,

@@ -115,33 +115,6 @@ pub(super) fn promised_tests(workspace: &Workspace) -> Vec<Finding> {
         .collect()
 }
 
-/// Checks that each page of the documentation names its readers under its title, and the minutes that reading it takes. A page may
-/// grow by some words before its minutes are wrong.
-pub(super) fn readers(workspace: &Workspace) -> Vec<Finding> {
-    let is_page = |file: &&SourceFile| file.path.starts_with("docs/") && file.ends_with(&[".md"]);
-    let minutes = |line: &str| -> Option<usize> {
-        let (_, said) = line.split_once(".* ")?;
-        said.strip_suffix(" min.")?.parse().ok()
-    };
-    let wrong = |file: &SourceFile| {
-        let line = file.text.lines().nth(2).unwrap_or_default();
-        let (readers, said) = (line.split(".* ").next().unwrap_or_default(), minutes(line));
-        let bare = format!("{readers}{}", if line.contains(".* ") { ".*" } else { "" });
-        let plain = file.text.replacen(line, &bare, 1);
-        let right = homenode_units::with_reading_time(&plain);
-        let right = right.lines().nth(2).unwrap_or_default().to_owned();
-        match (said, minutes(&right)) {
-            (Some(said), Some(right)) if said.abs_diff(right) <= 1 => None,
-            (_, Some(_)) => Some(format!("the minutes are missing or wrong: write '{right}'")),
-            _ => Some("the third line names no readers: write '*For operators who …*' there".to_owned()),
-        }
-    };
-    let pages = workspace.files.iter().filter(is_page);
-    pages
-        .filter_map(|file| Some(file.at_line(2, wrong(file)?)))
-        .collect()
-}
-
 /// Finds paths of developers' home directories and work trees, which do not exist on other machines.
 pub(super) fn developer_paths(workspace: &Workspace) -> Vec<Finding> {
     // Split in two so that this file passes the rule.

@@ -139,3 +139,33 @@ fn the_documented_settings_are_all_there_are_with_their_defaults() {
     let start: Value = serde_json::from_str(run.lines().next().unwrap()).unwrap();
     assert_eq!(documented, start["config"]);
 }
+
+/// A page may grow by some words before its minutes are wrong.
+#[test]
+fn each_page_of_the_documentation_names_its_readers_and_the_minutes_that_it_takes() {
+    let minutes = |page: &str| -> Option<usize> {
+        let (_, said) = page.lines().nth(2)?.split_once(".* ")?;
+        said.strip_suffix(" min.")?.parse().ok()
+    };
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
+    for entry in std::fs::read_dir(docs).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|ending| ending != "md") {
+            continue;
+        }
+        let page = std::fs::read_to_string(&path).unwrap();
+        let said = minutes(&page);
+        let line = page.lines().nth(2).unwrap_or_default();
+        let readers = line
+            .split_once(".* ")
+            .map_or(line.to_owned(), |(readers, _)| format!("{readers}.*"));
+        let right = homenode_units::with_reading_time(&page.replacen(line, &readers, 1));
+        let right_minutes = minutes(&right);
+        assert!(
+            right_minutes.is_some() && said.is_some_and(|said| said.abs_diff(right_minutes.unwrap()) <= 1),
+            "the third line of {} is `{line}`; write the line that names the readers, as in `{}`",
+            path.display(),
+            right.lines().nth(2).unwrap_or_default()
+        );
+    }
+}
