@@ -20,6 +20,7 @@ const EDGES = 2;
 
 // Name, key, formatter, top of the scale if it is fixed, and otherwise its minimum.
 const SERIES = [
+  ["Speed against its usual", "speed_ratio", percent, null, 1],
   ["Instructions per second", "instructions_per_s", perSecond],
   ["Cycles per instruction", "cycles_per_instruction", (value) => decimals(value, 2)],
   ["CPUs used", "cpus_used", (value) => decimals(value, 2)],
@@ -85,6 +86,7 @@ function figures(found) {
   const one = (which, text) => h("span", { class: level[which] ?? "fine" }, SIGNS[level[which]] ?? "", SIGNS[level[which]] && " ", text);
   const said = [
     h("span", {}, found.home ? `home ${nodes(found.home)}` : "unplaced"),
+    ...(typeof found.speed_ratio === "number" ? [h("span", {}, `${percent(found.speed_ratio)} of its usual speed`)] : []),
     h("span", {}, `${decimals(found.cpus_used)} CPUs used`),
     one("waiting", `${decimals(found.vcpus_waiting)} vCPUs waiting`),
     one("local", `${percent(found.local_access_ratio)} local`),
@@ -100,7 +102,7 @@ function timeline(page, past, decided, answer) {
   const points = past.points.map((point) => ({ ...point, ms: Date.parse(point.time) }));
   const view = { ...range, step: Math.max(past.step_ns / 1e6, 1000), width, stretches: answer?.stretches ?? [] };
   const series = SERIES.map(([name, key, text, most, least]) => ({ name, text, most, least, points: points.map((point) => [point.ms, point[key] ?? null]) }))
-    .filter((one, index) => index < 4 || one.points.some(([, value]) => value !== null));
+    .filter((one, index) => index < 5 || one.points.some(([, value]) => value !== null));
   return h("section", { class: "timeline", "aria-label": "Over time" },
     marks(page, decided),
     h("div", {
