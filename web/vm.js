@@ -20,6 +20,7 @@ const EDGES = 2;
 
 // Name, key, formatter, top of the scale if it is fixed, and otherwise its minimum.
 const SERIES = [
+  ["Speed against its usual", "speed_ratio", percent, null, 1],
   ["Instructions per second", "instructions_per_s", perSecond],
   ["Cycles per instruction", "cycles_per_instruction", (value) => decimals(value, 2)],
   ["CPUs used", "cpus_used", (value) => decimals(value, 2)],
@@ -88,6 +89,7 @@ function figures(found) {
   const one = (which, text) => h("span", { class: level[which] ?? "fine" }, SIGNS[level[which]] ?? "", SIGNS[level[which]] && " ", text);
   const said = [
     h("span", {}, found.home ? `home ${nodes(found.home)}` : "unplaced"),
+    ...(typeof found.speed_ratio === "number" ? [h("span", {}, `${percent(found.speed_ratio)} of its usual speed`)] : []),
     h("span", {}, `${decimals(found.cpus_used)} CPUs used`),
     one("waiting", `${decimals(found.vcpus_waiting)} vCPUs waiting`),
     one("local", `${percent(found.local_access_ratio)} local`),

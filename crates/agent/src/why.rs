@@ -63,7 +63,8 @@ pub fn ask(
 ) -> Result<Answer, AskError> {
     let (first, last) = archive.span(Kind::Sample)?.ok_or_else(|| {
         AskError::Nothing(
-            "no samples are recorded: set samples_hours of [record] in the settings above 0".to_owned(),
+            "no samples are recorded yet; none will be while samples_hours of [record] in the settings is 0"
+                .to_owned(),
         )
     })?;
     let long = i64::try_from(window.0).unwrap_or(i64::MAX / 16);
@@ -75,8 +76,8 @@ pub fn ask(
             recorded: WallSpan { from, to },
         });
     }
-    let (_, apart) = homenode_why::wanted(Ns(0), window);
     let begin = from.saturating_sub(long.saturating_mul(homenode_why::BASELINE.cast_signed()));
+    let (_, apart) = homenode_why::wanted(Ns(0), window);
     let frames = sparse(archive, (begin, to), apart, until)?;
     // If the window contains parts of two runs, use the run that contains the time.
     let about = at.and_then(|at| frames.iter().rev().find(|frame| frame.wall_ns <= at));
@@ -85,39 +86,36 @@ pub fn ask(
     };
     // Samples of another run are left out, since its host clock may have another origin.
     let (run, offset) = (end.run, end.wall_ns.saturating_sub(end.at.0.cast_signed()));
-    let detail = archive.runs()?.into_iter().find(|known| known.id == run);
-    let detail = detail.and_then(|run| serde_json::from_value::<Detail>(run.detail).ok());
-    let machine = detail
-        .ok_or_else(|| AskError::Nothing(format!("run {run} does not say on which machine it ran")))?
-        .machine;
-    let samples: Vec<Sample> = frames
-        .into_iter()
-        .filter(|frame| frame.run == run)
-        .filter_map(|frame| Some(read_recorded(frame.value).ok()?.0))
-        .collect();
+    let host = |wall: i64| Ns(wall.saturating_sub(offset).max(0).unsigned_abs());
+    let wall = |at: Ns| WallTime(at.0.cast_signed().saturating_add(offset));
+    let machine = machine_of(archive, run)?;
+    let mut samples = samples_of(frames, run);
     let id = find(&samples, vm)?.ok_or_else(|| {
         AskError::Nothing(format!(
             "there was no VM {vm} at that time: `homenode record show` lists the VMs that appeared and vanished"
         ))
     })?;
-    let events = archive.events(&Wanted {
-        from_ns: Some(from.saturating_sub(long / 6).saturating_sub(DECIDED_EARLIER)),
-        limit: Some(EVENTS_MAX),
-        to_ns: Some(to.saturating_add(DECIDED_LATER)),
-        ..Wanted::default()
-    })?;
-    // An event that says that a VM appeared or vanished explains nothing.
-    let explains = |record: &EventRecord| {
-        record.vm.is_some() && !matches!(record.kind.as_str(), "appeared" | "vanished")
-    };
-    let happenings: Vec<Happening> = events
-        .into_iter()
-        .filter(|event| event.run == run && explains(&event.record))
-        .map(|EventRow { id, record, .. }| Happening { id, record })
-        .collect();
-    let host = |wall: i64| Ns(wall.saturating_sub(offset).max(0).unsigned_abs());
-    let explanation = homenode_why::explain(&machine, &samples, id, (host(from), host(to)), &happenings)?;
-    let wall = |at: Ns| WallTime(at.0.cast_signed().saturating_add(offset));
+    let since = samples.iter().find(|sample| sample.vm(id).is_some());
+    let since = since.map_or(host(begin), |sample| sample.at);
+    let (asked_from, end) = (host(from), host(to));
+    let (start, _) = homenode_why::within(since, at.map(host), (asked_from, end));
+    let is_shorter = start != asked_from;
+    if is_shorter {
+        // The samples of a short window are closer to each other.
+        let (_, apart) = homenode_why::wanted(start, end);
+        samples = samples_of(sparse(archive, (wall(since).0, to), apart, until)?, run);
+    }
+    let (from, window) = (wall(start).0, (start, end));
+    let happenings = happenings(archive, run, (from, to))?;
+    let mut explanation = homenode_why::explain(&machine, &samples, id, window, &happenings)?;
+    if is_shorter {
+        let (all, part) = (explanation.history_ns, end.saturating_sub(start));
+        explanation.notes.push(format!(
+            "the history of the VM is {:.0} s long, so its last {:.0} s are compared with the time before",
+            all.as_secs_f64(),
+            part.as_secs_f64()
+        ));
+    }
     Ok(Answer {
         run,
         asked: WallSpan {
@@ -131,6 +129,43 @@ pub fn ask(
         compared_from: wall(explanation.baseline_from_ns),
         explanation,
     })
+}
+
+/// Returns the decisions and other events of a run that may explain a window.
+fn happenings(archive: &Archive, run: i64, (from, to): (i64, i64)) -> Result<Vec<Happening>, AskError> {
+    let before = to.saturating_sub(from) / 6;
+    let events = archive.events(&Wanted {
+        from_ns: Some(from.saturating_sub(before).saturating_sub(DECIDED_EARLIER)),
+        limit: Some(EVENTS_MAX),
+        to_ns: Some(to.saturating_add(DECIDED_LATER)),
+        ..Wanted::default()
+    })?;
+    // An event that says that a VM appeared or vanished explains nothing.
+    let explains = |record: &EventRecord| {
+        record.vm.is_some() && !matches!(record.kind.as_str(), "appeared" | "vanished")
+    };
+    let of_run = events
+        .into_iter()
+        .filter(|event| event.run == run && explains(&event.record));
+    Ok(of_run
+        .map(|EventRow { id, record, .. }| Happening { id, record })
+        .collect())
+}
+
+/// Returns the machine on which a run was recorded.
+fn machine_of(archive: &Archive, run: i64) -> Result<Machine, AskError> {
+    let detail = archive.runs()?.into_iter().find(|known| known.id == run);
+    let detail = detail.and_then(|run| serde_json::from_value::<Detail>(run.detail).ok());
+    let machine = detail.map(|detail| detail.machine);
+    machine.ok_or_else(|| AskError::Nothing(format!("run {run} does not say on which machine it ran")))
+}
+
+/// Returns the samples of one run, without those that cannot be read.
+fn samples_of(frames: Vec<Frame>, run: i64) -> Vec<Sample> {
+    let of_run = frames.into_iter().filter(|frame| frame.run == run);
+    of_run
+        .filter_map(|frame| Some(read_recorded(frame.value).ok()?.0))
+        .collect()
 }
 
 /// Returns samples between two times, at least `apart` from each other. Not all are needed, and deriving figures from a sample

@@ -234,6 +234,10 @@ pub struct HistoryPoint {
     pub instructions_per_s: Option<f64>,
     /// Unhalted cycles per instruction.
     pub cycles_per_instruction: Option<f64>,
+    /// Speed: instructions per second of CPU time that the VM wanted.
+    pub instructions_per_cpu_s: Option<f64>,
+    /// Speed divided by the usual speed, as the agent knew it at that time.
+    pub speed_ratio: Option<f64>,
     /// LLC misses divided by references.
     pub llc_miss_rate: Option<f64>,
     /// Share of memory accesses that were local.

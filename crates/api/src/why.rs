@@ -62,11 +62,11 @@ pub struct WallSpan {
 pub struct Answer {
     /// The run of the history.
     pub run: i64,
-    /// The window of the question.
+    /// The window of the question; shorter than requested if the VM's history is too short for that.
     pub asked: WallSpan,
     /// The part of the window in which the VM was slow; all of it if the VM was not slow.
     pub slow: WallSpan,
-    /// Start of the baseline with which the window is compared.
+    /// Start of the baseline with which the window is compared; that of the window if there is none.
     pub compared_from: WallTime,
     /// The explanation, with the causes found.
     #[serde(flatten)]

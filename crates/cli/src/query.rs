@@ -15,7 +15,7 @@ use homenode_units::{BytesPerSec, PAGE_BYTES};
 use crate::ask::vms;
 use crate::bad_input;
 use crate::options::{AgentArgs, HostArg, ShownArgs, Size};
-use crate::print::{counted, or_dash, or_none, percent, print_json, table};
+use crate::print::{counted, or_dash, or_none, percent, print_json, span, table};
 
 /// The preset that `--template` prints by default: two nodes, and nothing unusual.
 const TEMPLATE: &str = "r420";
@@ -212,6 +212,7 @@ pub(crate) fn vm(args: &VmArgs) -> anyhow::Result<()> {
             or_none(vm.home.as_ref()),
             memory(vm),
             or_dash(vm.cpus_used, |used| format!("{used:.1}")),
+            or_dash(vm.speed_ratio, |ratio| counted(percent(ratio), vm.counted_by)),
             or_dash(vm.cycles_per_instruction, |cpi| {
                 counted(format!("{cpi:.2}"), vm.counted_by)
             }),
@@ -220,6 +221,9 @@ pub(crate) fn vm(args: &VmArgs) -> anyhow::Result<()> {
             or_dash(vm.bandwidth_bytes_per_s, |rate| {
                 counted(rate.to_string(), vm.counted_by)
             }),
+            or_dash(vm.time_gained_ns.zip(vm.time_lost_ns), |(gained, lost)| {
+                format!("+{} -{}", span(gained), span(lost))
+            }),
             vm.left_alone.clone().unwrap_or_default(),
         ]
     });
@@ -227,10 +231,13 @@ pub(crate) fn vm(args: &VmArgs) -> anyhow::Result<()> {
         "{}",
         table(
             &[
-                "VM", "home", "memory", "CPUs", "CPI", "LLC miss", "local", "traffic", ""
+                "VM", "home", "memory", "CPUs", "speed", "CPI", "LLC miss", "local", "traffic", "time", ""
             ],
             rows
         )
+    );
+    say!(
+        "\nspeed: of the VM's usual speed; time: CPU time that changes of its home gained and lost (`homenode report`)"
     );
     Ok(())
 }

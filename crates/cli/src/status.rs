@@ -51,6 +51,10 @@ pub(crate) struct Shown {
     waiting: Vec<String>,
     /// Trouble of the last ten minutes, as sentences.
     wrong: Vec<String>,
+    /// CPU time that the VMs that run saved through changes of their homes; `null` if no trial has measured one yet.
+    time_gained_ns: Option<Ns>,
+    /// CPU time that they lost.
+    time_lost_ns: Option<Ns>,
     /// The last decision that was carried out.
     last: Option<Happened>,
 }
@@ -118,6 +122,8 @@ impl Shown {
                         .map(|event| event.text.clone()),
                 )
                 .collect(),
+            time_gained_ns: sum(vms, |vm| vm.time_gained_ns),
+            time_lost_ns: sum(vms, |vm| vm.time_lost_ns),
             last: events()
                 .find(|event| EventRecord::is_carried_out(&event.kind, event.outcome.as_deref()))
                 .cloned(),
@@ -155,6 +161,14 @@ impl Shown {
         lines("in force", &in_force, "nothing");
         lines("waiting", &self.waiting, "nothing");
         lines("wrong", &self.wrong, "nothing in the last ten minutes");
+        match self.time_gained_ns.zip(self.time_lost_ns) {
+            Some((gained, lost)) => say!(
+                "time      changes of homes gained {} of CPU time and lost {} (`homenode report`)",
+                span(gained),
+                span(lost)
+            ),
+            None => say!("time      no change of a home was measured yet"),
+        }
         match &self.last {
             Some(last) => say!("last      {} ago: {}", span(last.age_ns), last.text),
             None => say!("last      nothing was changed yet"),
@@ -190,6 +204,12 @@ fn lines(heading: &str, lines: &[String], if_none: &str) {
     if lines.len() > LINES_MAX {
         say!("{:9} and {} more", "", lines.len() - LINES_MAX);
     }
+}
+
+/// The sum of a time over the VMs of which it is known; `None` if there are none.
+fn sum(vms: &[VmStatus], of: fn(&VmStatus) -> Option<Ns>) -> Option<Ns> {
+    let known = vms.iter().filter_map(of);
+    known.reduce(|sum, time| Ns(sum.0.saturating_add(time.0)))
 }
 
 fn modes(vms: &[VmStatus]) -> Vec<Group> {

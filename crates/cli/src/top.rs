@@ -132,7 +132,7 @@ pub(crate) fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
 /// Adds the first picture to the view, if that comes from the agent and is shown on a terminal.
 fn first(mut view: View, args: &TopArgs, is_past: bool) -> anyhow::Result<View> {
     if !is_past && std::io::stdout().is_terminal() {
-        view.picture = Some(ask_patiently(&args.state.dir)?);
+        view.show(ask_patiently(&args.state.dir)?);
     }
     Ok(view)
 }
@@ -172,7 +172,7 @@ fn print_pictures(
             continue;
         }
         let at = picture.overview.status.at_ns;
-        view.picture = Some(picture.clone());
+        view.show(picture.clone());
         let text = top::plain(&view, &picture, new_events(&picture, last_at), width);
         let between = if number > 0 { "\n" } else { "" };
         print(format_args!("{between}{text}"));

@@ -8,7 +8,7 @@ use homenode_api::why::{Answer, WINDOW};
 use homenode_screens::printable::Lines;
 use homenode_screens::wall::{Time, Wall};
 use homenode_units::Ns;
-use homenode_why::Cause;
+use homenode_why::{Cause, Measure};
 
 use crate::bad_input;
 use crate::options::ShownArgs;
@@ -59,22 +59,50 @@ pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Tells first how fast the VM was, then the causes.
 fn tell(answer: &Answer, out: &mut String) -> fmt::Result {
     let told = &answer.explanation;
     let (from, to) = (Wall(answer.slow.from.0), Wall(answer.slow.to.0));
-    let before = Wall(answer.compared_from.0);
-    if told.lost == 0.0 {
+    let (before, name) = (Wall(answer.compared_from.0), &told.name);
+    let speed = &told.speed;
+    let of = |value: f64| match speed.measure {
+        Measure::InstructionsPerCpuS => format!("{:.2}", value / 1e9),
+        Measure::ShareRan => format!("{:.0}", 100.0 * value),
+    };
+    let (what, unit) = match speed.measure {
+        Measure::InstructionsPerCpuS => ("speed", "billion instructions per CPU-second"),
+        Measure::ShareRan => ("share of CPU time", "percent of the CPU time that it wanted"),
+    };
+    match speed.usual.zip(speed.ratio) {
+        Some((usual, ratio)) => {
+            let no_drop = if told.lost == 0.0 {
+                "had no drop of speed; it "
+            } else {
+                ""
+            };
+            let verb = match speed.measure {
+                Measure::InstructionsPerCpuS => "ran at",
+                Measure::ShareRan => "got",
+            };
+            writeln!(
+                out,
+                "VM {name} {no_drop}{verb} {:.0}% of its usual {what} from {from} to {to} ({} -> {} {unit})",
+                100.0 * ratio,
+                of(usual),
+                of(speed.then),
+            )?;
+            writeln!(out, "   usual: since {before}")?;
+        }
+        None => writeln!(
+            out,
+            "VM {name} had {} {unit} from {from} to {to}; its history is too short to tell whether that is usual",
+            of(speed.then)
+        )?,
+    }
+    if speed.measure == Measure::ShareRan {
         writeln!(
             out,
-            "VM {} was no slower from {from} to {to} than since {before}",
-            told.name
-        )?;
-    } else {
-        let percent = 100.0 * told.lost;
-        writeln!(
-            out,
-            "VM {} lost {percent:.0} percent of its speed from {from} to {to}, compared with the time since {before}",
-            told.name
+            "   its instructions are not counted, so its share of CPU time is compared"
         )?;
     }
     for (rank, cause) in (1..).zip(&told.causes) {

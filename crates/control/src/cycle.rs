@@ -209,6 +209,7 @@ impl Control {
             &self.foreign,
         );
         self.states.history.observe(&view, &self.config.demand);
+        self.states.speeds.observe(&view);
         working_set::observe(&view, &mut self.states.working_set);
     }
 
@@ -345,6 +346,7 @@ impl Control {
     }
 
     fn status_of(&self, machine: &Machine, sample: &Sample, rates: Option<&Rates>) -> Status {
+        let makes_trials = self.trials_idle().is_none();
         let known = |vm: &VmSample| Known {
             home: self.homes.get(&vm.id).cloned(),
             left_alone: hands_off(vm, &self.foreign).map(|why| why.to_string()),
@@ -352,6 +354,9 @@ impl Control {
             permit: PermitStatus::of(vm, &self.states.permits),
             memory: MemoryStatus::of(vm, &self.states.overcommit),
             topology: TopologyStatus::of(machine, vm, sample.at, self.layouts.of(vm.id)),
+            speed_usual: self.states.speeds.usual(vm.id),
+            // A dry run changes no home, so it has nothing to measure.
+            time: self.states.arrange.trials.time(vm.id).filter(|_| makes_trials),
         };
         let view = self.view(machine, sample, rates);
         let supply = self.supply(&view);

@@ -41,6 +41,8 @@ macro_rules! stages {
         pub(crate) struct States {
             /// Measured needs of VMs, which several policies use.
             pub history: demand::History,
+            /// Usual speeds of VMs, which the status shows.
+            pub speeds: speed::Speeds,
             $($(pub $policy: $policy::$state,)?)*
         }
 

@@ -11,6 +11,7 @@ use homenode_policy::overcommit;
 use homenode_policy::permits::{self, Account, Standing};
 use homenode_policy::placement::{NodeLeft, Supply};
 use homenode_policy::topology_feed;
+use homenode_policy::trial;
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeId, NodeMap, NodeSet, Ns, Pages, Permit, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -132,6 +133,27 @@ pub struct VmStatus {
     /// Unhalted cycles per instruction over the last period; `None` if they are not counted, or the VM ran none.
     #[serde(default)]
     pub cycles_per_instruction: Option<f64>,
+    /// The VM's speed over the last period: instructions per second of CPU time that it wanted (ran, waited, or was throttled).
+    /// Unlike `instructions_per_s` it does not grow with the guest's work. `None` if instructions are not counted, or the VM
+    /// wanted less than a tenth of a CPU.
+    #[serde(default)]
+    pub instructions_per_cpu_s: Option<f64>,
+    /// The VM's usual speed, in instructions per second of CPU time that it wanted: the median of its last hour at work. `None`
+    /// until this agent has seen it at work for a minute.
+    #[serde(default)]
+    pub instructions_per_cpu_s_usual: Option<f64>,
+    /// The VM's speed divided by its usual speed: 1 if it is as fast as usual, less if it is slower. `None` if one of these is not
+    /// known.
+    #[serde(default)]
+    pub speed_ratio: Option<f64>,
+    /// CPU time that the VM saved through changes of its home, as trials measured them: what it did since then would have taken
+    /// that much longer. Counted since this agent first saw the VM; `None` until one of its trials is judged.
+    #[serde(default)]
+    pub time_gained_ns: Option<Ns>,
+    /// CPU time that the VM lost through changes of its home while they made it slower, trials that were undone included. `None`
+    /// as for `time_gained_ns`.
+    #[serde(default)]
+    pub time_lost_ns: Option<Ns>,
     /// LLC misses divided by references.
     pub llc_miss_rate: Option<f64>,
     /// Share of memory accesses that were local.
@@ -313,6 +335,10 @@ pub(crate) struct Known {
     pub permit: PermitStatus,
     pub memory: MemoryStatus,
     pub topology: TopologyStatus,
+    /// Usual speed, in instructions per CPU-second.
+    pub speed_usual: Option<f64>,
+    /// CPU time that changes of its home gained and lost.
+    pub time: Option<trial::Time>,
 }
 
 impl Status {
@@ -345,6 +371,7 @@ impl Status {
             .map(|vm| {
                 let known = known(vm);
                 let over = rates.and_then(|rates| rates.vm(vm.id));
+                let speed = over.and_then(VmRates::speed);
                 let is_counted = vm.vcpus.iter().any(|vcpu| vcpu.counters.is_some());
                 VmStatus {
                     name: vm.name.clone(),
@@ -363,6 +390,11 @@ impl Status {
                     counted_by: is_counted.then_some(sample.counted_by),
                     instructions_per_s: over.and_then(|over| over.instructions_per_s),
                     cycles_per_instruction: over.and_then(VmRates::cycles_per_instruction),
+                    instructions_per_cpu_s: speed,
+                    instructions_per_cpu_s_usual: known.speed_usual,
+                    speed_ratio: speed.zip(known.speed_usual).map(|(speed, usual)| speed / usual),
+                    time_gained_ns: known.time.map(|time| time.gained),
+                    time_lost_ns: known.time.map(|time| time.lost),
                     llc_miss_rate: over.and_then(|over| over.llc_miss_rate),
                     local_access_ratio: over.and_then(|over| over.local_access_ratio),
                     bandwidth_bytes_per_s: over.and_then(VmRates::bandwidth),

@@ -86,6 +86,9 @@ pub struct VcpuRates {
     pub llc_miss_rate: Option<f64>,
 }
 
+/// A VM that wanted less of a CPU than this over a period ran too little for its speed to be known.
+const SPEED_WANTED_MIN: f64 = 0.1;
+
 /// Bytes of a cache line. One LLC miss moves one line on every machine that is modelled or supported so far.
 pub const LINE_BYTES: f64 = 64.0;
 
@@ -194,6 +197,20 @@ impl Rates {
 }
 
 impl VmRates {
+    /// Returns the CPUs that the VM wanted: its vCPUs ran on them, waited for them, or were denied them by a CPU quota.
+    pub fn cpus_wanted(&self) -> f64 {
+        let wanted = |vcpu: &VcpuRates| vcpu.running + vcpu.waited() + vcpu.throttled;
+        self.vcpus.iter().map(wanted).sum()
+    }
+
+    /// Returns the VM's speed: instructions per second of CPU time that it wanted. Instructions per second of the wall clock
+    /// grow with the guest's work; this figure does not, but falls with everything that slows the VM down, waiting included.
+    /// `None` without counters, or if the VM wanted less than a tenth of a CPU.
+    pub fn speed(&self) -> Option<f64> {
+        let wanted = self.cpus_wanted();
+        Some(self.instructions_per_s? / wanted).filter(|_| wanted >= SPEED_WANTED_MIN)
+    }
+
     /// Returns the unhalted cycles per instruction; `None` without counters, or if the VM ran no instruction.
     pub fn cycles_per_instruction(&self) -> Option<f64> {
         let instructions = self.instructions_per_s.filter(|rate| *rate > 0.0)?;

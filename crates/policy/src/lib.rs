@@ -6,6 +6,7 @@
 //! | [`predict`] | how fast would each VM be under another arrangement? | see there |
 //! | [`arrange`] | which VMs stay unplaced, which get a home, and where? | see there |
 //! | [`trial`] | did a change pay? | see there |
+//! | [`speed`] | how fast is a VM compared with its usual speed? | see there |
 //! | [`placement`] | on which node(s) should a VM live? | [TAVO, V.C] |
 //! | [`balance`] | which vCPUs run elsewhere for now, and when must a home change? | [TAVO, V.D] |
 //! | [`permits`] | how much may a VM pollute the cache, and has it exceeded that? | [Kyoto, chapter 3] |
@@ -37,6 +38,7 @@ pub mod permits;
 pub mod placement;
 pub mod predict;
 pub mod repatriate;
+pub mod speed;
 pub mod topology_feed;
 pub mod trial;
 pub mod working_set;

@@ -44,7 +44,7 @@ const fn status(name: &'static str, pointer: &'static str, cell: Cell) -> Column
 }
 
 /// All columns.
-pub const COLUMNS: [Column; 23] = [
+pub const COLUMNS: [Column; 28] = [
     column("time", From::Time, Cell::Time),
     column("wall_ns", From::WallNs, Cell::Whole),
     column("run", From::Run, Cell::Whole),
@@ -57,6 +57,15 @@ pub const COLUMNS: [Column; 23] = [
     status("vcpus_waiting", "/vcpus_waiting", Cell::Figure),
     status("instructions_per_s", "/instructions_per_s", Cell::Figure),
     status("cycles_per_instruction", "/cycles_per_instruction", Cell::Figure),
+    status("instructions_per_cpu_s", "/instructions_per_cpu_s", Cell::Figure),
+    status(
+        "instructions_per_cpu_s_usual",
+        "/instructions_per_cpu_s_usual",
+        Cell::Figure,
+    ),
+    status("speed_ratio", "/speed_ratio", Cell::Figure),
+    status("time_gained_ns", "/time_gained_ns", Cell::Whole),
+    status("time_lost_ns", "/time_lost_ns", Cell::Whole),
     status("llc_miss_rate", "/llc_miss_rate", Cell::Figure),
     status("local_access_ratio", "/local_access_ratio", Cell::Figure),
     status("bandwidth_bytes_per_s", "/bandwidth_bytes_per_s", Cell::Whole),

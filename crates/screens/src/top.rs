@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `view` | what the page shows, and how keys change that |
 //! | `screen`, `host`, `vms`, `vm_page`, `events` | the page as lines of styled text, from a view alone |
+//! | `trail` | how the speeds of VMs changed over the pictures shown so far |
 //! | `session` | the page on a terminal, with the agent or a history behind it |
 
 mod events;
@@ -12,6 +13,7 @@ mod screen;
 mod session;
 #[cfg(test)]
 pub(crate) mod tests;
+mod trail;
 mod view;
 mod vm_page;
 mod vms;

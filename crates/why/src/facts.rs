@@ -6,6 +6,8 @@ use homenode_host::{Rates, Sample, VmRates, VmSample};
 use homenode_machine::Machine;
 use homenode_units::{BytesPerSec, CpuSet, NodeMap, Ns, Pages, VmId};
 
+use crate::Measure;
+
 /// Share of a distance reported by firmware that is found in measured latencies, as in `policy::predict`.
 const DISTANCE_REAL: f64 = 0.6;
 /// Weight of the queue in the latency of a controller or a link: `1 + q u / (1 - u)`, as in `policy::predict`.
@@ -120,20 +122,39 @@ pub(crate) struct Step {
 }
 
 impl Step {
+    /// Returns the start of the span.
+    pub(crate) fn began(&self) -> Ns {
+        self.at.saturating_sub(self.lasted)
+    }
+
     pub(crate) fn get(&self, of: Of) -> f64 {
         self.row[of as usize]
     }
 
-    /// Returns the CPU time wanted per instruction, in any unit. If instructions are not counted, returns the time wanted per
+    /// Returns the CPU time wanted per instruction, in seconds. If instructions are not counted, returns the time wanted per
     /// time run.
     pub(crate) fn cost(&self) -> f64 {
-        let instructions = self.get(Of::Instructions);
-        let done = if instructions > 0.0 {
-            instructions
-        } else {
-            self.get(Of::Ran)
-        };
-        self.get(Of::Wanted) / done
+        self.get(Of::Wanted) / self.done()
+    }
+
+    /// Returns the instructions per second of CPU time wanted. If they are not counted, returns the time run per time wanted.
+    pub(crate) fn speed(&self) -> f64 {
+        self.done() / self.get(Of::Wanted)
+    }
+
+    fn done(&self) -> f64 {
+        match self.measure() {
+            Measure::InstructionsPerCpuS => self.get(Of::Instructions),
+            Measure::ShareRan => self.get(Of::Ran),
+        }
+    }
+
+    /// Returns the measure of [`Step::speed`].
+    pub(crate) fn measure(&self) -> Measure {
+        match self.get(Of::Instructions) > 0.0 {
+            true => Measure::InstructionsPerCpuS,
+            false => Measure::ShareRan,
+        }
     }
 
     /// Returns each node's utilization of its controllers' bandwidth.

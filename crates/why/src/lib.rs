@@ -26,8 +26,9 @@
 //!
 //! # What may be missing
 //! Without counters, the cost is the time wanted divided by the time run, so only waiting and throttling can be found. If the
-//! traffic of nodes or links is not counted, these are never blamed. Everything is derived from samples and the agent's recorded
-//! decisions; the host is not queried.
+//! traffic of nodes or links is not counted, these are never blamed. If the VM's history is shorter than window and baseline,
+//! [`within`] shortens the window; if there are too few steps to compare, the answer is the VM's speed only. Everything is derived
+//! from samples and the agent's recorded decisions; the host is not queried.
 //!
 //! # Sources
 //! The baseline is that of Netdata's metric correlations. The model's terms are from (Eyerman) TOCS 2009, the latency of a loaded
@@ -186,6 +187,44 @@ pub struct Followed {
     pub text: String,
 }
 
+/// What the speed of a VM is measured in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Measure {
+    /// Instructions per second of CPU time that the VM wanted: its vCPUs ran, waited or were throttled.
+    InstructionsPerCpuS,
+    /// Share of the CPU time that the VM wanted in which its vCPUs ran, since its instructions are not counted.
+    ShareRan,
+}
+
+/// How fast the VM was, compared with its baseline.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Speed {
+    /// What both figures are measured in.
+    pub measure: Measure,
+    /// Its usual speed, that in the baseline; `None` if too little was recorded before.
+    pub usual: Option<f64>,
+    /// Its speed in the slow part; in the whole window if the VM was not slow.
+    pub then: f64,
+    /// `then` divided by `usual`.
+    pub ratio: Option<f64>,
+}
+
+impl Speed {
+    fn of(usual: Option<&Step>, then: &Step) -> Speed {
+        let measure = then.measure();
+        let usual = usual.filter(|usual| usual.measure() == measure);
+        let usual = usual.map(Step::speed);
+        let then = then.speed();
+        Speed {
+            measure,
+            usual,
+            then,
+            ratio: usual.filter(|usual| *usual > 0.0).map(|usual| then / usual),
+        }
+    }
+}
+
 /// The explanation of why a VM was slow.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Explanation {
@@ -197,13 +236,17 @@ pub struct Explanation {
     pub from_ns: Ns,
     /// End of the slow part, or of the window.
     pub to_ns: Ns,
-    /// Start of the baseline.
+    /// Start of the baseline; that of the window if there is none.
     pub baseline_from_ns: Ns,
+    /// Length of the VM's history that the answer is based on, baseline and window together.
+    pub history_ns: Ns,
+    /// How fast the VM was.
+    pub speed: Speed,
     /// Share of its speed that the VM lost in the slow part, in [0, 1]; 0 if it was not slow.
     pub lost: f64,
     /// The causes, largest loss first; empty if the VM was not slow.
     pub causes: Vec<Cause>,
-    /// What limits the answer, such as missing counters or a short baseline.
+    /// What limits the answer, such as missing counters or a short history.
     pub notes: Vec<String>,
 }
 
@@ -225,20 +268,14 @@ pub enum WhyError {
         /// The VM.
         vm: VmId,
     },
-    /// Too little was recorded.
+    /// The VM wanted no CPU time in the window, or only one sample has it.
     #[error(
-        "VM {name} has {found} samples before and {during} at that time, but at least {least} each are needed: ask about \
-         a later time, or with a shorter window; samples are kept for `samples_hours` of [record] in the settings"
+        "VM {name} has no two samples at that time between which it wanted CPU time: it idled, or it has just appeared; ask \
+         again in a few seconds, or with --at about a time when it ran"
     )]
-    TooFew {
+    Idle {
         /// The VM's name.
         name: String,
-        /// Number of steps of the baseline.
-        found: usize,
-        /// Number of steps of the window.
-        during: usize,
-        /// Number of steps that each must have.
-        least: usize,
     },
 }
 
@@ -249,11 +286,25 @@ pub fn wanted(from: Ns, to: Ns) -> (Ns, Ns) {
     (begin, Ns(window.0 / WINDOW_STEPS))
 }
 
+/// Returns the window to explain if the VM's history begins at `history_from`: the window in question, or a shorter one with the
+/// same end if there is no baseline before it. The shorter one is a fifth of the history, but includes the time `about` if the
+/// question names one.
+pub fn within(history_from: Ns, about: Option<Ns>, (from, to): (Ns, Ns)) -> (Ns, Ns) {
+    let (_, apart) = wanted(from, to);
+    if from.saturating_sub(history_from).0 >= apart.0.saturating_mul(SMOOTH as u64) {
+        return (from, to);
+    }
+    let part = Ns(to.saturating_sub(history_from).0 / (BASELINE + 1));
+    let shorter = to.saturating_sub(part);
+    let shorter = about.map_or(shorter, |about| shorter.min(about));
+    (shorter.max(history_from), to)
+}
+
 /// Explains why a VM was slow between two times. `samples` must be of one run, ascending in time, and begin at the time that
 /// [`wanted`] returns.
 ///
 /// # Errors
-/// If the VM did not run, or there is too little data.
+/// If the VM did not run, or wanted no CPU time.
 pub fn explain(
     machine: &Machine,
     samples: &[Sample],
@@ -263,29 +314,30 @@ pub fn explain(
 ) -> Result<Explanation, WhyError> {
     let facts = Facts::of(machine, samples, vm, wanted(from, to));
     let name = facts.name.clone().ok_or(WhyError::NotThere { vm })?;
-    let steps = &facts.steps;
-    let split = steps.partition_point(|step| step.at <= from);
-    let (before, during) = (
-        &steps[..split],
-        &steps[split..steps.partition_point(|step| step.at <= to)],
-    );
-    if before.len() < SMOOTH || during.len() < SMOOTH {
-        return Err(WhyError::TooFew {
-            name,
-            found: before.len(),
-            during: during.len(),
-            least: SMOOTH,
-        });
-    }
+    let (before, during) = parts(&facts, (from, to));
+    let (Some(first), Some(end)) = (before.first().or(during.first()), during.last()) else {
+        return Err(WhyError::Idle { name });
+    };
+    let base = (before.len() >= SMOOTH).then(|| Step::mean(before));
     let mut explanation = Explanation {
         vm,
         name,
-        from_ns: from,
+        from_ns: before.last().map_or(from, |last| from.max(last.at)),
         to_ns: to,
-        baseline_from_ns: before[0].at,
+        baseline_from_ns: before.first().map_or(from, |first| first.at),
+        history_ns: end.at.saturating_sub(first.began()),
+        speed: Speed::of(base.as_ref(), &Step::mean(during)),
         lost: 0.0,
         causes: Vec::new(),
         notes: facts.notes(),
+    };
+    let Some(base) = base.filter(|_| during.len() >= SMOOTH) else {
+        explanation.notes.push(format!(
+            "{} samples before and {} in the window are too few to tell whether the VM was slow: {SMOOTH} each are needed",
+            before.len(),
+            during.len()
+        ));
+        return Ok(explanation);
     };
     if before.len() < during.len() * BASELINE as usize / 2 {
         explanation
@@ -296,32 +348,48 @@ pub fn explain(
     let (Some(first), Some(last)) = (slow.first(), slow.last()) else {
         return Ok(explanation);
     };
-    explanation.from_ns = first.at.saturating_sub(first.lasted);
+    let slow_mean = Step::mean_of(&slow);
+    explanation.from_ns = first.began();
     explanation.to_ns = last.at;
-    let (base, slow_mean) = (Step::mean(before), Step::mean_of(&slow));
+    explanation.speed = Speed::of(Some(&base), &slow_mean);
     explanation.lost = 1.0 - base.cost() / slow_mean.cost();
-    let mut parts = model::parts(&facts, (&base, &slow_mean));
+    explanation.causes = causes(&facts, (&base, &slow_mean), explanation.from_ns, happenings);
+    Ok(explanation)
+}
+
+/// Divides a VM's steps into baseline and window. If there is almost nothing before the window, its first steps are the baseline.
+fn parts(facts: &Facts, (from, to): (Ns, Ns)) -> (&[Step], &[Step]) {
+    let steps = &facts.steps[..facts.steps.partition_point(|step| step.at <= to)];
+    let mut before = steps.partition_point(|step| step.at <= from);
+    if before < SMOOTH && steps.len() >= 2 * SMOOTH {
+        before = SMOOTH;
+    }
+    steps.split_at(before)
+}
+
+/// Returns what took the VM's speed since this time, the largest loss first.
+fn causes(facts: &Facts, (base, slow): (&Step, &Step), since: Ns, happenings: &[Happening]) -> Vec<Cause> {
+    let mut parts = model::parts(facts, (base, slow));
     parts.retain(|(_, lost)| *lost >= CAUSE_MIN);
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let span = (explanation.from_ns, explanation.to_ns);
-    for (code, lost) in parts {
+    let causes = parts.into_iter().map(|(code, lost)| {
         let look = culprits::Look {
-            facts: &facts,
-            base: &base,
-            slow: &slow_mean,
-            since: span.0,
+            facts,
+            base,
+            slow,
+            since,
             happenings,
         };
         let (code, culprit) = look.blame(code);
-        explanation.causes.push(Cause {
+        Cause {
             code,
             lost,
-            followed: followed(happenings, vm, &culprit, span),
-            figures: culprits::figures(code, &base, &slow_mean),
+            followed: followed(happenings, facts.vm, &culprit, (since, slow.at)),
+            figures: culprits::figures(code, base, slow),
             culprit,
-        });
-    }
-    Ok(explanation)
+        }
+    });
+    causes.collect()
 }
 
 /// Returns the steps of a window in which the VM was slow. Returns none if the cost was as high in the baseline.

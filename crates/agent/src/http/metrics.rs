@@ -52,11 +52,14 @@ families! {
     VM_MEMORY: Gauge "homenode_vm_memory_bytes" ["domain", "node"] "Touched memory of a VM on a node.";
     VM_INSTRUCTIONS: Gauge "homenode_vm_instructions_per_second" ["domain", "counted_by"] "Instructions that a VM executed per second, over the last period.";
     VM_CPI: Gauge "homenode_vm_cycles_per_instruction" ["domain", "counted_by"] "Cycles of a VM per instruction, over the last period.";
+    VM_SPEED: Gauge "homenode_vm_speed_ratio" ["domain", "counted_by"] "Speed of a VM over the last period (instructions per CPU-second that it wanted), divided by its usual speed.";
     VM_LOCAL: Gauge "homenode_vm_local_access_ratio" ["domain", "counted_by"] "Share of a VM's memory accesses that were local.";
     VM_MISSES: Gauge "homenode_vm_llc_miss_ratio" ["domain", "counted_by"] "LLC misses of a VM as a share of its LLC references.";
     VM_CPUS: Gauge "homenode_vm_cpus_used" ["domain"] "CPUs that a VM used over the last period.";
     VM_WAITING: Gauge "homenode_vm_vcpus_waiting" ["domain"] "vCPUs of a VM that waited for a CPU over the last period.";
     VM_TRAFFIC: Gauge "homenode_vm_memory_traffic_bytes_per_second" ["domain", "node", "counted_by"] "Memory traffic of a VM on a node's controllers over the last period, estimated from where its memory is.";
+    VM_GAINED: Counter "homenode_vm_time_gained_seconds_total" ["domain"] "CPU time that a VM saved through changes of its home, as trials measured them.";
+    VM_LOST: Counter "homenode_vm_time_lost_seconds_total" ["domain"] "CPU time that a VM lost through changes of its home, as trials measured them.";
     VM_PUNISHED: Counter "homenode_vm_permit_overdrawn_total" ["domain"] "How often a VM that booked a permit went OVER.";
     VM_LIMIT: Gauge "homenode_vm_memory_limit_bytes" ["domain"] "Memory that the agent leaves a VM, if that is less than all of it.";
     VM_MOVED: Counter "homenode_vm_pages_moved_bytes_total" ["domain", "from", "to", "policy"] "Memory of a VM that was moved between nodes.";
@@ -202,6 +205,8 @@ fn of_vms(out: &mut Exposition, vms: &[VmStatus]) {
     };
     each(&VM_CPUS, |vm| vm.cpus_used);
     each(&VM_WAITING, |vm| vm.vcpus_waiting);
+    each(&VM_GAINED, |vm| vm.time_gained_ns.map(Ns::as_secs_f64));
+    each(&VM_LOST, |vm| vm.time_lost_ns.map(Ns::as_secs_f64));
     each(&VM_PUNISHED, |vm| {
         vm.permit.permit.map(|_| f64::from(vm.permit.punished_count))
     });
@@ -215,6 +220,7 @@ fn of_vms(out: &mut Exposition, vms: &[VmStatus]) {
     };
     counted(&VM_INSTRUCTIONS, |vm| vm.instructions_per_s);
     counted(&VM_CPI, |vm| vm.cycles_per_instruction);
+    counted(&VM_SPEED, |vm| vm.speed_ratio);
     counted(&VM_LOCAL, |vm| vm.local_access_ratio);
     counted(&VM_MISSES, |vm| vm.llc_miss_rate);
     let traffic = vms.iter().flat_map(|vm| {

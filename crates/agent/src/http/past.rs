@@ -269,11 +269,13 @@ struct Sum {
 }
 
 /// Keys of a VM's status that are averaged.
-const FIGURES: [&str; 7] = [
+const FIGURES: [&str; 9] = [
     "cpus_used",
     "vcpus_waiting",
     "instructions_per_s",
     "cycles_per_instruction",
+    "instructions_per_cpu_s",
+    "speed_ratio",
     "llc_miss_rate",
     "local_access_ratio",
     "bandwidth_bytes_per_s",
@@ -351,6 +353,8 @@ fn point(begin_ns: i64, sum: &Sum) -> HistoryPoint {
         vcpus_waiting,
         instructions_per_s,
         cycles_per_instruction,
+        instructions_per_cpu_s,
+        speed_ratio,
         llc_miss_rate,
         local_access_ratio,
         bandwidth,
@@ -372,6 +376,8 @@ fn point(begin_ns: i64, sum: &Sum) -> HistoryPoint {
         vcpus_waiting,
         instructions_per_s,
         cycles_per_instruction,
+        instructions_per_cpu_s,
+        speed_ratio,
         llc_miss_rate,
         local_access_ratio,
         bandwidth_bytes_per_s: bandwidth.map(|bytes| BytesPerSec(bytes as u64)),

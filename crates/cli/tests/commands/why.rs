@@ -64,8 +64,20 @@ fn the_vm_that_fills_the_cache_is_named_and_the_loud_one_is_not() {
     assert_eq!(first["code"], "llc-pollution", "{told}");
     assert_eq!(first["culprit"]["name"], "batch", "{told}");
     assert!(told["lost"].as_f64().unwrap() > 0.05, "{told}");
-    let text = why(&["web", "--window", "80s"]);
-    assert!(stdout(&text).contains("by VM batch"), "{}", stdout(&text));
+    assert_eq!(told["speed"]["measure"], "instructions-per-cpu-s", "{told}");
+    let ratio = told["speed"]["ratio"].as_f64().unwrap();
+    assert!(
+        (ratio + told["lost"].as_f64().unwrap() - 1.0).abs() < 1e-9,
+        "{told}"
+    );
+    let text = stdout(&why(&["web", "--window", "80s"]));
+    assert!(text.contains("by VM batch"), "{text}");
+    let first = text.lines().next().unwrap();
+    let drop = format!("VM web ran at {:.0}% of its usual speed from ", 100.0 * ratio);
+    assert!(
+        first.starts_with(&drop) && first.ends_with("billion instructions per CPU-second)"),
+        "{first}"
+    );
     // The VM that streams all the time was slowed down, too, since both VMs have their memory on node 1.
     let told = json(&why(&["loud", "--window", "80s", "--json"]));
     let first = &told["causes"][0];
@@ -82,5 +94,51 @@ fn the_vm_that_fills_the_cache_is_named_and_the_loud_one_is_not() {
     ] {
         let (status, said) = refused(&why(args));
         assert!(status == 2 && said.contains(says), "{status}: {said}");
+    }
+}
+
+#[test]
+fn an_agent_that_has_just_started_answers_from_the_history_that_it_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let scenario = path("polluted.toml");
+    std::fs::write(&scenario, SCENARIO).unwrap();
+    let host = format!("twin:{scenario}");
+    for (duration, begins, says) in [
+        (
+            "60s",
+            "VM web had no drop of speed; it ran at ",
+            "the history of the VM is ",
+        ),
+        ("4s", "VM web had ", "too few to tell"),
+    ] {
+        let history = path(&format!("{duration}.sqlite"));
+        let args = [
+            "run",
+            "--host",
+            &host,
+            "--fast",
+            "--dry-run",
+            "--duration",
+            duration,
+            "--history",
+            &history,
+            "--json",
+        ];
+        let ran = run(&args);
+        assert!(ran.status.success(), "{ran:?}");
+        let text = stdout(&run(&["why", "web", "--history", &history]));
+        assert!(text.starts_with(begins) && text.contains(says), "{text}");
+        let told = json(&run(&["why", "web", "--history", &history, "--json"]));
+        let covered = told["history_ns"].as_f64().unwrap() / 1e9;
+        let seconds = duration.trim_end_matches('s').parse::<f64>().unwrap();
+        assert!(
+            (seconds - 2.0..=seconds).contains(&covered),
+            "{covered} of {duration}"
+        );
+        assert_eq!(
+            (&told["lost"], &told["causes"]),
+            (&0.0.into(), &serde_json::json!([]))
+        );
     }
 }

@@ -390,3 +390,48 @@ fn who_asks_learns_how_much_memory_a_vm_uses() {
     assert_eq!(told.len(), 2, "{told:?}");
     assert!(!control.working_set().is_watched(asked));
 }
+
+#[test]
+fn a_vms_speed_is_shown_against_its_usual_speed_and_what_changes_of_its_home_gained() {
+    // Eight VMs that fill the host, so that homes pay.
+    let names = ["sp0", "lu0", "sp1", "lu1", "sp2", "lu2", "sp3", "lu3"];
+    let specs = names.map(|name| vm(name, if name.starts_with('s') { "sp.B" } else { "lu.B" }).doing(1000.0));
+    for mode in [Mode::Act, Mode::Observe] {
+        let mut twin = twin(specs.to_vec());
+        let mut control = Control::new(Config::default(), mode);
+        let early = run(&mut control, &mut twin, 50);
+        let all =
+            |cycles: &[Cycle]| -> Vec<_> { cycles.iter().flat_map(|of| of.status.vms.clone()).collect() };
+        assert!(all(&early).iter().any(|vm| vm.instructions_per_cpu_s.is_some()));
+        assert!(all(&early).iter().all(|vm| vm.speed_ratio.is_none()), "too early");
+        let late = run(&mut control, &mut twin, 150);
+        let known: Vec<_> = all(&late)
+            .into_iter()
+            .filter(|vm| vm.speed_ratio.is_some())
+            .collect();
+        assert!(known.len() > 150, "{}", known.len());
+        for vm in &known {
+            let (speed, usual) = (
+                vm.instructions_per_cpu_s.unwrap(),
+                vm.instructions_per_cpu_s_usual.unwrap(),
+            );
+            assert_eq!(vm.speed_ratio, Some(speed / usual));
+        }
+        let times = all(&late)
+            .into_iter()
+            .filter_map(|vm| Some((vm.id, vm.time_gained_ns?, vm.time_lost_ns?)));
+        let times: Vec<_> = times.collect();
+        assert_eq!(
+            times.is_empty(),
+            mode == Mode::Observe,
+            "a dry run changes no home"
+        );
+        assert!(
+            times
+                .iter()
+                .all(|(id, ..)| !control.trials().results(*id).is_empty())
+        );
+        let is_some = |(_, gained, lost): &(VmId, Ns, Ns)| *gained > Ns::ZERO || *lost > Ns::ZERO;
+        assert_eq!(times.iter().any(is_some), mode == Mode::Act);
+    }
+}

@@ -199,3 +199,19 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn speed_does_not_grow_with_work_and_falls_with_waiting() {
+    let speed = |ran_ms: u64, waited_ms: u64, references: u64| {
+        let before = sample(1000, vec![vm(1, vec![counted(vcpu(0, 0, 0), 0, 0)])]);
+        let after = vec![vm(1, vec![counted(vcpu(0, ran_ms, waited_ms), references, 0)])];
+        between(&before, &sample(2000, after)).vms[0].speed()
+    };
+    // Ten instructions for each reference, over half a second and over a quarter.
+    assert_eq!(speed(500, 0, 1_000_000), Some(2e7));
+    assert_eq!(speed(250, 0, 500_000), Some(2e7));
+    assert_eq!(speed(500, 500, 1_000_000), Some(1e7));
+    assert_eq!(speed(50, 0, 100_000), None, "it ran too little");
+    let uncounted = |ran_ms| sample(1000 + ran_ms, vec![vm(1, vec![vcpu(0, ran_ms, 0)])]);
+    assert_eq!(between(&uncounted(0), &uncounted(500)).vms[0].speed(), None);
+}

@@ -35,14 +35,18 @@
 //! - `what_failed_is_tried_ever_more_rarely`
 //! - `a_vm_that_ended_is_not_judged`
 //! - `what_was_not_carried_out_is_not_judged`
+//! - `a_kept_change_gains_or_loses_time_for_as_long_as_the_vm_keeps_that_home`
+//! - `a_change_that_is_undone_costs_the_time_of_its_trial`
+//! - `a_vm_whose_changes_were_not_measured_has_no_time`
 
 mod results;
 #[cfg(test)]
 mod tests;
+mod time;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::{Plan, View, VmView};
+use homenode_host::{Plan, View, VmRates, VmSample, VmView};
 use homenode_units::{BadSetting, NodeSet, Ns, Pages, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +54,8 @@ use crate::bounds::{PAGES, PAUSE, SHARE};
 use crate::placement::{self, Home};
 use crate::predict::{self, Profiles};
 pub use results::{KEPT_MAX, Past, Results};
+pub use time::Time;
+use time::Times;
 
 /// Name, in plans, of the policy whose changes are tried ([`crate::arrange`]).
 pub const POLICY: &str = "arrange";
@@ -210,6 +216,7 @@ pub struct State {
     /// Speeds of all VMs at work when the first of these homes was assigned.
     first_before: BTreeMap<VmId, f64>,
     results: Results,
+    times: Times,
     /// VMs whose old home was restored when trials were last judged.
     undone: BTreeSet<VmId>,
 }
@@ -228,6 +235,12 @@ impl State {
     /// Returns the results of all VMs. Those of VMs that left are kept for [`Config::results_kept`].
     pub fn past(&self) -> impl Iterator<Item = (VmId, &Past)> {
         self.results.iter()
+    }
+
+    /// Returns the CPU time that a VM gained and lost through changes of its home, while it runs; `None` until a trial has
+    /// measured one of them.
+    pub fn time(&self, vm: VmId) -> Option<Time> {
+        self.times.of(vm)
     }
 
     /// Returns the number of changes that are not judged yet.
@@ -335,6 +348,29 @@ impl State {
         }
     }
 
+    /// Records a result. If it is sure, it also counts towards what the VM gained and lost.
+    fn note(&mut self, vm: &VmSample, result: Verdict, is_sure: bool, to: &NodeSet) {
+        self.results.note(vm.id, &vm.name, result);
+        let kept_on = (!result.undone).then_some(to);
+        match is_sure {
+            true => self.times.judged(vm.id, result.seen, kept_on),
+            false => self.times.unsure(vm.id, kept_on),
+        }
+    }
+
+    /// Counts the CPU time of the last period towards what VMs gained and lost.
+    fn count_time(&mut self, view: &View<'_>) {
+        self.times.retain(|id| view.sample.vm(id).is_some());
+        let Some(rates) = view.rates else { return };
+        for vm in &view.vms {
+            let id = vm.sample.id;
+            let wanted = vm.rates.map_or(0.0, VmRates::cpus_wanted);
+            let wanted_s = wanted * rates.period_ns.as_secs_f64();
+            self.times
+                .pass(id, wanted_s, vm.home, self.running.contains_key(&id));
+        }
+    }
+
     fn end(&mut self, vm: VmId, now: Ns, config: &Config, failed: bool) {
         let (until, failures) = self.holds.entry(vm).or_insert((now, 0));
         *failures = if failed { *failures + 1 } else { 0 };
@@ -360,6 +396,7 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
     state
         .results
         .forget(view.at, config, |id| view.sample.vm(id).is_some());
+    state.count_time(view);
     let present = company(view, profiles, settings.predict);
     for vm in &view.vms {
         let id = vm.sample.id;
@@ -412,7 +449,7 @@ pub fn judge(view: &View<'_>, settings: Settings<'_>, profiles: &Profiles, state
                 .away_most
                 .map(|most| most.saturating_sub(pages_away.unwrap_or(most))),
         };
-        state.results.note(id, &vm.sample.name, result);
+        state.note(vm.sample, result, is_same, &trial.to.nodes);
         if is_same && !trial.rests && trial.from.is_none() {
             state.first.push(seen);
         }

@@ -179,7 +179,7 @@ impl<H: History> Running<H> {
                     span,
                     is_playing: was_playing,
                 };
-                view.picture = Some(picture);
+                view.show(picture);
             }
             Err(error) => view.message = Some(format!("{error:#}")),
         }
@@ -205,7 +205,8 @@ impl<H: History> Screen for Running<H> {
         if let Some((_, asked)) = self.live.as_ref().and_then(|live| live.new_answers().last()) {
             match asked {
                 Ok(picture) => {
-                    (view.picture, view.message) = (Some(picture), None);
+                    view.show(picture);
+                    view.message = None;
                     self.silent_since = None;
                 }
                 Err(error) => {

@@ -73,6 +73,10 @@ fn troubled(vms: usize) -> Overview {
         period_ns: Ns::from_millis(100),
     });
     vm.local_access_ratio = Some(0.31);
+    vm.instructions_per_cpu_s_usual = Some(1.31e9);
+    vm.speed_ratio = Some(0.71);
+    vm.time_gained_ns = Some(Ns::from_secs(754));
+    vm.time_lost_ns = Some(Ns::from_secs(20));
     vm.left_alone = Some("another agent pinned vCPU 2".to_owned());
     overview.status.links[0].busy = Some(0.93);
     overview.events.push(Happened {
@@ -93,7 +97,7 @@ fn troubled(vms: usize) -> Overview {
 
 fn view(when: When, overview: Overview) -> View {
     let mut view = View::new(when, Choice::default(), Colours::On, utc);
-    view.picture = Some(Picture {
+    view.show(Picture {
         wall_ns: NOON_NS,
         overview,
     });
@@ -162,7 +166,7 @@ fn at_80_columns_nothing_that_matters_is_cut() {
         let text = drawn(&view(When::Now, troubled(vms)), 80, 24)
             .backend()
             .to_string();
-        for part in ["OVER 250k", "40%", "31%", "93%", "(3 times)", "q quit"] {
+        for part in ["OVER 250k", "40%", "31%", "71%", "93%", "(3 times)", "q quit"] {
             assert!(text.contains(part), "{part} of {vms} VMs:\n{text}");
         }
     }
@@ -255,13 +259,13 @@ fn the_chosen_vm_stays_chosen_and_on_the_page_however_vms_are_sorted_and_filtere
         view.key(KeyCode::Down.into());
     }
     let (id, name) = view.chosen.clone().unwrap();
-    for _ in 0..10 {
+    for _ in 0..11 {
         view.key(KeyCode::Char('>').into());
         assert_eq!(view.chosen.as_ref().unwrap().0, id);
         let text = drawn(&view, 80, 24).backend().to_string();
         assert!(text.contains(&format!("\"{name} ")), "{name}:\n{text}");
     }
-    assert_eq!(view.choice.sort, Sort::Worst, "ten columns, and round");
+    assert_eq!(view.choice.sort, Sort::Worst, "eleven columns, and round");
     for key in ['/', 'L', 'B', 'm'] {
         view.key(KeyCode::Char(key).into());
     }
@@ -330,5 +334,25 @@ fn the_picture_of_a_run_fits_its_terminal() {
         }
         let all = screen::glance(&status, 80, 100);
         assert!(status.vms.iter().all(|vm| all.contains(&vm.name)), "{all}");
+    }
+}
+
+#[test]
+fn the_page_of_a_vm_says_how_fast_it_is_against_itself_and_what_it_gained() {
+    let mut view = view(When::Now, troubled(8));
+    let mut picture = view.picture.clone().unwrap();
+    picture.wall_ns += 1_000_000_000;
+    picture.overview.status.vms[0].speed_ratio = Some(1.0);
+    view.show(picture);
+    view.key(KeyCode::Enter.into());
+    let text = drawn(&view, 80, 24).backend().to_string();
+    for part in [
+        "100% of its usual speed",
+        "usually 1.31",
+        "▃▄| usual: ▄",
+        "13min of CPU time",
+        "lost 20s",
+    ] {
+        assert!(text.contains(part), "{part}:\n{text}");
     }
 }

@@ -7,6 +7,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use crate::pictures::Picture;
 use crate::table::Colours;
+use crate::top::trail::Trail;
 use crate::top::vms::Choice;
 
 /// The time that the page shows.
@@ -72,6 +73,8 @@ pub enum Wish {
 pub struct View {
     /// The picture that is shown.
     pub picture: Option<Picture>,
+    /// Speeds of VMs in the pictures shown so far.
+    pub trail: Trail,
     /// The time that is shown.
     pub when: When,
     /// An error or a notice for the user.
@@ -97,6 +100,7 @@ impl View {
     pub fn new(when: When, choice: Choice, colours: Colours, clock: fn(i64) -> NaiveDateTime) -> View {
         View {
             picture: None,
+            trail: Trail::default(),
             when,
             message: None,
             page: Page::List,
@@ -107,6 +111,12 @@ impl View {
             colours,
             clock,
         }
+    }
+
+    /// Shows a picture.
+    pub fn show(&mut self, picture: Picture) {
+        self.trail.add(&picture);
+        self.picture = Some(picture);
     }
 
     /// Returns the VMs to show, in their order.

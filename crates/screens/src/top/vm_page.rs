@@ -4,7 +4,7 @@ use homenode_control::VmStatus;
 use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
 
-use crate::figures::{or_none, percent};
+use crate::figures::{or_none, percent, span};
 use crate::limits::{self, LOCAL, Level, VM_WAITING};
 use crate::pictures::Picture;
 use crate::printable::OneLine;
@@ -32,7 +32,7 @@ pub(super) fn lines(view: &View, picture: &Picture, width: usize) -> Vec<Line<'s
     match found {
         None => lines.push(Line::raw("it is not running at this time")),
         Some(vm) => {
-            for (label, text, level) in said(vm) {
+            for (label, text, level) in said(vm, &view.trail.bars(*id)) {
                 let style = view.colours.style(level);
                 let texts = wrapped(&text, width.saturating_sub(VALUES_AT).max(1), 0);
                 for (at, text) in texts.into_iter().enumerate() {
@@ -65,9 +65,10 @@ pub(super) fn lines(view: &View, picture: &Picture, width: usize) -> Vec<Line<'s
     lines
 }
 
-fn said(vm: &VmStatus) -> Vec<Said> {
+fn said(vm: &VmStatus, bars: &str) -> Vec<Said> {
     let mut all = Vec::new();
     place(vm, &mut all);
+    speed(vm, bars, &mut all);
     load(vm, &mut all);
     permit(vm, &mut all);
     memory(vm, &mut all);
@@ -89,6 +90,36 @@ fn place(vm: &VmStatus, all: &mut Vec<Said>) {
         Level::Fine,
     ));
     all.push(("vCPUs on", vms::vcpus_on(vm), Level::Fine));
+}
+
+/// Adds how fast the VM is compared with its usual speed, over the pictures shown so far, and what changes of its home gained.
+fn speed(vm: &VmStatus, bars: &str, all: &mut Vec<Said>) {
+    let billion = |rate: f64| format!("{:.2}", rate / 1e9);
+    let usual = vm.instructions_per_cpu_s_usual;
+    let ratio = vm
+        .speed_ratio
+        .map(|ratio| format!("{} of its usual speed: ", percent(ratio)));
+    let now = vm
+        .instructions_per_cpu_s
+        .map_or_else(|| "not known now".to_owned(), billion);
+    let usual = usual.map_or_else(|| "not known yet".to_owned(), billion);
+    let is_counted = vm.instructions_per_s.is_some();
+    let text = match is_counted {
+        true => format!(
+            "{}{now} G instructions per CPU-second, usually {usual}",
+            ratio.unwrap_or_default()
+        ),
+        false => "not known: instructions are not counted".to_owned(),
+    };
+    all.push(("speed", text, Level::Fine));
+    all.push(("", bars.to_owned(), Level::Fine));
+    let time = vm.time_gained_ns.zip(vm.time_lost_ns);
+    let time = time.map(|(gained, lost)| {
+        let (gained, lost) = (span(gained), span(lost));
+        format!("{gained} of CPU time through changes of its home; lost {lost}")
+    });
+    let none = || "not known: no change of its home was measured".to_owned();
+    all.push(("gained", time.unwrap_or_else(none), Level::Fine));
 }
 
 fn load(vm: &VmStatus, all: &mut Vec<Said>) {
@@ -122,7 +153,7 @@ fn load(vm: &VmStatus, all: &mut Vec<Said>) {
         let cpi = cpi.map_or_else(String::new, |cpi| format!(", {cpi:.2} cycles for each"));
         format!("{:.2} G instructions/s{cpi}{by}", rate / 1e9)
     });
-    all.push(("speed", speed, Level::Fine));
+    all.push(("instructions", speed, Level::Fine));
     let misses = or_unknown(vm.llc_miss_rate, |rate| {
         format!("{} of LLC references miss{by}", percent(rate))
     });

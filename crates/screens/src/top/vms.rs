@@ -21,6 +21,8 @@ pub enum Sort {
     Name,
     /// By home.
     Home,
+    /// VMs that are slowest, compared with their usual speed, first.
+    Speed,
     /// VMs that use the most CPU time first.
     Cpus,
     /// VMs whose vCPUs wait most first.
@@ -38,10 +40,11 @@ pub enum Sort {
 }
 
 impl Sort {
-    const ALL: [(Sort, &'static str); 10] = [
+    const ALL: [(Sort, &'static str); 11] = [
         (Sort::Worst, "worst"),
         (Sort::Name, "name"),
         (Sort::Home, "home"),
+        (Sort::Speed, "speed"),
         (Sort::Cpus, "cpus"),
         (Sort::Waiting, "wait"),
         (Sort::Local, "local"),
@@ -79,6 +82,10 @@ impl Sort {
                         .map_or((true, String::new()), |home| (false, home.to_string()))
                 };
                 first(a).cmp(&first(b))
+            }
+            Sort::Speed => {
+                let ratio = |vm: &VmStatus| vm.speed_ratio.unwrap_or(f64::INFINITY);
+                ratio(a).total_cmp(&ratio(b))
             }
             Sort::Cpus => most(|vm| vm.cpus_used),
             Sort::Waiting => most(|vm| vm.vcpus_waiting),
@@ -206,13 +213,16 @@ type VmColumn = (&'static str, u8, Align, bool, fn(&VmStatus) -> Cell);
 const RIGHT: Align = Align::Right;
 
 /// All columns, from left to right.
-const COLUMNS: [VmColumn; 16] = [
+const COLUMNS: [VmColumn; 17] = [
     ("VM", 0, Align::Left, true, |vm| Cell::plain(&vm.name)),
-    ("home", 4, RIGHT, true, |vm| {
+    ("home", 5, RIGHT, true, |vm| {
         Cell::plain(or_none(vm.home.as_ref()))
     }),
-    ("vCPUs on", 12, RIGHT, true, |vm| Cell::plain(vcpus_on(vm))),
-    ("CPUs", 3, RIGHT, true, |vm| {
+    ("vCPUs on", 13, RIGHT, true, |vm| Cell::plain(vcpus_on(vm))),
+    ("speed", 3, RIGHT, true, |vm| {
+        Cell::or_dash(vm.speed_ratio, |ratio| Cell::plain(percent(ratio)))
+    }),
+    ("CPUs", 4, RIGHT, true, |vm| {
         Cell::or_dash(vm.cpus_used, |used| Cell::plain(format!("{used:.1}")))
     }),
     ("wait", 2, RIGHT, true, |vm| {
@@ -226,34 +236,34 @@ const COLUMNS: [VmColumn; 16] = [
             Cell::new(percent(share), LOCAL.level(share))
         })
     }),
-    ("CPI", 10, RIGHT, true, |vm| {
+    ("CPI", 11, RIGHT, true, |vm| {
         Cell::or_dash(vm.cycles_per_instruction, |cpi| Cell::plain(format!("{cpi:.2}")))
     }),
-    ("LLC", 9, RIGHT, true, |vm| {
+    ("LLC", 10, RIGHT, true, |vm| {
         Cell::or_dash(vm.llc_miss_rate, |rate| Cell::plain(percent(rate)))
     }),
-    ("GB/s", 11, RIGHT, true, |vm| {
+    ("GB/s", 12, RIGHT, true, |vm| {
         Cell::or_dash(vm.bandwidth_bytes_per_s, |rate| Cell::plain(gigabytes(rate)))
     }),
-    ("used/slice", 13, RIGHT, false, |vm| {
+    ("used/slice", 14, RIGHT, false, |vm| {
         Cell::or_dash(used_per_slice(vm), Cell::plain)
     }),
-    ("permit", 5, RIGHT, false, |vm| {
+    ("permit", 6, RIGHT, false, |vm| {
         Cell::or_dash(permit(vm), |text| Cell::new(text, limits::permit(vm)))
     }),
-    ("quota", 6, RIGHT, false, |vm| {
+    ("quota", 7, RIGHT, false, |vm| {
         Cell::or_dash(quota(vm), |share| Cell::new(percent(share), limits::permit(vm)))
     }),
-    ("memory", 8, RIGHT, true, |vm| {
+    ("memory", 9, RIGHT, true, |vm| {
         Cell::new(memory(vm), limits::memory(vm))
     }),
-    ("pages on", 14, RIGHT, false, |vm| {
+    ("pages on", 15, RIGHT, false, |vm| {
         Cell::or_dash(pages_on(vm), Cell::plain)
     }),
-    ("memory policy", 15, RIGHT, true, |vm| {
+    ("memory policy", 16, RIGHT, true, |vm| {
         Cell::plain(vm.memory_policy.to_string())
     }),
-    ("left alone", 7, Align::Left, false, |vm| {
+    ("left alone", 8, Align::Left, false, |vm| {
         Cell::plain(vm.left_alone.as_deref().unwrap_or_default())
     }),
 ];

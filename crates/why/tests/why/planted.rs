@@ -438,5 +438,10 @@ fn a_culprit_is_a_vm_that_was_there() {
     let Culprit::Vm { id, name } = &told.causes[0].culprit else {
         panic!("{told:?}");
     };
+    // What the VM lost is the drop of its speed below its usual speed.
+    assert!(
+        (told.speed.ratio.unwrap() - (1.0 - told.lost)).abs() < 1e-9,
+        "{told:?}"
+    );
     assert_eq!((name.as_str(), *id == told.vm), (CULPRIT, false));
 }
