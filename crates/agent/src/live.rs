@@ -67,6 +67,8 @@ pub struct Run {
     pub trace: Option<PathBuf>,
     /// Whether plans are carried out.
     pub mode: Mode,
+    /// The file of settings that a run in mode `recommend` names, for operators who want the agent to act.
+    pub settings: PathBuf,
     /// Whether Xen's trace is read, to see how long vCPUs wait.
     pub trace_waiting: bool,
     /// Whether homes and pins are left in force at the end.
@@ -147,6 +149,9 @@ pub fn run(
         pace: Pace::Real,
     };
     agent.announce(named, None, mode);
+    if mode == Mode::Recommend {
+        agent.explain_recommend(Some(&run.settings));
+    }
     agent.announce_address(http.as_ref().and_then(HttpServer::url));
     let limits = limits_of(vms, &machine, config.policies);
     drained

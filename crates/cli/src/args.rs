@@ -42,7 +42,8 @@ use crate::wss::WssArgs;
   homenode run --host twin --fast         try it: a simulated four-node host
   homenode sim overcommit                 simulate a scenario
   homenode run --dry-run                  what the agent would do here
-  homenode run                            the agent on this host
+  homenode run                            the agent on this host; it recommends
+  homenode run --mode act                 the agent on this host; it acts
   homenode machine                        nodes, CPUs, caches of this host
   homenode place --vcpus 4 --memory 8GiB  where would such a VM go, and why")]
 pub(crate) struct Args {

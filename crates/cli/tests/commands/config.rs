@@ -54,8 +54,11 @@ fn what_is_shown_is_a_file_with_the_same_settings() {
     common::is_as_its_schema_says(&all);
     assert_eq!(
         (&all["config"]["period"], &all["config"]["mode"]),
-        (&"2s".into(), &"act".into())
+        (&"2s".into(), &"recommend".into()),
+        "a real host recommends unless its settings name another mode"
     );
+    let acting = file(&dir, "mode = \"act\"\n");
+    assert!(text(&show(&[acting.to_str().unwrap()])).contains("mode = \"act\""));
     let defaults = json(&show(&["--defaults", "--json"]));
     assert_eq!(
         (&defaults["config"]["period"], &defaults["file"]),
