@@ -441,13 +441,13 @@ pub fn guard(vms: &Managed, state: &Path, grace: Ns, say: impl FnMut(&str)) -> a
 }
 
 /// The result of `homenode release`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Released {
     /// Number of VMs restored.
     pub count: usize,
     /// Further notices for the operator.
     pub notices: Vec<String>,
-    /// If the journal was lost: why changes that it listed may still be in force.
+    /// If the journal was lost, why changes that it listed may still be in force.
     pub lost_journal: Option<String>,
 }
 

@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use crate::ask::{ask_agent, vms};
 use crate::options::{AgentArgs, OrNone};
-use crate::print::{or_dash, print_json, table};
+use crate::print::{or_dash, print_json, say_vms, table};
 
 /// The end of `recommend`'s help.
 pub(crate) const HELP: &str = "In mode `recommend` (of the run, of a policy, or of a VM: `homenode mode`) each decision waits for you. An approved decision is
@@ -244,7 +244,7 @@ fn modes(args: &ModeArgs) -> anyhow::Result<()> {
             vm.left_alone.clone().unwrap_or_default(),
         ]
     });
-    say!("{}", table(&["VM", "mode", "chosen", ""], rows));
+    say_vms(&["VM", "mode", "chosen", ""], rows);
     Ok(())
 }
 

@@ -24,6 +24,16 @@ use crate::print::print_json;
 /// The settings file of a run on a real host, unless another is named.
 pub(crate) const FILE: &str = "/etc/homenode/homenode.toml";
 
+/// Options of `config`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct ConfigArgs {
+    #[command(subcommand)]
+    pub command: Option<ConfigCommand>,
+    #[command(flatten)]
+    pub shown: ShownArgs,
+}
+
 /// Commands about settings.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
@@ -32,6 +42,8 @@ pub(crate) enum ConfigCommand {
         /// The settings file
         #[arg(value_name = "FILE", default_value = FILE)]
         file: PathBuf,
+        #[command(flatten)]
+        shown: ShownArgs,
     },
     /// Show all settings of a run on this host that result from a file, in the format of a settings file
     Show {
@@ -56,42 +68,55 @@ pub(crate) struct Shown {
     config: Config,
 }
 
+/// What is wrong with a file of settings.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Checked {
+    /// The file.
+    file: String,
+    /// Every error, with its place in the file; empty if nothing is wrong.
+    errors: Vec<String>,
+}
+
 /// Runs `homenode config`.
 ///
 /// # Errors
 /// A file that cannot be read.
-pub(crate) fn run(command: &ConfigCommand) -> anyhow::Result<ExitCode> {
-    match command {
-        ConfigCommand::Check { file } => check(file),
-        ConfigCommand::Show {
+pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        None => show(None, false, &args.shown)?,
+        Some(ConfigCommand::Check { file, shown }) => return check(file, shown),
+        Some(ConfigCommand::Show {
             file,
             defaults,
             shown,
-        } => {
-            let usual = Some(PathBuf::from(FILE)).filter(|file| !defaults && file.exists());
-            let file = file.clone().or(usual);
-            let text = file
-                .as_deref()
-                .map(read_text_file)
-                .transpose()
-                .map_err(bad_input)?;
-            let read = |(file, text): (&PathBuf, &String)| read_toml::<Config>(file, text).map_err(bad_input);
-            let read = file.as_ref().zip(text.as_ref()).map(read).transpose()?;
-            let mut config = read.unwrap_or_default();
-            if !text.is_some_and(|text| names_mode(&text)) {
-                config.mode = MODE_OF_HOST;
-            }
-            let file = file.map(|file| file.display().to_string());
-            let all = Shown { file, config };
-            if shown.json {
-                print_json("config", &all)?;
-            } else {
-                let text = toml::to_string(&all.config).context("settings cannot be written as TOML")?;
-                say!("{}", text.trim_end());
-            }
-            Ok(ExitCode::SUCCESS)
-        }
+        }) => show(file.clone(), *defaults, shown)?,
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Shows the settings in a file, in the usual file, or the defaults.
+fn show(file: Option<PathBuf>, defaults: bool, shown: &ShownArgs) -> anyhow::Result<()> {
+    let usual = Some(PathBuf::from(FILE)).filter(|file| !defaults && file.exists());
+    let file = file.or(usual);
+    let text = file
+        .as_deref()
+        .map(read_text_file)
+        .transpose()
+        .map_err(bad_input)?;
+    let read = |(file, text): (&PathBuf, &String)| read_toml::<Config>(file, text).map_err(bad_input);
+    let read = file.as_ref().zip(text.as_ref()).map(read).transpose()?;
+    let mut config = read.unwrap_or_default();
+    if !text.is_some_and(|text| names_mode(&text)) {
+        config.mode = MODE_OF_HOST;
+    }
+    let file = file.map(|file| file.display().to_string());
+    let all = Shown { file, config };
+    if shown.json {
+        return print_json("config", &all);
+    }
+    let text = toml::to_string(&all.config).context("settings cannot be written as TOML")?;
+    say!("{}", text.trim_end());
+    Ok(())
 }
 
 /// The mode of a run on a real host that neither the command line nor the settings name: as in the package's settings, the agent
@@ -116,20 +141,26 @@ fn of_text(file: &Path, text: &str, machine: &Machine) -> anyhow::Result<Config>
     homenode_search::settings::from_toml(file, text, machine).map_err(bad_input)
 }
 
-fn check(file: &Path) -> anyhow::Result<ExitCode> {
+fn check(file: &Path, shown: &ShownArgs) -> anyhow::Result<ExitCode> {
     let text = read_text_file(file).map_err(bad_input)?;
     let complaints = match read_toml_every::<Config>(file, &text) {
         Ok(config) => of_this_host(&config, &Source::new(file, &text)),
         Err(complaints) => complaints.iter().map(ToString::to_string).collect(),
     };
-    for complaint in &complaints {
-        complain!("homenode: {complaint}");
+    let is_wrong = !complaints.is_empty();
+    if shown.json {
+        let file = file.display().to_string();
+        let errors = complaints;
+        print_json("config-check", &Checked { file, errors })?;
+    } else {
+        for complaint in &complaints {
+            complain!("homenode: {complaint}");
+        }
+        if !is_wrong {
+            say!("{}: nothing is wrong", file.display());
+        }
     }
-    if !complaints.is_empty() {
-        return Ok(ExitCode::from(2));
-    }
-    say!("{}: nothing is wrong", file.display());
-    Ok(ExitCode::SUCCESS)
+    Ok(ExitCode::from(if is_wrong { 2 } else { 0 }))
 }
 
 /// Returns the errors in settings that depend on this host.
