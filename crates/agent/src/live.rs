@@ -111,9 +111,8 @@ pub fn run(
     let named = format!("{} at {vms}", machine.name);
     // Comes before the guard starts: opening a long history reads it in full, and meanwhile the agent sends no heartbeat.
     let (path, history) = begin_history(run, config, clock, (&named, &machine));
-    let mut guard = kept
-        .map(|state| Watched::start(state, vms, &heartbeat))
-        .transpose()?;
+    let watched = |state| Watched::start(state, vms, &heartbeat);
+    let mut guard = kept.map(watched).transpose()?;
     host.right_mut().set_guarded(guard.is_some());
     let settings = SettingQueue::new(wake_signal);
     let handler = Handler {
@@ -148,16 +147,12 @@ pub fn run(
         period: config.period,
         pace: Pace::Real,
     };
-    agent.announce(named, None, mode);
-    if mode == Mode::Recommend {
-        agent.explain_recommend(Some(&run.settings));
-    }
+    agent.announce(named, None, mode, Some(&run.settings));
     agent.announce_address(http.as_ref().and_then(HttpServer::url));
     let limits = limits_of(vms, &machine, config.policies);
-    drained
-        .iter()
-        .chain(&limits)
-        .for_each(|limit| agent.notice(limit));
+    for limit in drained.iter().chain(&limits) {
+        agent.notice(limit);
+    }
     let notices = |host: &mut Box<dyn RealHost>| notices_of(host.as_mut(), guard.as_mut());
     agent.run(&mut host, notices, |host| !host.right().owns_its_state());
     drop((server, http));

@@ -164,11 +164,6 @@ impl Agent<'_> {
         self.output.object("notice", json!(Notice::new(text)));
     }
 
-    /// Explains mode `recommend`, which an operator may not have chosen, and how to let the agent act.
-    pub fn explain_recommend(&mut self, settings: Option<&Path>) {
-        self.notice(&what_recommend_means(settings));
-    }
-
     /// Announces the address of the HTTP server, if there is one.
     pub fn announce_address(&mut self, url: Option<String>) {
         let Some(url) = url else { return };
@@ -176,8 +171,9 @@ impl Agent<'_> {
         self.output.object("listening", json!(Listening { url }));
     }
 
-    /// Prints the first line and the first document of the run.
-    pub fn announce(&mut self, host: String, seed: Option<u64>, mode: Mode) {
+    /// Prints the first line and the first document of the run. A run that recommends also says what that means, since its operator
+    /// may not have chosen it; `settings` is the file whose mode it reads by default.
+    pub fn announce(&mut self, host: String, seed: Option<u64>, mode: Mode, settings: Option<&Path>) {
         let control = self
             .control
             .lock()
@@ -204,6 +200,10 @@ impl Agent<'_> {
             start.config.policies.name(),
             self.period
         ));
+        drop(control);
+        if mode == Mode::Recommend {
+            self.notice(&what_recommend_means(settings));
+        }
     }
 }
 

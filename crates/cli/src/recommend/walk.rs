@@ -19,7 +19,7 @@ use crate::print::{print, print_json};
 const INTRODUCTION: &str = "A recommendation is a change that the agent would make to a VM; it waits until you apply or reject it.
 gain:   how much faster the VM's work is predicted to run than it does now; - where nothing is predicted
 until:  when it lapses, unless its policy still wants it
-apply:  the agent makes the change, measures the VM's speed before and after, and undoes a home that does not pay
+apply:  the agent makes the change; policy `arrange` then measures the speed, and undoes a home that does not pay
 reject: the agent does not propose it again for a day
 undo:   `homenode mode VM observe` lifts a VM's home and limits, stopping the agent those of all; moved memory stays";
 

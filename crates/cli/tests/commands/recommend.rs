@@ -104,6 +104,8 @@ fn what_is_recommended_waits_is_applied_and_rejected() {
         (!vm["home"].is_null()).then_some(vm["home"].clone())
     });
     assert_eq!(home, web["action"]["nodes"]);
+    let home_changes = |vm: &str| ask(&["vm", vm])["vms"][0]["migrations"]["home_changes_count"].clone();
+    assert_eq!((home_changes("web"), home_changes("db")), (json!(1), json!(0)));
     let status = ask(&["status"]);
     assert_eq!(status["in_force"], json!([{"what": "a home", "vms": ["web"]}]));
     assert_eq!(status["last"]["vm"], "web", "{status}");
