@@ -67,6 +67,8 @@ pub struct Run {
     pub trace: Option<PathBuf>,
     /// Whether plans are carried out.
     pub mode: Mode,
+    /// The file of settings that a run in mode `recommend` names, for operators who want the agent to act.
+    pub settings: PathBuf,
     /// Whether Xen's trace is read, to see how long vCPUs wait.
     pub trace_waiting: bool,
     /// Whether homes and pins are left in force at the end.
@@ -109,9 +111,8 @@ pub fn run(
     let named = format!("{} at {vms}", machine.name);
     // Comes before the guard starts: opening a long history reads it in full, and meanwhile the agent sends no heartbeat.
     let (path, history) = begin_history(run, config, clock, (&named, &machine));
-    let mut guard = kept
-        .map(|state| Watched::start(state, vms, &heartbeat))
-        .transpose()?;
+    let watched = |state| Watched::start(state, vms, &heartbeat);
+    let mut guard = kept.map(watched).transpose()?;
     host.right_mut().set_guarded(guard.is_some());
     let settings = SettingQueue::new(wake_signal);
     let handler = Handler {
@@ -146,13 +147,12 @@ pub fn run(
         period: config.period,
         pace: Pace::Real,
     };
-    agent.announce(named, None, mode);
+    agent.announce(named, None, mode, Some(&run.settings));
     agent.announce_address(http.as_ref().and_then(HttpServer::url));
     let limits = limits_of(vms, &machine, config.policies);
-    drained
-        .iter()
-        .chain(&limits)
-        .for_each(|limit| agent.notice(limit));
+    for limit in drained.iter().chain(&limits) {
+        agent.notice(limit);
+    }
     let notices = |host: &mut Box<dyn RealHost>| notices_of(host.as_mut(), guard.as_mut());
     agent.run(&mut host, notices, |host| !host.right().owns_its_state());
     drop((server, http));
@@ -436,13 +436,13 @@ pub fn guard(vms: &Managed, state: &Path, grace: Ns, say: impl FnMut(&str)) -> a
 }
 
 /// The result of `homenode release`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Released {
     /// Number of VMs restored.
     pub count: usize,
     /// Further notices for the operator.
     pub notices: Vec<String>,
-    /// If the journal was lost: why changes that it listed may still be in force.
+    /// If the journal was lost, why changes that it listed may still be in force.
     pub lost_journal: Option<String>,
 }
 

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -170,8 +171,9 @@ impl Agent<'_> {
         self.output.object("listening", json!(Listening { url }));
     }
 
-    /// Prints the first line and the first document of the run.
-    pub fn announce(&mut self, host: String, seed: Option<u64>, mode: Mode) {
+    /// Prints the first line and the first document of the run. A run that recommends also says what that means, since its operator
+    /// may not have chosen it; `settings` is the file whose mode it reads by default.
+    pub fn announce(&mut self, host: String, seed: Option<u64>, mode: Mode, settings: Option<&Path>) {
         let control = self
             .control
             .lock()
@@ -189,7 +191,7 @@ impl Agent<'_> {
         let seed = seed.map(|seed| format!(", seed {seed}")).unwrap_or_default();
         let how = match mode {
             Mode::Observe => ", dry run: nothing is touched",
-            Mode::Recommend => ", mode recommend: decisions wait for `homenode recommend`",
+            Mode::Recommend => ", mode recommend",
             Mode::Act => "",
         };
         self.output.line(&format!(
@@ -198,7 +200,21 @@ impl Agent<'_> {
             start.config.policies.name(),
             self.period
         ));
+        drop(control);
+        if mode == Mode::Recommend {
+            self.notice(&what_recommend_means(settings));
+        }
     }
+}
+
+/// Returns what mode `recommend` means, and how to let the agent act; `settings` is the file whose `mode` a run reads by default.
+fn what_recommend_means(settings: Option<&Path>) -> String {
+    let or_in_file = settings.map(|file| format!(", or `mode = \"act\"` in {},", file.display()));
+    format!(
+        "mode recommend: nothing is changed without approval; `homenode recommend` lists what waits, `homenode recommend apply ID` \
+         approves it; `homenode run --mode act`{} lets the agent act",
+        or_in_file.unwrap_or_default()
+    )
 }
 
 /// A run with its output. If the host cannot be read, the run continues, and reports the error once.
@@ -331,5 +347,24 @@ impl<H: Host, N: FnMut(&mut H) -> Vec<String>, D: Fn(&H) -> bool> Around<H> for 
             }
             left = left.saturating_sub(waited);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_recommends_says_how_to_see_approve_and_let_act() {
+        let said = what_recommend_means(Some(Path::new("/etc/homenode/homenode.toml")));
+        for part in [
+            "mode recommend: nothing is changed",
+            "`homenode recommend` lists",
+            "`homenode recommend apply ID`",
+            "`homenode run --mode act`, or `mode = \"act\"` in /etc/homenode/homenode.toml, lets",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        assert!(what_recommend_means(None).ends_with("`homenode run --mode act` lets the agent act"));
     }
 }

@@ -133,7 +133,7 @@ pub fn run(
         period: config.period,
         pace: run.pace,
     };
-    agent.announce(name, Some(spec.seed), run.mode);
+    agent.announce(name, Some(spec.seed), run.mode, None);
     agent.announce_address(http.as_ref().and_then(HttpServer::url));
     agent.run(&mut twin, |_| Vec::new(), Twin::finished);
     drop((server, http));

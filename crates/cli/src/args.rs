@@ -11,22 +11,22 @@ use crate::fleet::FleetCommand;
 use crate::kernel_footprint::FootprintArgs;
 use crate::list::ListArgs;
 use crate::maintenance::{DrainArgs, PauseArgs};
-use crate::memory::MemoryCommand;
+use crate::memory::MemoryArgs;
 use crate::numad::HookArgs;
 use crate::options::ShowArgs;
-use crate::permit::PermitCommand;
-use crate::policy::PolicyCommand;
+use crate::permit::PermitArgs;
+use crate::policy::PolicyArgs;
 use crate::profile::ProfileArgs;
 use crate::query::{MachineArgs, PlaceArgs, VmArgs};
 use crate::recommend::{ModeArgs, RecommendArgs, ReservationsArgs};
-use crate::record::RecordCommand;
+use crate::record::RecordArgs;
 use crate::replay::ReplayArgs;
 use crate::report::ReportArgs;
 use crate::reproduce::ReproduceArgs;
 use crate::restore::{GuardArgs, ReleaseArgs};
 use crate::run::RunArgs;
 use crate::search::SearchArgs;
-use crate::settings::ConfigCommand;
+use crate::settings::ConfigArgs;
 use crate::sim::SimArgs;
 use crate::status::StatusArgs;
 use crate::sweep::{self, SweepArgs};
@@ -42,7 +42,8 @@ use crate::wss::WssArgs;
   homenode run --host twin --fast         try it: a simulated four-node host
   homenode sim overcommit                 simulate a scenario
   homenode run --dry-run                  what the agent would do here
-  homenode run                            the agent on this host
+  homenode run                            the agent on this host; it recommends
+  homenode run --mode act                 the agent on this host; it acts
   homenode machine                        nodes, CPUs, caches of this host
   homenode place --vcpus 4 --memory 8GiB  where would such a VM go, and why")]
 pub(crate) struct Args {
@@ -222,7 +223,6 @@ Examples:
     Vm(VmArgs),
     /// Book how much a VM may pollute the caches
     #[command(
-        subcommand,
         after_help = "A permit is booked in LLC misses per slice of 30 ms of wall-clock time (`250k` is 250,000), or in memory
 bandwidth (`500MB/s`). A VM that causes more loses processor time until it is back within its permit.
 
@@ -230,27 +230,26 @@ Examples:
   homenode permit suggest web          a permit for VM web, from its behaviour and from its size
   homenode permit set web 250k         book it; it is stored with the VM
   homenode permit set web none         take it back
-  homenode permit show                 permits, pollution now, VMs OVER theirs and the CPU they keep
+  homenode permit                      permits, pollution now, VMs OVER theirs and the CPU they keep
   homenode permit usage web --json     used against booked, per hour"
     )]
-    Permit(PermitCommand),
+    Permit(PermitArgs),
     /// Choose how a VM's memory is laid out over nodes
     #[command(
         name = "memory-policy",
         alias = "policy",
-        subcommand,
         after_help = "A memory policy says how a VM's pages are spread over its home nodes. `first-touch` puts a page near the CPU that touches it
 first; `round-4k` spreads pages evenly. Adding `+carrefour` to either also moves hot pages to the nodes that use them. A VM
 with one home node has all of its memory there, whatever its policy.
 
 Examples:
-  homenode memory-policy show                         policy in force and pages per node, of all VMs
+  homenode memory-policy                              policy in force and pages per node, of all VMs
   homenode memory-policy set web round-4k             choose; it is stored with the VM
   homenode memory-policy set web first-touch+carrefour
   homenode memory-policy set web none                 leave the choice to the agent
   homenode memory-policy advise web                   which one suits it, from its behaviour"
     )]
-    MemoryPolicy(PolicyCommand),
+    MemoryPolicy(PolicyArgs),
     /// Show how much memory a VM really uses
     #[command(
         after_help = "The working set is the memory that a VM used within a window of time; a longer window gives a larger one. The agent watches
@@ -266,7 +265,6 @@ Examples:
     Wss(WssArgs),
     /// Let the agent take memory that VMs do not use
     #[command(
-        subcommand,
         after_help = "The agent sets the balloon of a VM with a memory floor so that the VM keeps its working set and a reserve, and never less
 than the floor. Memory is taken only while a node is short of it, and is returned at once when the guest needs it. All of it
 is returned when the floor is removed, or when the agent stops or dies.
@@ -274,9 +272,9 @@ is returned when the floor is removed, or when the agent stops or dies.
 Examples:
   homenode memory set web 2GiB         memory may be taken from VM web down to 2 GiB; that is stored with the VM
   homenode memory set web none         it keeps all of its memory
-  homenode memory show                 what each VM has and needs, and why"
+  homenode memory                      what each VM has and needs, and why"
     )]
-    Memory(MemoryCommand),
+    Memory(MemoryArgs),
     /// List what the agent recommends; approve or reject it
     #[command(after_help = crate::recommend::HELP)]
     Recommend(RecommendArgs),
@@ -330,13 +328,12 @@ Examples:
     )]
     Report(ReportArgs),
     /// Show, export and prune the agent's history
-    #[command(subcommand)]
     #[command(
         after_help = "A running agent writes every period's measurements, every decision and every finding to a history, an SQLite database that
 other programs can read, too (docs/HISTORY.md). The settings `[record]` say how much is kept.
 
 Examples:
-  homenode record show                          the last decisions and findings
+  homenode record                               the last decisions and findings
   homenode record show web --from 03:00 --to 03:30
   homenode record show --kind decided --json
   homenode record export --csv --from 1h > vms.csv
@@ -344,7 +341,7 @@ Examples:
   homenode record export --trace night.pftrace  lanes for Perfetto's viewer
   homenode record prune --older 7               delete what is older than 7 days"
     )]
-    Record(RecordCommand),
+    Record(RecordArgs),
     /// Replay recorded decisions, with the same or other settings
     #[command(
         after_help = "The history keeps samples of the host for a day (docs/HISTORY.md). A replay passes them through the agent's loop again. With
@@ -395,8 +392,7 @@ Examples:
     /// Check what the agent can do on this host
     Doctor(DoctorArgs),
     /// Check a settings file, or show all settings
-    #[command(subcommand)]
-    Config(ConfigCommand),
+    Config(ConfigArgs),
     /// Undo what a stopped agent left in force
     Release(ReleaseArgs),
     /// libvirt's hook: announces a VM that is about to start

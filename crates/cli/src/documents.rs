@@ -47,6 +47,8 @@ fn schemas() -> Vec<(&'static str, String)> {
         "calibration": crate::calibrate::Calibrated<'_>,
         "doctor": homenode_agent::doctor::Examined,
         "config": crate::settings::Shown,
+        "config-check": crate::settings::Checked,
+        "released": homenode_agent::live::Released,
         "claims": homenode_reproduce::Claims<'_>,
         "experiment": homenode_reproduce::Experiment<'_>,
         "footprint": homenode_calibrate::footprint::Found,

@@ -1,5 +1,6 @@
 //! `homenode list`: what comes with the program.
 
+use clap::ValueEnum as _;
 use homenode_control::PolicySet;
 use homenode_twin::Scenario;
 use homenode_twin::workload;
@@ -12,9 +13,9 @@ use crate::print::print_json;
 /// Options of `list`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ListArgs {
-    /// What to list
+    /// What to list; without it, the lists
     #[arg(value_enum)]
-    pub what: What,
+    pub what: Option<What>,
     #[command(flatten)]
     pub shown: ShownArgs,
 }
@@ -24,20 +25,36 @@ pub(crate) struct ListArgs {
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum What {
     /// Hosts of published experiments and current hosts, for `--machine` and `--host twin:NAME`
+    #[value(alias = "machine")]
     Machines,
     /// Programs that the VMs of a scenario can run
+    #[value(alias = "workload")]
     Workloads,
     /// Scenarios for `sim`, `search` and `--host twin:NAME`
+    #[value(alias = "scenario")]
     Scenarios,
     /// Sets of policies for `--policy` and `--policies`
+    #[value(alias = "policy")]
     Policies,
+}
+
+impl What {
+    /// Returns the list's name on the command line.
+    fn name(self) -> &'static str {
+        match self {
+            What::Machines => "machines",
+            What::Workloads => "workloads",
+            What::Scenarios => "scenarios",
+            What::Policies => "policies",
+        }
+    }
 }
 
 /// A list of what comes with the program.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Listed {
-    /// What is listed.
-    what: What,
+    /// What is listed; `null` if the entries are the lists themselves.
+    what: Option<What>,
     /// The entries, by name.
     entries: Vec<Entry>,
 }
@@ -58,7 +75,7 @@ pub(crate) struct Entry {
 pub(crate) fn run(args: &ListArgs) -> anyhow::Result<()> {
     let listed = Listed {
         what: args.what,
-        entries: entries(args.what),
+        entries: args.what.map_or_else(lists, entries),
     };
     if args.shown.json {
         return print_json("list", &listed);
@@ -72,7 +89,23 @@ pub(crate) fn run(args: &ListArgs) -> anyhow::Result<()> {
     for Entry { name, about } in &listed.entries {
         say!("{name:width$}  {about}");
     }
+    if args.what.is_none() {
+        say!("\n`homenode list NAME` shows one of these lists.");
+    }
     Ok(())
+}
+
+/// Returns the lists, each with the number of its entries.
+fn lists() -> Vec<Entry> {
+    let list = |what: &What| {
+        let value = what.to_possible_value().expect("no list is hidden");
+        let help = value.get_help().map(ToString::to_string).unwrap_or_default();
+        Entry {
+            name: what.name(),
+            about: format!("{help} ({})", entries(*what).len()),
+        }
+    };
+    What::value_variants().iter().map(list).collect()
 }
 
 fn entries(what: What) -> Vec<Entry> {

@@ -63,6 +63,7 @@ use homenode_kvm::ConnectError;
 use homenode_screens::terminal::NoTerminal;
 use homenode_screens::wall::NoSuchTime;
 use homenode_twin::TwinError;
+use homenode_units::Candidates;
 
 use args::{Args, Command};
 use complaint::Complaint;
@@ -150,11 +151,9 @@ fn manual(name: Option<&str>, to: Option<&std::path::Path>) -> anyhow::Result<()
             .iter()
             .find(|command| command.get_name() == name)
             .ok_or_else(|| {
-                let known: Vec<&str> = known.iter().map(|command| command.get_name()).collect();
-                bad_input(format!(
-                    "no command is named `{name}`; the commands are: {}",
-                    known.join(", ")
-                ))
+                let known = known.iter().map(|command| command.get_name());
+                let known = Candidates::of(name, known.filter(|known| *known != "help"));
+                bad_input(format!("no command is named `{name}`{known}"))
             })?,
     };
     print::print(format_args!("{}", String::from_utf8(page(of)?)?));
@@ -183,10 +182,10 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Fleet(command) => return fleet::run(&command),
         Command::Place(args) => query::place(&args)?,
         Command::Vm(args) => query::vm(&args)?,
-        Command::Permit(command) => permit::run(&command)?,
-        Command::MemoryPolicy(command) => policy::run(&command)?,
+        Command::Permit(args) => permit::run(&args)?,
+        Command::MemoryPolicy(args) => policy::run(&args)?,
         Command::Wss(args) => wss::run(&args)?,
-        Command::Memory(command) => memory::run(&command)?,
+        Command::Memory(args) => memory::run(&args)?,
         Command::Recommend(args) => recommend::recommend(&args)?,
         Command::Mode(args) => recommend::mode(&args)?,
         Command::Drain(args) => return maintenance::drain(&args),
@@ -195,14 +194,14 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Topology(args) => topology::run(&args)?,
         Command::WhatIf(args) => whatif::run(&args)?,
         Command::Report(args) => report::run(&args)?,
-        Command::Record(command) => record::run(&command)?,
+        Command::Record(args) => record::run(&args)?,
         Command::Replay(args) => replay::run(&args)?,
         Command::Why(args) => why::run(&args)?,
         Command::Reproduce(args) => reproduce::run(&args)?,
         Command::Experiment(args) => experiment::run(&args)?,
         Command::Sweep(args) => sweep::run(&args)?,
         Command::Doctor(args) => doctor::run(&args)?,
-        Command::Config(command) => return settings::run(&command),
+        Command::Config(args) => return settings::run(&args),
         Command::Release(args) => restore::release(&args)?,
         Command::Hook(args) => numad::hook(&args),
         Command::Guard(args) => restore::guard(&args)?,

@@ -61,6 +61,9 @@ pub(crate) struct DrainArgs {
 /// Options of `pause`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PauseArgs {
+    /// The same as `--for TIME`
+    #[arg(value_name = "TIME", hide = true, conflicts_with_all = ["span", "end"])]
+    pub time: Option<Ns>,
     /// Pause for this long; without it, show whether the agent is paused
     #[arg(long = "for", value_name = "TIME")]
     pub span: Option<Ns>,
@@ -195,7 +198,11 @@ fn show(args: &DrainArgs, now: &Maintenance) -> anyhow::Result<()> {
 /// # Errors
 /// No agent.
 pub(crate) fn pause(args: &PauseArgs) -> anyhow::Result<()> {
-    let span_ns = if args.end { Some(Ns::ZERO) } else { args.span };
+    let span_ns = if args.end {
+        Some(Ns::ZERO)
+    } else {
+        args.span.or(args.time)
+    };
     let request = span_ns.map_or(Request::Maintenance, |span_ns| Request::Pause { span_ns });
     let now: Maintenance = ask_agent(args.agent.dir(), &request)?;
     match (args.agent.json(), now.paused_for_ns) {

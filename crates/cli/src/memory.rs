@@ -8,7 +8,17 @@ use homenode_units::Bytes;
 
 use crate::ask::{ask_agent, vms};
 use crate::options::{AgentArgs, OrNone, ShowArgs, Size};
-use crate::print::{or_dash, print_json, table};
+use crate::print::{or_dash, print_json, say_vms};
+
+/// Options of `memory`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct MemoryArgs {
+    #[command(subcommand)]
+    pub command: Option<MemoryCommand>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
 
 /// Commands about VMs' memory.
 #[derive(Debug, Subcommand)]
@@ -35,10 +45,11 @@ pub(crate) struct FloorArgs {
 ///
 /// # Errors
 /// No agent, no such VM, or a floor that could not be set.
-pub(crate) fn run(command: &MemoryCommand) -> anyhow::Result<()> {
-    match command {
-        MemoryCommand::Set(args) => set(args),
-        MemoryCommand::Show(args) => show(args),
+pub(crate) fn run(args: &MemoryArgs) -> anyhow::Result<()> {
+    match &args.command {
+        None => show(None, &args.agent),
+        Some(MemoryCommand::Show(args)) => show(args.vm.as_deref(), &args.agent),
+        Some(MemoryCommand::Set(args)) => set(args),
     }
 }
 
@@ -65,9 +76,9 @@ fn set(args: &FloorArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn show(args: &ShowArgs) -> anyhow::Result<()> {
-    let answer = vms(args.agent.dir(), args.vm.as_deref())?;
-    if args.agent.json() {
+fn show(vm: Option<&str>, agent: &AgentArgs) -> anyhow::Result<()> {
+    let answer = vms(agent.dir(), vm)?;
+    if agent.json() {
         return print_json("vms", &answer);
     }
     let bytes = |bytes: Option<Bytes>| or_dash(bytes, |bytes| bytes.to_string());
@@ -84,7 +95,9 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
             status.why.clone().unwrap_or_default(),
         ]
     });
-    let header = ["VM", "has", "limit", "of", "floor", "needs", "usable", ""];
-    say!("{}", table(&header, rows));
+    say_vms(
+        &["VM", "has", "limit", "of", "floor", "needs", "usable", ""],
+        rows,
+    );
     Ok(())
 }

@@ -11,7 +11,17 @@ use homenode_units::{Permit, Resource};
 
 use crate::ask::ask_agent;
 use crate::options::{AgentArgs, OrNone, ShowArgs, SuggestArgs};
-use crate::print::{counted, or_dash, percent, print_json, table};
+use crate::print::{counted, or_dash, percent, print_json, say_vms, table};
+
+/// Options of `permit`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct PermitArgs {
+    #[command(subcommand)]
+    pub command: Option<PermitCommand>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
 
 /// Commands about permits.
 #[derive(Debug, Subcommand)]
@@ -55,12 +65,13 @@ pub(crate) struct UsageArgs {
 ///
 /// # Errors
 /// No agent, no such VM, or a permit that could not be set.
-pub(crate) fn run(command: &PermitCommand) -> anyhow::Result<()> {
-    match command {
-        PermitCommand::Set(args) => set(args),
-        PermitCommand::Show(args) => show(args),
-        PermitCommand::Suggest(args) => suggest(args),
-        PermitCommand::Usage(args) => usage(args),
+pub(crate) fn run(args: &PermitArgs) -> anyhow::Result<()> {
+    match &args.command {
+        None => show(None, &args.agent),
+        Some(PermitCommand::Show(args)) => show(args.vm.as_deref(), &args.agent),
+        Some(PermitCommand::Set(args)) => set(args),
+        Some(PermitCommand::Suggest(args)) => suggest(args),
+        Some(PermitCommand::Usage(args)) => usage(args),
     }
 }
 
@@ -88,10 +99,10 @@ fn in_words(permit: Permit) -> String {
     }
 }
 
-fn show(args: &ShowArgs) -> anyhow::Result<()> {
-    let vm = args.vm.clone();
-    let permits: Permits = ask_agent(args.agent.dir(), &Request::Permits { vm })?;
-    if args.agent.json() {
+fn show(vm: Option<&str>, agent: &AgentArgs) -> anyhow::Result<()> {
+    let vm = vm.map(str::to_owned);
+    let permits: Permits = ask_agent(agent.dir(), &Request::Permits { vm })?;
+    if agent.json() {
         return print_json("permits", &permits);
     }
     let rows = permits.vms.iter().map(|vm| {
@@ -114,8 +125,7 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
             status.unmetered.clone().unwrap_or_default(),
         ]
     });
-    let header = ["VM", "permit", "now", "", "CPU each", "times OVER", ""];
-    say!("{}", table(&header, rows));
+    say_vms(&["VM", "permit", "now", "", "CPU each", "times OVER", ""], rows);
     Ok(())
 }
 
@@ -169,6 +179,10 @@ fn usage(args: &UsageArgs) -> anyhow::Result<()> {
     let usage: PermitUsage = ask_agent(args.agent.dir(), &Request::PermitUsage { vm })?;
     if args.agent.json() {
         return print_json("permit-usage", &usage);
+    }
+    if usage.lines.is_empty() {
+        say!("no usage is recorded; it is counted while a VM has a permit");
+        return Ok(());
     }
     let rows = usage.lines.iter().map(|line| {
         let slices = line.usage.time_ns.as_f64() / Permit::SLICE.as_f64();

@@ -9,7 +9,17 @@ use homenode_units::MemoryPolicy;
 
 use crate::ask::{ask_agent, vms};
 use crate::options::{AgentArgs, OrNone, ShowArgs, SuggestArgs};
-use crate::print::{counted, or_dash, or_none, percent, print_json, table};
+use crate::print::{counted, or_dash, or_none, percent, print_json, say_vms};
+
+/// Options of `memory-policy`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct PolicyArgs {
+    #[command(subcommand)]
+    pub command: Option<PolicyCommand>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
 
 /// Commands about memory policies.
 #[derive(Debug, Subcommand)]
@@ -40,11 +50,12 @@ pub(crate) struct PolicySetArgs {
 ///
 /// # Errors
 /// No agent, no such VM, or a policy that the VM cannot have.
-pub(crate) fn run(command: &PolicyCommand) -> anyhow::Result<()> {
-    match command {
-        PolicyCommand::Set(args) => set(args),
-        PolicyCommand::Show(args) => show(args),
-        PolicyCommand::Advise(args) => advise(args),
+pub(crate) fn run(args: &PolicyArgs) -> anyhow::Result<()> {
+    match &args.command {
+        None => show(None, &args.agent),
+        Some(PolicyCommand::Show(args)) => show(args.vm.as_deref(), &args.agent),
+        Some(PolicyCommand::Set(args)) => set(args),
+        Some(PolicyCommand::Advise(args)) => advise(args),
     }
 }
 
@@ -87,9 +98,9 @@ fn advise(args: &SuggestArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn show(args: &ShowArgs) -> anyhow::Result<()> {
-    let answer = vms(args.agent.dir(), args.vm.as_deref())?;
-    if args.agent.json() {
+fn show(vm: Option<&str>, agent: &AgentArgs) -> anyhow::Result<()> {
+    let answer = vms(agent.dir(), vm)?;
+    if agent.json() {
         return print_json("vms", &answer);
     }
     let rows = answer.vms.iter().map(|vm| {
@@ -102,8 +113,7 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
             or_dash(vm.local_access_ratio, percent),
         ]
     });
-    let header = ["VM", "policy", "chosen", "home", "MiB on nodes", "local"];
-    say!("{}", table(&header, rows));
+    say_vms(&["VM", "policy", "chosen", "home", "MiB on nodes", "local"], rows);
     for vm in &answer.vms {
         let name = OneLine(&vm.name);
         if let Some(caution) = &vm.memory_policy_caution {

@@ -82,6 +82,15 @@ pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>
     table
 }
 
+/// Prints a table with a row for each VM, or says that none runs.
+pub(crate) fn say_vms(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) {
+    let rows: Vec<Vec<String>> = rows.into_iter().collect();
+    match rows.is_empty() {
+        true => say!("no VM runs on this host"),
+        false => say!("{}", table(header, rows)),
+    }
+}
+
 /// Shows a value, or `-` if it is unknown.
 pub(crate) fn or_dash<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), show)

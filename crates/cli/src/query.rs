@@ -15,7 +15,7 @@ use homenode_units::{BytesPerSec, PAGE_BYTES};
 use crate::ask::vms;
 use crate::bad_input;
 use crate::options::{AgentArgs, HostArg, ShownArgs, Size};
-use crate::print::{counted, or_dash, or_none, percent, print_json, span, table};
+use crate::print::{counted, or_dash, or_none, percent, print_json, say_vms, span};
 
 /// The preset that `--template` prints by default: two nodes, and nothing unusual.
 const TEMPLATE: &str = "r420";
@@ -23,8 +23,9 @@ const TEMPLATE: &str = "r420";
 /// Options of `machine`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MachineArgs {
-    /// Show the machine in this file instead (`homenode calibrate --output` writes one)
-    #[arg(value_name = "FILE", conflicts_with_all = ["sysfs", "preset"])]
+    /// Show the machine in this file instead (`homenode calibrate --output` writes one), or one that comes with the program
+    /// (`homenode list machines`)
+    #[arg(value_name = "FILE|NAME", conflicts_with_all = ["sysfs", "preset"])]
     pub file: Option<PathBuf>,
     /// Read the `sys` and `proc` trees below this directory
     #[arg(long, value_name = "ROOT", default_value = "/", conflicts_with = "preset")]
@@ -74,6 +75,12 @@ pub(crate) struct VmArgs {
     pub agent: AgentArgs,
 }
 
+/// Returns true if this is the name of a machine and not a file's.
+fn is_name(text: &str) -> bool {
+    let path = Path::new(text);
+    path.extension().is_none() && path.components().count() == 1 && !path.exists()
+}
+
 /// `homenode machine`.
 ///
 /// # Errors
@@ -86,7 +93,10 @@ pub(crate) fn machine(args: &MachineArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     let machine = match (&args.file, &args.preset) {
-        (Some(path), _) => homenode_machine_files::from_toml_file(path).map_err(bad_input)?,
+        (Some(path), _) => match path.to_str().filter(|name| is_name(name)) {
+            Some(name) => homenode_machine_files::preset(name).map_err(bad_input)?,
+            None => homenode_machine_files::from_toml_file(path).map_err(bad_input)?,
+        },
         (None, Some(name)) => homenode_machine_files::preset(name).map_err(bad_input)?,
         (None, None) if args.sysfs == Path::new("/") => homenode_agent::managed::machine_here()?,
         (None, None) => homenode_machine_files::sysfs::read(&args.sysfs)?,
@@ -227,15 +237,10 @@ pub(crate) fn vm(args: &VmArgs) -> anyhow::Result<()> {
             vm.left_alone.clone().unwrap_or_default(),
         ]
     });
-    say!(
-        "{}",
-        table(
-            &[
-                "VM", "home", "memory", "CPUs", "speed", "CPI", "LLC miss", "local", "traffic", "time", ""
-            ],
-            rows
-        )
-    );
+    let header = [
+        "VM", "home", "memory", "CPUs", "speed", "CPI", "LLC miss", "local", "traffic", "time", "",
+    ];
+    say_vms(&header, rows);
     say!(
         "\nspeed: of the VM's usual speed; time: CPU time that changes of its home gained and lost (`homenode report`)"
     );

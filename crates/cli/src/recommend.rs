@@ -1,6 +1,10 @@
 //! `homenode recommend`, `mode` and `reservations`: what waits for the operator, how far the agent may go, and what it has
 //! reserved.
 
+mod walk;
+
+use std::io::IsTerminal as _;
+
 use clap::Subcommand;
 use homenode_agent::standalone;
 use homenode_api::answer::{
@@ -17,7 +21,7 @@ use serde::Serialize;
 
 use crate::ask::{ask_agent, vms};
 use crate::options::{AgentArgs, OrNone};
-use crate::print::{or_dash, print_json, table};
+use crate::print::{or_dash, print_json, say_vms, table};
 
 /// The end of `recommend`'s help.
 pub(crate) const HELP: &str = "In mode `recommend` (of the run, of a policy, or of a VM: `homenode mode`) each decision waits for you. An approved decision is
@@ -26,6 +30,7 @@ protects a VM, or restores its earlier settings, needs no approval.
 
 Examples:
   homenode recommend                   open recommendations
+  homenode recommend walk              one after the other: apply, reject or skip each
   homenode recommend --all             closed ones, too
   homenode recommend apply 7 8         approve two
   homenode recommend reject 7          reject one
@@ -71,6 +76,11 @@ pub(crate) enum RecommendCommand {
     /// Reject recommendations; the agent does not propose them again for a day
     #[command(after_help = "Examples:\n  homenode recommend reject 7")]
     Reject(IdArgs),
+    /// Show open recommendations one after the other, and ask whether to apply or reject each
+    #[command(
+        after_help = "Answers are lines of standard input: a, r, s or q, or the whole word. Enter alone skips; the end of the input quits.\n\nExamples:\n  homenode recommend walk\n  printf 'a\\ns\\n' | homenode recommend walk --json"
+    )]
+    Walk(AgentArgs),
 }
 
 /// Recommendations or reservations, by number.
@@ -121,11 +131,14 @@ pub(crate) fn recommend(args: &RecommendArgs) -> anyhow::Result<()> {
         None => list(args),
         Some(RecommendCommand::Apply(args)) => judge(args, |id| Request::RecommendationApply { id }),
         Some(RecommendCommand::Reject(args)) => judge(args, |id| Request::RecommendationReject { id }),
+        Some(RecommendCommand::Walk(args)) => walk::walk(args, std::io::stdin().lock()),
     }
 }
 
 fn list(args: &RecommendArgs) -> anyhow::Result<()> {
     let mut answer: Recommendations = ask_agent(args.agent.dir(), &Request::Recommendations)?;
+    let introduction =
+        walk::introduction(&answer.recommendations).filter(|_| std::io::stdout().is_terminal());
     let is_live = |one: &Recommendation| matches!(one.state, State::Open | State::Approved);
     answer.recommendations.retain(|one| args.all || is_live(one));
     if args.agent.json() {
@@ -134,6 +147,9 @@ fn list(args: &RecommendArgs) -> anyhow::Result<()> {
     if answer.recommendations.is_empty() {
         say!("no recommendations");
         return Ok(());
+    }
+    if let Some(introduction) = introduction {
+        say!("{introduction}\n");
     }
     let rows = answer.recommendations.iter().map(|one| {
         vec![
@@ -164,7 +180,10 @@ fn list(args: &RecommendArgs) -> anyhow::Result<()> {
             others.join(", ")
         );
     }
-    Ok(())
+    match introduction {
+        Some(_) if std::io::stdin().is_terminal() => walk::offer(&args.agent),
+        _ => Ok(()),
+    }
 }
 
 fn judge(args: &IdArgs, request: impl Fn(u64) -> Request) -> anyhow::Result<()> {
@@ -225,7 +244,7 @@ fn modes(args: &ModeArgs) -> anyhow::Result<()> {
             vm.left_alone.clone().unwrap_or_default(),
         ]
     });
-    say!("{}", table(&["VM", "mode", "chosen", ""], rows));
+    say_vms(&["VM", "mode", "chosen", ""], rows);
     Ok(())
 }
 

@@ -25,6 +25,18 @@ pub(crate) mod scenario;
 
 use scenario::ScenarioArgs;
 
+/// Options of `record`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct RecordArgs {
+    #[command(subcommand)]
+    pub command: Option<RecordCommand>,
+    #[command(flatten)]
+    history: HistoryArgs,
+    #[command(flatten)]
+    shown: ShownArgs,
+}
+
 /// Commands about the history.
 #[derive(Debug, Subcommand)]
 pub(crate) enum RecordCommand {
@@ -82,6 +94,9 @@ impl SpanArgs {
     }
 }
 
+/// Most events that `record show` shows unless another number is asked for.
+const LAST: u32 = 100;
+
 /// Options of `record show`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ShowArgs {
@@ -96,12 +111,27 @@ pub(crate) struct ShowArgs {
     #[arg(long)]
     kind: Option<String>,
     /// Maximum number of events to show, the latest; 0 for all
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    #[arg(long, value_name = "N", default_value_t = LAST)]
     last: u32,
     #[command(flatten)]
     history: HistoryArgs,
     #[command(flatten)]
     shown: ShownArgs,
+}
+
+impl ShowArgs {
+    fn wanted(&self) -> anyhow::Result<Wanted> {
+        let (from, to) = self.span.range()?;
+        Ok(Wanted {
+            from_ns: from,
+            to_ns: to,
+            vm: self.vm.clone(),
+            policy: self.policy.clone(),
+            kind: self.kind.clone(),
+            limit: (self.last > 0).then_some(self.last),
+            ..Wanted::default()
+        })
+    }
 }
 
 /// Options of `record export`.
@@ -163,12 +193,19 @@ pub(crate) struct PrunedArgs {
 ///
 /// # Errors
 /// No history, or one that cannot be read.
-pub(crate) fn run(command: &RecordCommand) -> anyhow::Result<()> {
-    match command {
-        RecordCommand::Show(args) => show(args),
-        RecordCommand::Export(args) => export(args),
-        RecordCommand::Scenario(args) => scenario::scenario(args),
-        RecordCommand::Prune(args) => prune_now(args),
+pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<()> {
+    match &args.command {
+        None => {
+            let wanted = Wanted {
+                limit: Some(LAST),
+                ..Wanted::default()
+            };
+            show(&wanted, &args.history, &args.shown)
+        }
+        Some(RecordCommand::Show(args)) => show(&args.wanted()?, &args.history, &args.shown),
+        Some(RecordCommand::Export(args)) => export(args),
+        Some(RecordCommand::Scenario(args)) => scenario::scenario(args),
+        Some(RecordCommand::Prune(args)) => prune_now(args),
     }
 }
 
@@ -289,19 +326,9 @@ impl From<EventRow> for RecordEvent {
     }
 }
 
-fn show(args: &ShowArgs) -> anyhow::Result<()> {
-    let path = args.history.place();
+fn show(wanted: &Wanted, history: &HistoryArgs, shown_args: &ShownArgs) -> anyhow::Result<()> {
+    let path = history.place();
     let archive = open(&path)?;
-    let (from, to) = args.span.range()?;
-    let wanted = Wanted {
-        from_ns: from,
-        to_ns: to,
-        vm: args.vm.clone(),
-        policy: args.policy.clone(),
-        kind: args.kind.clone(),
-        limit: (args.last > 0).then_some(args.last),
-        ..Wanted::default()
-    };
     let span = archive.span(Kind::Status)?;
     let run = |run: homenode_recorder::Run| RecordRun {
         run: run.id,
@@ -317,12 +344,12 @@ fn show(args: &ShowArgs) -> anyhow::Result<()> {
         samples_bytes: archive.size(Kind::Sample)?.0,
         runs: archive.runs()?.into_iter().map(run).collect(),
         events: archive
-            .events(&wanted)?
+            .events(wanted)?
             .into_iter()
             .map(RecordEvent::from)
             .collect(),
     };
-    if args.shown.json {
+    if shown_args.json {
         return print_json("record", &shown);
     }
     let times = match (&shown.from, &shown.to) {

@@ -8,7 +8,8 @@ use homenode_kvm::Vms;
 use homenode_screens::printable;
 use homenode_units::Ns;
 
-use crate::options::StateArgs;
+use crate::options::AgentArgs;
+use crate::print::print_json;
 
 /// Options of `release`.
 #[derive(Debug, clap::Args)]
@@ -17,7 +18,7 @@ pub(crate) struct ReleaseArgs {
     #[arg(long, value_name = "HOST")]
     pub host: Option<Managed>,
     #[command(flatten)]
-    pub state: StateArgs,
+    pub agent: AgentArgs,
 }
 
 /// Options of `guard`.
@@ -37,7 +38,7 @@ pub(crate) struct GuardArgs {
 /// Undoes what an agent left in force and prints the result. If the manager of the VMs is not named, tries libvirt, if it
 /// answers, and then QEMU itself.
 pub(crate) fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
-    let release = |vms: &Managed| homenode_agent::live::release(vms, &args.state.dir);
+    let release = |vms: &Managed| homenode_agent::live::release(vms, args.agent.dir());
     let released = match &args.host {
         Some(vms) => release(vms),
         None => {
@@ -48,6 +49,12 @@ pub(crate) fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
             })
         }
     }?;
+    if args.agent.json() {
+        print_json("released", &released)?;
+        return released
+            .lost_journal
+            .map_or(Ok(()), |lost| Err(anyhow::anyhow!(lost)));
+    }
     for notice in &released.notices {
         // The reader may be gone.
         let _ = writeln!(std::io::stderr(), "homenode: {}", printable::Sentence(notice));

@@ -21,7 +21,7 @@ use signal_hook::iterator::Signals;
 use crate::complaint::Complaint;
 use crate::options::{HostArg, ShownArgs, TwinKernelArgs};
 use crate::output::{Clock, Output};
-use crate::settings::{FILE, Wanted};
+use crate::settings::{FILE, MODE_OF_HOST, Wanted};
 use crate::signals::{self, Reached};
 use crate::summary::{self, Ended};
 use crate::web::Web;
@@ -48,7 +48,7 @@ pub(crate) struct RunArgs {
     #[arg(long, conflicts_with = "mode")]
     pub dry_run: bool,
     /// How far decisions go: `observe` (reported only), `recommend` (they wait for `homenode recommend apply`) or `act`;
-    /// default: the configuration file's, else `act`
+    /// default: the configuration file's, else `recommend`, and `act` on the twin
     #[arg(long)]
     pub mode: Option<Mode>,
     /// On Xen, read the hypervisor's trace to learn how long vCPUs wait for a CPU; there is one trace per host, which no
@@ -144,7 +144,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         HostArg::Twin(what) => simulate(args, what.as_deref(), &mut output, (&wake_signal, caught)),
         HostArg::Live(vms) => {
             let machine = vms.machine()?;
-            let wanted = wanted(args, Some(FILE));
+            let wanted = wanted(args, (Some(FILE), MODE_OF_HOST));
             let config = wanted.read(&machine)?;
             let reload = wanted.reload(&wake_signal, machine);
             let mode = mode(args, &config);
@@ -156,6 +156,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
                 listen: web.listen,
                 trace: args.trace.clone(),
                 mode,
+                settings: wanted.file().map_or_else(|| FILE.into(), Into::into),
                 trace_waiting: args.trace_waiting,
                 keep: args.keep,
                 duration: args.duration,
@@ -192,7 +193,7 @@ fn simulate(
 ) -> anyhow::Result<ExitCode> {
     let mut spec = crate::twin::spec(what, args.seed)?;
     spec.scenario = args.kernel.of(spec.scenario);
-    let wanted = wanted(args, None);
+    let wanted = wanted(args, (None, Mode::Act));
     let config = wanted.read(&spec.machine)?;
     let reload = wanted.reload(wake_signal, spec.machine.clone());
     let mode = mode(args, &config);
@@ -233,14 +234,16 @@ fn simulate(
     })
 }
 
-/// Returns the sources of the settings. `usual` is the default file, which only a run on a real host reads.
-fn wanted(args: &RunArgs, usual: Option<&str>) -> Wanted {
+/// Returns the sources of the settings. `usual` is the default file, which only a run on a real host reads; `mode_unless_named` is
+/// the default mode.
+fn wanted(args: &RunArgs, (usual, mode_unless_named): (Option<&str>, Mode)) -> Wanted {
     Wanted {
         file: args.config.clone(),
         usual: usual.map(Into::into),
         period: args.period,
         policies: args.policies,
         mode: args.mode,
+        mode_unless_named,
         web_config: args.web_config.clone(),
         listen: args.listen,
     }

@@ -10,7 +10,7 @@ use homenode_api::http::Listen;
 use homenode_control::{Config, Mode, PolicySet};
 use homenode_host::WakeSignal;
 use homenode_machine::Machine;
-use homenode_machine_files::file::{Source, read_text_file, read_toml_every, read_toml_file};
+use homenode_machine_files::file::{Source, read_text_file, read_toml, read_toml_every};
 use homenode_machine_files::sysfs;
 use homenode_undo::peer::GroupId;
 use homenode_units::{Ns, Settings as _};
@@ -24,6 +24,16 @@ use crate::print::print_json;
 /// The settings file of a run on a real host, unless another is named.
 pub(crate) const FILE: &str = "/etc/homenode/homenode.toml";
 
+/// Options of `config`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct ConfigArgs {
+    #[command(subcommand)]
+    pub command: Option<ConfigCommand>,
+    #[command(flatten)]
+    pub shown: ShownArgs,
+}
+
 /// Commands about settings.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
@@ -32,8 +42,10 @@ pub(crate) enum ConfigCommand {
         /// The settings file
         #[arg(value_name = "FILE", default_value = FILE)]
         file: PathBuf,
+        #[command(flatten)]
+        shown: ShownArgs,
     },
-    /// Show all settings that result from a file, in the format of a settings file
+    /// Show all settings of a run on this host that result from a file, in the format of a settings file
     Show {
         /// The settings file [default: /etc/homenode/homenode.toml, if it exists]
         #[arg(value_name = "FILE")]
@@ -56,33 +68,64 @@ pub(crate) struct Shown {
     config: Config,
 }
 
+/// What is wrong with a file of settings.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Checked {
+    /// The file.
+    file: String,
+    /// Every error, with its place in the file; empty if nothing is wrong.
+    errors: Vec<String>,
+}
+
 /// Runs `homenode config`.
 ///
 /// # Errors
 /// A file that cannot be read.
-pub(crate) fn run(command: &ConfigCommand) -> anyhow::Result<ExitCode> {
-    match command {
-        ConfigCommand::Check { file } => check(file),
-        ConfigCommand::Show {
+pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        None => show(None, false, &args.shown)?,
+        Some(ConfigCommand::Check { file, shown }) => return check(file, shown),
+        Some(ConfigCommand::Show {
             file,
             defaults,
             shown,
-        } => {
-            let usual = Some(PathBuf::from(FILE)).filter(|file| !defaults && file.exists());
-            let file = file.clone().or(usual);
-            let read = |file| read_toml_file::<Config>(file).map_err(bad_input);
-            let config = file.as_deref().map(read).transpose()?.unwrap_or_default();
-            let file = file.map(|file| file.display().to_string());
-            let all = Shown { file, config };
-            if shown.json {
-                print_json("config", &all)?;
-            } else {
-                let text = toml::to_string(&all.config).context("settings cannot be written as TOML")?;
-                say!("{}", text.trim_end());
-            }
-            Ok(ExitCode::SUCCESS)
-        }
+        }) => show(file.clone(), *defaults, shown)?,
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Shows the settings in a file, in the usual file, or the defaults.
+fn show(file: Option<PathBuf>, defaults: bool, shown: &ShownArgs) -> anyhow::Result<()> {
+    let usual = Some(PathBuf::from(FILE)).filter(|file| !defaults && file.exists());
+    let file = file.or(usual);
+    let text = file
+        .as_deref()
+        .map(read_text_file)
+        .transpose()
+        .map_err(bad_input)?;
+    let read = |(file, text): (&PathBuf, &String)| read_toml::<Config>(file, text).map_err(bad_input);
+    let read = file.as_ref().zip(text.as_ref()).map(read).transpose()?;
+    let mut config = read.unwrap_or_default();
+    if !text.is_some_and(|text| names_mode(&text)) {
+        config.mode = MODE_OF_HOST;
+    }
+    let file = file.map(|file| file.display().to_string());
+    let all = Shown { file, config };
+    if shown.json {
+        return print_json("config", &all);
+    }
+    let text = toml::to_string(&all.config).context("settings cannot be written as TOML")?;
+    say!("{}", text.trim_end());
+    Ok(())
+}
+
+/// The mode of a run on a real host that neither the command line nor the settings name: as in the package's settings, the agent
+/// changes nothing before its operator has seen what it would do.
+pub(crate) const MODE_OF_HOST: Mode = Mode::Recommend;
+
+/// Returns whether this file of settings, which was read without an error, names a mode.
+fn names_mode(text: &str) -> bool {
+    toml::from_str::<toml::Table>(text).is_ok_and(|settings| settings.contains_key("mode"))
 }
 
 /// Reads the settings in a file, for a run on this machine.
@@ -91,23 +134,33 @@ pub(crate) fn run(command: &ConfigCommand) -> anyhow::Result<ExitCode> {
 /// A bad file, with the place of the error.
 pub(crate) fn of_file(file: &Path, machine: &Machine) -> anyhow::Result<Config> {
     let text = read_text_file(file).map_err(bad_input)?;
-    homenode_search::settings::from_toml(file, &text, machine).map_err(bad_input)
+    of_text(file, &text, machine)
 }
 
-fn check(file: &Path) -> anyhow::Result<ExitCode> {
+fn of_text(file: &Path, text: &str, machine: &Machine) -> anyhow::Result<Config> {
+    homenode_search::settings::from_toml(file, text, machine).map_err(bad_input)
+}
+
+fn check(file: &Path, shown: &ShownArgs) -> anyhow::Result<ExitCode> {
     let text = read_text_file(file).map_err(bad_input)?;
     let complaints = match read_toml_every::<Config>(file, &text) {
         Ok(config) => of_this_host(&config, &Source::new(file, &text)),
         Err(complaints) => complaints.iter().map(ToString::to_string).collect(),
     };
-    for complaint in &complaints {
-        complain!("homenode: {complaint}");
+    let is_wrong = !complaints.is_empty();
+    if shown.json {
+        let file = file.display().to_string();
+        let errors = complaints;
+        print_json("config-check", &Checked { file, errors })?;
+    } else {
+        for complaint in &complaints {
+            complain!("homenode: {complaint}");
+        }
+        if !is_wrong {
+            say!("{}: nothing is wrong", file.display());
+        }
     }
-    if !complaints.is_empty() {
-        return Ok(ExitCode::from(2));
-    }
-    say!("{}: nothing is wrong", file.display());
-    Ok(ExitCode::SUCCESS)
+    Ok(ExitCode::from(if is_wrong { 2 } else { 0 }))
 }
 
 /// Returns the errors in settings that depend on this host.
@@ -142,6 +195,8 @@ pub(crate) struct Wanted {
     pub policies: Option<PolicySet>,
     /// Overrides the file's mode.
     pub mode: Option<Mode>,
+    /// The mode if neither the command line nor the file names one.
+    pub mode_unless_named: Mode,
     /// Overrides the file's web configuration.
     pub web_config: Option<String>,
     /// Where to answer HTTP. `web_config` must be good enough for this address.
@@ -174,8 +229,17 @@ impl Wanted {
     /// # Errors
     /// A bad file, with the place of the error; bad settings on the command line.
     pub(crate) fn read(&self, machine: &Machine) -> anyhow::Result<Config> {
-        let of_file = self.file().map(|file| of_file(file, machine)).transpose()?;
-        let mut config = of_file.unwrap_or_default();
+        let mut config = Config {
+            mode: self.mode_unless_named,
+            ..Config::default()
+        };
+        if let Some(file) = self.file() {
+            let text = read_text_file(file).map_err(bad_input)?;
+            config = of_text(file, &text, machine)?;
+            if !names_mode(&text) {
+                config.mode = self.mode_unless_named;
+            }
+        }
         config.period = self.period.unwrap_or(config.period);
         config.policies = self.policies.unwrap_or(config.policies);
         config.mode = self.mode.unwrap_or(config.mode);
@@ -193,8 +257,6 @@ impl Wanted {
 
 #[cfg(test)]
 mod tests {
-    use homenode_machine_files::file::read_toml;
-
     use super::*;
 
     #[test]
@@ -222,6 +284,37 @@ mod tests {
             ..of_host()
         };
         assert_eq!(period(said), Ns::from_secs(4));
+    }
+
+    #[test]
+    fn a_real_host_recommends_unless_its_file_or_the_command_line_names_a_mode_and_the_twin_acts() {
+        let dir = tempfile::tempdir().unwrap();
+        let machine = crate::twin::machine("r910").unwrap();
+        let file = dir.path().join("homenode.toml");
+        let mode = |wanted: Wanted| wanted.read(&machine).unwrap().mode;
+        let of_host = || Wanted {
+            usual: Some(file.clone()),
+            mode_unless_named: MODE_OF_HOST,
+            ..Wanted::default()
+        };
+        assert_eq!(
+            (mode(of_host()), mode(Wanted::default())),
+            (Mode::Recommend, Mode::Act)
+        );
+        std::fs::write(&file, "period = \"2s\"\n[modes]\narrange = \"act\"\n").unwrap();
+        assert_eq!(mode(of_host()), Mode::Recommend);
+        for (line, named) in [
+            ("mode = \"act\"", Mode::Act),
+            ("\"mode\" = \"observe\"", Mode::Observe),
+        ] {
+            std::fs::write(&file, line).unwrap();
+            assert_eq!(mode(of_host()), named);
+        }
+        let said = Wanted {
+            mode: Some(Mode::Act),
+            ..of_host()
+        };
+        assert_eq!(mode(said), Mode::Act);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use homenode_units::{NodeId, Pages};
 
 use crate::ask::vms;
 use crate::options::ShowArgs;
-use crate::print::{or_dash, print_json, table};
+use crate::print::{or_dash, print_json, say_vms, table};
 
 /// Describes when the agent last told a VM's guest about its nodes, or why it tells the guest nothing.
 fn standing(vm: &VmStatus) -> String {
@@ -32,10 +32,7 @@ pub(crate) fn run(args: &ShowArgs) -> anyhow::Result<()> {
     let vms = &answer.vms;
     match args.vm {
         Some(_) => vms.iter().for_each(show),
-        None => say!(
-            "{}",
-            table(&["VM", "virtual nodes", "its guest was"], vms.iter().map(row))
-        ),
+        None => say_vms(&["VM", "virtual nodes", "its guest was"], vms.iter().map(row)),
     }
     Ok(())
 }

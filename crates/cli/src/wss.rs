@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::ask::ask_agent;
 use crate::options::AgentArgs;
 use crate::page_log::LogArgs;
-use crate::print::{or_dash, percent, print_json, table};
+use crate::print::{or_dash, percent, print_json, say_vms};
 use crate::{bad_input, page_log};
 
 /// Options of `wss`.
@@ -113,7 +113,7 @@ fn all(args: &WssArgs) -> anyhow::Result<()> {
         "",
         "",
     ];
-    say!("{}", table(&header, rows));
+    say_vms(&header, rows);
     Ok(())
 }
 

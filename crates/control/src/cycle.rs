@@ -168,6 +168,7 @@ impl Control {
                     }
                     // In a run that acts, state must not depend on decisions that were only reported.
                     if at < acts_count || self.mode == Mode::Observe {
+                        self.migrations.outcome(decision.action.vm, &outcome);
                         self.remember(&decision.action, &outcome, sample.at);
                         self.in_force.outcome(&decision, &outcome, sample.at);
                         let config = &self.config.recommendations;
@@ -180,6 +181,10 @@ impl Control {
                     events.push(Event::decided(decision, outcome, &sample));
                 }
             }
+        }
+        // A run that only observes remembers homes that it did not give.
+        if self.mode != Mode::Observe {
+            self.migrations.homes(&self.homes);
         }
         events.extend(self.recommendations.take_events());
         self.recent.extend(sample.at, &events);
@@ -198,6 +203,7 @@ impl Control {
                 home.or_insert_with(|| vm.settings.home.clone().unwrap_or_else(|| may_use(machine, vm)));
             }
         }
+        self.migrations.observe(machine, sample, &self.homes);
         self.layouts.update(sample, &self.homes);
         let view = view(
             machine,
@@ -357,6 +363,7 @@ impl Control {
             speed_usual: self.states.speeds.usual(vm.id),
             // A dry run changes no home, so it has nothing to measure.
             time: self.states.arrange.trials.time(vm.id).filter(|_| makes_trials),
+            migrations: self.migrations.of(vm.id),
         };
         let view = self.view(machine, sample, rates);
         let supply = self.supply(&view);

@@ -36,6 +36,7 @@ mod gate;
 mod hourly_usage;
 pub mod http;
 mod idle;
+mod migrations;
 pub mod quiet;
 mod recent;
 pub mod recommendations;
@@ -64,6 +65,7 @@ use external::{External, Planner, PlannerFailed};
 use foreign_changes::ForeignChanges;
 use gate::InForce;
 pub use hourly_usage::{Hour, HourlyUsage, Line};
+pub use migrations::Migrations;
 use recent::Recent;
 use recommendations::Recommendations;
 pub use recommendations::{NotThat, Recommendation};
@@ -99,6 +101,7 @@ pub struct Control {
     homes: BTreeMap<VmId, NodeSet>,
     layouts: topology_feed::Layouts,
     foreign: ForeignChanges,
+    migrations: migrations::Counts,
     /// A planner that decides in place of the policies, if there is one.
     external: Option<External>,
     /// Nodes that are being drained.

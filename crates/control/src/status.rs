@@ -16,6 +16,8 @@ use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, NodeId, NodeMap, NodeSet,
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::migrations::Migrations;
+
 /// The host at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
@@ -50,6 +52,10 @@ pub struct NodeStatus {
     pub memory_bytes: Bytes,
     /// Part of the node's memory that is free or reclaimable.
     pub memory_free_bytes: Bytes,
+    /// Used memory of the node that is no VM's guest memory: of the kernel, its caches that cannot be dropped, and all processes,
+    /// QEMU's own memory included. `None` if it is not known where some VM's memory is.
+    #[serde(default)]
+    pub memory_outside_vms_bytes: Option<Bytes>,
     /// Memory traffic, if counted.
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
     /// Rate that the node's controllers can sustain, if known.
@@ -175,6 +181,9 @@ pub struct VmStatus {
     pub memory: MemoryStatus,
     /// The nodes that the guest sees, and the topology that it was last notified of.
     pub topology: TopologyStatus,
+    /// How often the VM and its vCPUs went to other nodes, and how much of its memory was moved.
+    #[serde(default)]
+    pub migrations: Migrations,
 }
 
 /// vCPUs on a node.
@@ -339,6 +348,7 @@ pub(crate) struct Known {
     pub speed_usual: Option<f64>,
     /// CPU time that changes of its home gained and lost.
     pub time: Option<trial::Time>,
+    pub migrations: Migrations,
 }
 
 impl Status {
@@ -359,6 +369,7 @@ impl Status {
                 vcpus_waiting: over.map(|over| over.vcpus_waiting),
                 memory_bytes: now.memory_total_bytes,
                 memory_free_bytes: now.memory_free_bytes,
+                memory_outside_vms_bytes: memory_outside_vms(sample, id),
                 bandwidth_bytes_per_s: over.and_then(|over| over.bandwidth),
                 bandwidth_max_bytes_per_s: node.memory_bandwidth,
                 headroom: supply.left().find(|left| left.node == id).map(Headroom::from),
@@ -407,6 +418,7 @@ impl Status {
                     permit: known.permit,
                     memory: known.memory,
                     topology: known.topology,
+                    migrations: known.migrations,
                 }
             })
             .collect();
@@ -436,6 +448,19 @@ impl Status {
         fillers.sort_by_key(|(_, bytes_per_s)| std::cmp::Reverse(*bytes_per_s));
         fillers
     }
+}
+
+/// Returns the used memory of a node that is no VM's guest memory, and no free page of its pools of huge pages.
+fn memory_outside_vms(sample: &Sample, node: NodeId) -> Option<Bytes> {
+    let now = sample.nodes.get(node)?;
+    let pages = |vm: &VmSample| Some(vm.pages.as_ref()?.get(node).map_or(0, |pages| pages.to_bytes().0));
+    let of_vms: u64 = sample.vms.iter().map(pages).sum::<Option<u64>>()?;
+    let pools = now.huge_pages.iter().flatten();
+    let in_pools: u64 = pools
+        .map(|pool| pool.free_count.saturating_mul(pool.page_bytes.0))
+        .sum();
+    let used = now.memory_total_bytes.saturating_sub(now.memory_free_bytes);
+    Some(used.saturating_sub(Bytes(of_vms.saturating_add(in_pools))))
 }
 
 /// Returns the traffic between nodes.
@@ -489,4 +514,45 @@ pub(crate) fn vcpus_by_node(machine: &Machine, vm: &VmSample) -> Vec<NodeVcpus> 
     on.into_iter()
         .map(|(node, vcpus)| NodeVcpus { node, vcpus })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use homenode_host::{HugePages, NodeSample};
+
+    use super::*;
+
+    #[test]
+    fn memory_outside_vms_is_what_is_used_without_guests_and_free_pools() {
+        let of_node = NodeSample {
+            memory_total_bytes: Bytes::from_gib(64),
+            memory_free_bytes: Bytes::from_gib(40),
+            huge_pages: Some(vec![HugePages {
+                page_bytes: Bytes::from_gib(1),
+                total_count: 8,
+                free_count: 4,
+            }]),
+            ..NodeSample::default()
+        };
+        let vm = |id: u128, gib: u64| VmSample {
+            pages: Some([(NodeId(0), Pages(gib << 18))].into_iter().collect()),
+            ..VmSample::new(VmId(id), "web")
+        };
+        let mut sample = Sample {
+            nodes: [(NodeId(0), of_node)].into_iter().collect(),
+            vms: vec![vm(1, 8), vm(2, 9)],
+            ..Sample::default()
+        };
+        // 24 GiB are used: 17 by guests, and 4 wait in the pool.
+        assert_eq!(memory_outside_vms(&sample, NodeId(0)), Some(Bytes::from_gib(3)));
+        sample.vms.push(vm(3, 100));
+        assert_eq!(
+            memory_outside_vms(&sample, NodeId(0)),
+            Some(Bytes::ZERO),
+            "never less than none"
+        );
+        sample.vms.push(VmSample::new(VmId(4), "unseen"));
+        assert_eq!(memory_outside_vms(&sample, NodeId(0)), None);
+        assert_eq!(memory_outside_vms(&sample, NodeId(1)), None);
+    }
 }

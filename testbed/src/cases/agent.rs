@@ -31,7 +31,7 @@ pub(super) fn start_agent(inside: &Inside) -> anyhow::Result<Program> {
 
 /// Starts an agent with further arguments, and waits for its first output.
 pub(super) fn start_agent_with(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Program> {
-    let mut all = vec!["run", "--host", "libvirt", "--json"];
+    let mut all = vec!["run", "--host", "libvirt", "--mode", "act", "--json"];
     all.extend_from_slice(arguments);
     let begin = Instant::now();
     let mut agent = inside.start_homenode(&all)?;
@@ -357,7 +357,16 @@ pub(super) fn output_not_read(inside: &mut Inside) -> anyhow::Result<()> {
     // So small that the output of the first cycles fills it.
     rustix::pipe::fcntl_setpipe_size(&writer, 4096)?;
     let mut command = std::process::Command::new(inside.homenode()?);
-    command.args(["run", "--host", "libvirt", "--json", "--policies", "tavo"]);
+    command.args([
+        "run",
+        "--host",
+        "libvirt",
+        "--mode",
+        "act",
+        "--json",
+        "--policies",
+        "tavo",
+    ]);
     let mut agent = command.stdout(writer).spawn()?;
     // This also closes this process's end of the pipe.
     drop(command);

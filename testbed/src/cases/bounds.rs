@@ -223,7 +223,7 @@ fn confined_agent(inside: &Inside) -> anyhow::Result<Program> {
     cpuset("agent.slice", "0")?;
     let homenode = inside.homenode()?;
     let script = format!(
-        "echo $$ > {CGROUPS}/agent.slice/cgroup.procs && exec {} run --host libvirt --policies tavo --json",
+        "echo $$ > {CGROUPS}/agent.slice/cgroup.procs && exec {} run --host libvirt --mode act --policies tavo --json",
         homenode.display()
     );
     let mut agent = Program::start("homenode", Path::new("/bin/sh"), &["-c", &script], inside.dir())?;
@@ -367,7 +367,16 @@ pub(super) fn names(inside: &mut Inside) -> anyhow::Result<()> {
     ];
     let twins = uuids.map(|uuid| Plain::start("twin", uuid));
     let _twins = twins.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
-    let mut agent = inside.start_homenode(&["run", "--host", "qemu", "--policies", "tavo", "--json"])?;
+    let mut agent = inside.start_homenode(&[
+        "run",
+        "--host",
+        "qemu",
+        "--mode",
+        "act",
+        "--policies",
+        "tavo",
+        "--json",
+    ])?;
     agent.wait_json("anything", SOON, |_| true)?;
     let said = wait_until("both to be seen, and their name to be refused", SOON, || {
         Ok(match inside.ask("mode", &["twin", "observe"])? {

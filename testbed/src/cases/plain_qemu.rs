@@ -305,7 +305,16 @@ pub(super) fn conforming(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 fn start_agent(inside: &Inside) -> anyhow::Result<Program> {
-    let mut agent = inside.start_homenode(&["run", "--host", "qemu", "--json", "--policies", "tavo"])?;
+    let mut agent = inside.start_homenode(&[
+        "run",
+        "--host",
+        "qemu",
+        "--mode",
+        "act",
+        "--json",
+        "--policies",
+        "tavo",
+    ])?;
     agent.wait_json("anything", SOON, |_| true)?;
     Ok(agent)
 }

@@ -82,7 +82,16 @@ pub(super) fn contract(inside: &mut Inside) -> anyhow::Result<()> {
 
 /// Starts an agent that gives domUs homes as published (TAVO).
 pub(super) fn start(inside: &Inside) -> anyhow::Result<Program> {
-    let mut agent = inside.start_homenode(&["run", "--host", "xen", "--json", "--policies", "tavo"])?;
+    let mut agent = inside.start_homenode(&[
+        "run",
+        "--host",
+        "xen",
+        "--mode",
+        "act",
+        "--json",
+        "--policies",
+        "tavo",
+    ])?;
     agent.wait_json("anything", SOON, |_| true)?;
     Ok(agent)
 }

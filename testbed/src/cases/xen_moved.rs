@@ -68,6 +68,8 @@ pub(super) fn start(inside: &Inside) -> anyhow::Result<Program> {
         "run",
         "--host",
         "xen",
+        "--mode",
+        "act",
         "--json",
         "--policies",
         "tavo",

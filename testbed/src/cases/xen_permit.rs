@@ -130,7 +130,7 @@ fn expect_lasting(
 }
 
 fn start(inside: &Inside) -> anyhow::Result<Program> {
-    let mut agent = inside.start_homenode(&["run", "--host", "xen", "--json"])?;
+    let mut agent = inside.start_homenode(&["run", "--host", "xen", "--mode", "act", "--json"])?;
     agent.wait_json("anything", SOON, |_| true)?;
     Ok(agent)
 }

@@ -175,7 +175,15 @@ fn compare(inside: &Inside, host: &mut XenHost, domus: &[Domu]) -> anyhow::Resul
 
 /// When an agent is killed, its xentrace ends, too.
 fn killed(inside: &Inside) -> anyhow::Result<()> {
-    let mut agent = inside.start_homenode(&["run", "--host", "xen", "--json", "--trace-waiting"])?;
+    let mut agent = inside.start_homenode(&[
+        "run",
+        "--host",
+        "xen",
+        "--mode",
+        "act",
+        "--json",
+        "--trace-waiting",
+    ])?;
     agent.wait_json("anything", SOON, |_| true)?;
     ensure!(
         named("xentrace").len() == 1,

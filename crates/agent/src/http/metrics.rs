@@ -37,6 +37,7 @@ families! {
     FINDINGS: Counter "homenode_findings_total" ["policy"] "Findings on which the policy does not act, counted once per period while they last.";
     NODE_MEMORY: Gauge "homenode_node_memory_bytes" ["node"] "Memory of a node.";
     NODE_FREE: Gauge "homenode_node_memory_free_bytes" ["node"] "Memory of a node that is free or reclaimable.";
+    NODE_OUTSIDE_VMS: Gauge "homenode_node_memory_outside_vms_bytes" ["node"] "Used memory of a node that is no VM's guest memory.";
     NODE_CPUS: Gauge "homenode_node_cpus" ["node"] "Usable CPUs of a node.";
     NODE_BUSY: Gauge "homenode_node_cpus_busy" ["node"] "CPUs of a node that were busy over the last period.";
     NODE_WAITING: Gauge "homenode_node_vcpus_waiting" ["node"] "vCPUs that waited for a CPU of a node over the last period.";
@@ -62,6 +63,8 @@ families! {
     VM_LOST: Counter "homenode_vm_time_lost_seconds_total" ["domain"] "CPU time that a VM lost through changes of its home, as trials measured them.";
     VM_PUNISHED: Counter "homenode_vm_permit_overdrawn_total" ["domain"] "How often a VM that booked a permit went OVER.";
     VM_LIMIT: Gauge "homenode_vm_memory_limit_bytes" ["domain"] "Memory that the agent leaves a VM, if that is less than all of it.";
+    VM_HOMES: Counter "homenode_vm_home_changes_total" ["domain"] "Changes of a VM's home.";
+    VM_VCPU_MOVES: Counter "homenode_vm_vcpu_node_changes_total" ["domain"] "How often a vCPU of a VM was on another node than a period before.";
     VM_MOVED: Counter "homenode_vm_pages_moved_bytes_total" ["domain", "from", "to", "policy"] "Memory of a VM that was moved between nodes.";
 }
 
@@ -142,6 +145,9 @@ fn of_nodes(out: &mut Exposition, seen: &Seen) {
     };
     each(&NODE_MEMORY, |node| Some(node.memory_bytes.0 as f64));
     each(&NODE_FREE, |node| Some(node.memory_free_bytes.0 as f64));
+    each(&NODE_OUTSIDE_VMS, |node| {
+        Some(node.memory_outside_vms_bytes?.0 as f64)
+    });
     each(&NODE_CPUS, |node| Some(node.cpus as f64));
     each(&NODE_BUSY, |node| node.cpus_busy);
     each(&NODE_WAITING, |node| node.vcpus_waiting);
@@ -210,6 +216,8 @@ fn of_vms(out: &mut Exposition, vms: &[VmStatus]) {
     each(&VM_PUNISHED, |vm| {
         vm.permit.permit.map(|_| f64::from(vm.permit.punished_count))
     });
+    each(&VM_HOMES, |vm| Some(vm.migrations.home_changes_count as f64));
+    each(&VM_VCPU_MOVES, |vm| Some(vm.migrations.vcpu_moves_count as f64));
     each(&VM_LIMIT, |vm| Some(vm.memory.limit_bytes?.0 as f64));
     let mut counted = |family, figure: fn(&VmStatus) -> Option<f64>| {
         let labels = |vm: &VmStatus| [vm.name.clone(), vm.counted_by.map_or("", counter).to_owned()];

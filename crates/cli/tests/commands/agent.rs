@@ -393,6 +393,9 @@ fn without_an_agent_permits_say_how_to_start_one() {
         &["permit", "usage"],
         &["policy", "show"],
         &["policy", "set", "web", "first-touch"],
+        &["permit"],
+        &["memory"],
+        &["memory-policy"],
         &["memory", "show"],
         &["memory", "set", "web", "2GiB"],
         &["wss", "web"],
@@ -407,6 +410,24 @@ fn without_an_agent_permits_say_how_to_start_one() {
         help.contains("homenode permit set web 250k") && help.contains("30 ms"),
         "{help}"
     );
+}
+
+#[test]
+fn commands_that_only_need_a_subcommand_show_what_is_in_force_without_one() {
+    let agent = Agent::on(tempfile::tempdir().unwrap(), POLLUTER, &["--period", "100ms"]);
+    agent.eventually("the VM is there", || {
+        agent.ask(&["vm", "web"]).status.success().then_some(())
+    });
+    for command in ["permit", "memory", "memory-policy"] {
+        let keys = |args: &[&str]| {
+            let answer = common::json(&agent.ask(&[args, &["--json"]].concat()));
+            let vm = answer["vms"][0].as_object().unwrap().clone();
+            vm.keys().cloned().collect::<Vec<String>>()
+        };
+        assert_eq!(keys(&[command]), keys(&[command, "show"]));
+        let shown = common::text(&agent.ask(&[command]));
+        assert!(shown.contains("web"), "{command}: {shown}");
+    }
 }
 
 /// The period is long, so the question comes before the next sample: a new setting is shown at once.

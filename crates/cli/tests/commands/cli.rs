@@ -312,7 +312,37 @@ fn what_comes_with_the_program_is_listed() {
         let has = |entry: &Value| entry["about"].as_str().is_some_and(|about| !about.is_empty());
         assert!(entries.len() > 4 && entries.iter().all(has), "{list}");
     }
-    assert_eq!(refused(&["list", "machine"]).0, 2);
+    assert_eq!(
+        run(&["list", "machine"]).stdout,
+        run(&["list", "machines"]).stdout
+    );
+    assert_eq!(refused(&["list", "hosts"]).0, 2);
+    let lists = json(&["list", "--json"]);
+    is_as_its_schema_says(&lists);
+    let names: Vec<&str> = lists["entries"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|list| list["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        (names, &lists["what"]),
+        (kinds.map(|(kind, _)| kind).to_vec(), &Value::Null)
+    );
+}
+
+#[test]
+fn a_machine_is_shown_by_its_name_and_a_wrong_name_is_told_the_nearest() {
+    assert_eq!(
+        run(&["machine", "r910"]).stdout,
+        run(&["machine", "--preset", "r910"]).stdout
+    );
+    let (status, said) = refused(&["machine", "r911"]);
+    assert!(status == 2 && said.contains("did you mean `r910`?"), "{said}");
+    let (status, said) = refused(&["machine", "r911.toml"]);
+    assert!(status == 2 && said.contains("there is no such file"), "{said}");
+    let (status, said) = refused(&["man", "statsu"]);
+    assert!(status == 2 && said.contains("did you mean `status`?"), "{said}");
 }
 
 #[test]

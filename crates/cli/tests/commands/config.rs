@@ -33,6 +33,23 @@ fn everything_that_is_wrong_with_a_file_is_said_with_its_place_and_the_status_is
 }
 
 #[test]
+fn a_check_answers_in_json_and_config_alone_shows_the_settings() {
+    let dir = tempfile::tempdir().unwrap();
+    let bad = file(&dir, "perod = \"2s\"\n");
+    let checked = run(&["config", "check", bad.to_str().unwrap(), "--json"]);
+    assert_eq!(checked.status.code(), Some(2));
+    let checked: serde_json::Value = serde_json::from_slice(&checked.stdout).unwrap();
+    common::is_as_its_schema_says(&checked);
+    let error = checked["errors"][0].as_str().unwrap();
+    assert!(error.contains(":1:1: ") && error.contains("`period`"), "{error}");
+    let good = file(&dir, "period = \"2s\"\n");
+    let checked = json(&run(&["config", "check", good.to_str().unwrap(), "--json"]));
+    assert_eq!(checked["errors"], serde_json::json!([]));
+    assert_eq!(run(&["config"]).stdout, run(&["config", "show"]).stdout);
+    common::is_as_its_schema_says(&json(&run(&["config", "--json"])));
+}
+
+#[test]
 fn a_file_in_order_is_said_to_be_and_one_that_is_not_there_is_bad_input() {
     let dir = tempfile::tempdir().unwrap();
     let good = file(&dir, "period = \"2s\"\n");
@@ -54,8 +71,11 @@ fn what_is_shown_is_a_file_with_the_same_settings() {
     common::is_as_its_schema_says(&all);
     assert_eq!(
         (&all["config"]["period"], &all["config"]["mode"]),
-        (&"2s".into(), &"act".into())
+        (&"2s".into(), &"recommend".into()),
+        "a real host recommends unless its settings name another mode"
     );
+    let acting = file(&dir, "mode = \"act\"\n");
+    assert!(text(&show(&[acting.to_str().unwrap()])).contains("mode = \"act\""));
     let defaults = json(&show(&["--defaults", "--json"]));
     assert_eq!(
         (&defaults["config"]["period"], &defaults["file"]),

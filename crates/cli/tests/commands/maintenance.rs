@@ -115,6 +115,7 @@ fn a_pause_is_begun_shown_and_ended() {
     let paused = "the agent is paused for another 2.0h\n";
     assert_eq!(text(&agent.ask(&["pause", "--for", "2h"])), paused);
     assert_eq!(text(&agent.ask(&["pause"])), paused);
+    assert_eq!(text(&agent.ask(&["pause", "2h"])), paused, "as people type it");
     let now = ask(&["drain"]);
     is_as_its_schema_says(&now);
     assert!(

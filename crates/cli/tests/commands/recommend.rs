@@ -3,11 +3,12 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::Stdio;
 
 use serde_json::{Value, json};
 
 use crate::common::http::Site;
-use crate::common::{Agent, is_as_its_schema_says, json, refused, run, text};
+use crate::common::{Agent, homenode, is_as_its_schema_says, json, refused, run, stderr, text};
 
 /// Two VMs that work for hours.
 const SCENARIO: &str = "\
@@ -103,6 +104,8 @@ fn what_is_recommended_waits_is_applied_and_rejected() {
         (!vm["home"].is_null()).then_some(vm["home"].clone())
     });
     assert_eq!(home, web["action"]["nodes"]);
+    let home_changes = |vm: &str| ask(&["vm", vm])["vms"][0]["migrations"]["home_changes_count"].clone();
+    assert_eq!((home_changes("web"), home_changes("db")), (json!(1), json!(0)));
     let status = ask(&["status"]);
     assert_eq!(status["in_force"], json!([{"what": "a home", "vms": ["web"]}]));
     assert_eq!(status["last"]["vm"], "web", "{status}");
@@ -368,5 +371,59 @@ fn an_agent_that_acts_says_that_nothing_waits_and_bad_modes_are_refused_at_the_s
     assert!(
         status == 1 && text.contains("no agent runs here"),
         "{status} {text}"
+    );
+}
+
+#[test]
+fn a_walk_explains_then_asks_about_each_recommendation_and_does_what_is_answered() {
+    let agent = Agent::on(tempfile::tempdir().unwrap(), SCENARIO, &RECOMMENDING);
+    let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
+    agent.eventually("both VMs are recommended a home", || open(&ask(&["recommend"])));
+    let walk = |args: &[&str], answers: &str| {
+        let state = agent.dir.path().join("state").display().to_string();
+        let mut command = homenode();
+        command.args(["recommend", "walk", "--state", &state]).args(args);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(answers.as_bytes()).unwrap();
+        child.wait_with_output().unwrap()
+    };
+    // The end of the input quits, and nothing was decided.
+    let said = text(&walk(&[], "\n"));
+    assert!(said.starts_with("A recommendation is a change"), "{said}");
+    assert!(
+        said.contains("give VM web a home") && said.contains("give VM db a home"),
+        "{said}"
+    );
+    assert!(
+        said.ends_with("applied 0, rejected 0, left 2 as they were\n"),
+        "{said}"
+    );
+    // An answer that is none is asked again.
+    let said = text(&walk(&[], "yes\na\nr\n"));
+    assert!(said.contains("`yes` is not an answer"), "{said}");
+    assert!(
+        said.ends_with("applied 1, rejected 1, left 0 as they were\n"),
+        "{said}"
+    );
+    let all = ask(&["recommend", "--all"])["recommendations"]
+        .as_array()
+        .unwrap()
+        .clone();
+    let state = |id: u64| all.iter().find(|one| one["id"] == id).unwrap()["state"].clone();
+    assert!(
+        ["approved", "applied"].contains(&state(1).as_str().unwrap()),
+        "{all:?}"
+    );
+    assert_eq!(state(2), "rejected");
+    let none = walk(&["--json"], "");
+    is_as_its_schema_says(&json(&none));
+    assert!(
+        stderr(&none).starts_with("no recommendation waits"),
+        "{}",
+        stderr(&none)
     );
 }

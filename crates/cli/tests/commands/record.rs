@@ -54,6 +54,7 @@ fn what_a_run_saw_and_decided_is_shown_exported_and_pruned() {
 
     let shown = json(&record(&["show", "--json"]));
     assert_eq!(shown["runs"].as_array().unwrap().len(), 1);
+    assert_eq!(json(&record(&["--json"])), shown, "the same without a subcommand");
     let appeared: Vec<&str> = shown["events"]
         .as_array()
         .unwrap()

@@ -94,7 +94,7 @@ fn trouble(status: &Status, node: &NodeStatus) -> usize {
 /// A column of nodes: heading, rank (the highest is left out first), and the function that makes its cells.
 type NodeColumn = (&'static str, u8, fn(&Status, &NodeStatus) -> Cell);
 
-const COLUMNS: [NodeColumn; 8] = [
+const COLUMNS: [NodeColumn; 9] = [
     ("node", 0, |_, node| {
         Cell::plain(match node.is_drained {
             true => format!("{} drained", node.node),
@@ -110,15 +110,20 @@ const COLUMNS: [NodeColumn; 8] = [
     ("used", 6, |_, node| {
         Cell::plain(gib(node.memory_bytes.saturating_sub(node.memory_free_bytes)))
     }),
+    (NOT_VMS, 7, |_, node| {
+        Cell::or_dash(node.memory_outside_vms_bytes, |bytes| Cell::plain(gib(bytes)))
+    }),
     ("free", 3, |_, node| {
         Cell::new(gib(node.memory_free_bytes), limits::free(node))
     }),
     ("controller", 4, |_, node| controller(node)),
     (BUSIEST, 5, busiest),
-    (FILLED_BY, 7, |status, node| {
+    (FILLED_BY, 8, |status, node| {
         Cell::or_dash(filled_by(status, node), Cell::plain)
     }),
 ];
+/// Used memory that is not VMs'.
+const NOT_VMS: &str = "not VMs";
 const BUSIEST: &str = "busiest link out";
 const FILLED_BY: &str = "filled by";
 /// Most VMs that are named as filling a controller.

@@ -1,6 +1,6 @@
 //! The page of one VM, with everything that is known about it.
 
-use homenode_control::VmStatus;
+use homenode_control::{Migrations, VmStatus};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
 
@@ -212,6 +212,15 @@ fn memory(vm: &VmStatus, all: &mut Vec<Said>) {
     all.push(("memory", text, limits::memory(vm)));
     all.push(("", of.why.clone().unwrap_or_default(), Level::Fine));
     all.push(("pages on", or_unknown(vms::pages_on(vm), |on| on), Level::Fine));
+    let Migrations {
+        home_changes_count,
+        moved_bytes,
+        vcpu_moves_count,
+    } = vm.migrations;
+    let text = format!(
+        "home {home_changes_count} times, vCPUs {vcpu_moves_count} times, {moved_bytes} of its memory"
+    );
+    all.push(("moved", text, Level::Fine));
     let chosen = match vm.memory_policy_chosen {
         Some(chosen) if chosen == vm.memory_policy => ", chosen by the operator".to_owned(),
         Some(chosen) => format!(", the operator chose {chosen}"),
