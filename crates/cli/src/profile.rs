@@ -291,8 +291,9 @@ fn watch(command: &mut Command, name: &str, args: &ProfileArgs) -> std::io::Resu
 
 /// Returns true if a terminal sends its signals to this process and so also to its child.
 fn has_terminals_signals() -> bool {
-    let foreground = rustix::termios::tcgetpgrp(std::io::stdin());
-    foreground.is_ok_and(|group| group == rustix::process::getpgrp())
+    let terminal = fs::File::open("/dev/tty").ok();
+    let foreground = terminal.and_then(|terminal| rustix::termios::tcgetpgrp(terminal).ok());
+    foreground.is_some_and(|group| group == rustix::process::getpgrp())
 }
 
 fn send(child: &Child, signal: Signal) {
