@@ -20,7 +20,7 @@ use crate::answers::recommendations::{judge, recommendations};
 use crate::answers::report::report;
 use crate::answers::reservations::{dropped, reservations};
 use crate::answers::working_sets::{can_be_watched, working_sets};
-use crate::answers::{permits, placed};
+use crate::answers::{Predictions, permits, placed};
 use crate::drain_file::DrainFile;
 use crate::wall_clock::WallClock;
 
@@ -152,7 +152,8 @@ impl Handler {
             Request::Overview => overview(&control, machine).into(),
             Request::PermitSet { vm, permit } => {
                 let id = named(&control.status(machine).vms, &vm)?.id;
-                let note = control.permits_idle();
+                let unmetered = permit.and_then(|_| control.permit_unmetered(id));
+                let note = control.permits_idle().or(unmetered);
                 let done = PermitSet { vm, permit, note }.into();
                 return Ok(Answered::Once(id, Setting::Permit(permit), done));
             }
@@ -197,10 +198,7 @@ impl Handler {
 }
 
 fn place(control: &Control, machine: &Machine, ask: &Ask) -> Placed {
-    let found = control.place(machine, ask);
-    let beside = found.as_ref().ok();
-    let beside = beside.map(|placement| control.beside(machine, ask, &placement.nodes));
-    placed(&found, beside)
+    placed(control, machine, ask, Predictions::Known)
 }
 
 /// Returns the working sets of all VMs. If a VM is named, starts to watch it, and returns only its working set.

@@ -42,6 +42,5 @@ pub mod usage_file;
 pub mod wall_clock;
 pub mod why;
 
-pub use answers::placed;
 pub use handler::Handler;
 pub use run::{Listening, Notice, Show, Start};

@@ -19,6 +19,9 @@ pub enum NotSet {
     /// The settings have changed since the client read them.
     #[error("another client changed the settings of that VM meanwhile")]
     Changed,
+    /// The run has ended, and its loop carries out nothing more.
+    #[error("the run has ended: no setting takes effect any more")]
+    Ended,
 }
 
 /// A callback that gets the result.
@@ -38,7 +41,14 @@ struct Pending {
 #[derive(Clone)]
 pub struct SettingQueue {
     wake_signal: WakeSignal,
-    queue: Arc<Mutex<VecDeque<Pending>>>,
+    queue: Arc<Mutex<Queue>>,
+}
+
+/// Settings that wait.
+#[derive(Default)]
+struct Queue {
+    pending: VecDeque<Pending>,
+    is_closed: bool,
 }
 
 impl fmt::Debug for SettingQueue {
@@ -70,19 +80,36 @@ impl SettingQueue {
         holds: impl Fn(&VmSettings) -> bool + Send + 'static,
         told: impl FnOnce(Result<(), NotSet>) + Send + 'static,
     ) {
-        self.lock().push_back(Pending {
+        let mut queue = self.lock();
+        if queue.is_closed {
+            drop(queue);
+            return told(Err(NotSet::Ended));
+        }
+        queue.pending.push_back(Pending {
             vm,
             settings,
             holds: Box::new(holds),
             told: Box::new(told),
         });
+        drop(queue);
         self.wake_signal.wake();
+    }
+
+    /// Refuses the settings that wait, and all that come later: the loop has ended, but the servers go on answering.
+    pub fn close(&self) {
+        let mut queue = self.lock();
+        queue.is_closed = true;
+        let waits = std::mem::take(&mut queue.pending);
+        drop(queue);
+        for pending in waits {
+            (pending.told)(Err(NotSet::Ended));
+        }
     }
 
     /// Carries out the settings that wait now; answers and the feed show them from then on. Settings that arrive meanwhile wait
     /// for the next call, so a client that keeps sending settings cannot block the loop.
     pub fn carry_out<H: Host + ?Sized>(&self, host: &mut H, control: &Mutex<Control>, feed: Option<&Feed>) {
-        let waits = std::mem::take(&mut *self.lock());
+        let waits = std::mem::take(&mut self.lock().pending);
         for pending in waits {
             let control = || control.lock().unwrap_or_else(PoisonError::into_inner);
             let Pending {
@@ -114,7 +141,31 @@ impl SettingQueue {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Pending>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn settings_after_the_end_of_the_loop_are_refused_at_once() {
+        let queue = SettingQueue::new(&WakeSignal::default());
+        let (said, heard) = mpsc::channel();
+        for is_late in [false, true] {
+            let said = said.clone();
+            queue.set(VmId(1), Setting::Permit(None), move |set| {
+                said.send((is_late, set)).unwrap()
+            });
+            if !is_late {
+                assert!(heard.try_recv().is_err(), "it waits for the loop");
+                queue.close();
+            }
+            assert_eq!(heard.try_recv(), Ok((is_late, Err(NotSet::Ended))));
+        }
     }
 }

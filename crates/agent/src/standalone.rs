@@ -6,16 +6,16 @@ use std::io::{Read, Seek, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::answers;
+use crate::answers::{self, Predictions};
 use crate::usage_file::Clock;
 use anyhow::Context;
 use homenode_api::AskError;
-use homenode_api::answer::{ReservationDropped, Reservations};
+use homenode_api::answer::{Placed, ReservationDropped, Reservations};
 use homenode_control::{Config, Control, Mode, Request as Ask, Reserved};
 use homenode_host::{CpuSample, NodeSample, Sample};
 use homenode_kernel::{meminfo, now, proc_stat};
 use homenode_machine::Machine;
-use homenode_policy::placement::{Announcement, Asked, Ledger, Placement, Unplaceable};
+use homenode_policy::placement::{Announcement, Asked, Ledger};
 use homenode_undo::state_dir::StateDir;
 use homenode_undo::{Acting, Options};
 use homenode_units::{NodeId, NodeSet};
@@ -34,12 +34,12 @@ const LOCK_AGAIN: Duration = Duration::from_millis(10);
 const LEDGER_BYTES_MAX: u64 = 16 << 20;
 
 /// Returns the nodes where a VM would be placed on this host.
-pub fn place(state: &Path, ask: &Ask) -> anyhow::Result<Result<Placement, Unplaceable>> {
+pub fn place(state: &Path, ask: &Ask) -> anyhow::Result<Placed> {
     // Without permission to read the state directory the ledger counts as empty, but the question can still be answered.
     let ledger = open_ledger(state).map(|(_, ledger)| ledger).unwrap_or_default();
     let machine = machine_here()?;
     let control = look(state, &machine, ledger)?;
-    Ok(control.place(&machine, ask))
+    Ok(answers::placed(&control, &machine, ask, Predictions::Unknown))
 }
 
 /// Reserves nodes in the ledger for a VM that is about to start, and returns them. Always returns nodes, with an error if one

@@ -4,15 +4,16 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
+use homenode_api::answer::Placed;
 use homenode_api::http::Listen;
 use homenode_control::{Config, Control, Mode, Request as Ask};
 use homenode_host::{Host as _, WakeSignal};
 use homenode_machine::Machine;
-use homenode_policy::placement::{Placement, Unplaceable};
 use homenode_recorder::WhenFull;
 use homenode_twin::{Scenario, Setup, Twin, VmSpec};
 use homenode_units::{Bytes, Ns};
 
+use crate::answers::{self, Predictions};
 use crate::feed::Feed;
 use crate::handler::Handler;
 use crate::history::History;
@@ -31,7 +32,7 @@ use crate::wall_clock::WallClock;
 ///
 /// # Errors
 /// If the machine cannot be simulated.
-pub fn place(machine: Machine, ask: &Ask) -> anyhow::Result<Result<Placement, Unplaceable>> {
+pub fn place(machine: Machine, ask: &Ask) -> anyhow::Result<Placed> {
     let mut idle = Scenario::of("idle", vec![VmSpec::new("none", 1, Bytes::from_gib(1), "idle")]);
     // The scenario's only VM arrives long after the question is answered.
     idle.vms[0].arrival = Ns::from_secs(3600);
@@ -39,7 +40,12 @@ pub fn place(machine: Machine, ask: &Ask) -> anyhow::Result<Result<Placement, Un
     let sample = twin.sample()?;
     let mut control = Control::new(Config::default(), Mode::Observe);
     control.begin(twin.machine(), sample);
-    Ok(control.place(twin.machine(), ask))
+    Ok(answers::placed(
+        &control,
+        twin.machine(),
+        ask,
+        Predictions::Unknown,
+    ))
 }
 
 /// Options of a run.
@@ -66,7 +72,21 @@ pub struct Run {
     pub reload: Reload,
 }
 
-/// Runs the agent on the twin until it is stopped, its time is up, or every program has ended.
+/// The servers of a run that has ended. They answer from its last state until they are dropped.
+pub struct Served {
+    _server: Option<Server>,
+    http: Option<HttpServer>,
+}
+
+impl Served {
+    /// Returns the address for browsers, if the run serves HTTP over TCP.
+    pub fn url(&self) -> Option<String> {
+        self.http.as_ref().and_then(HttpServer::url)
+    }
+}
+
+/// Runs the agent on the twin until it is stopped, its time is up, or every program has ended. The servers answer until the
+/// result is dropped.
 ///
 /// # Errors
 /// If the machine cannot run the scenario, or the state directory cannot hold the agent's socket.
@@ -76,13 +96,14 @@ pub fn run(
     spec: &Setup,
     output: &mut dyn Show,
     wake_signal: &WakeSignal,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Served> {
     let mut twin = spec.start().context("the twin cannot start")?;
     let state = run.state.as_deref();
     let (usage_file, usage) = UsageFile::open(state, Clock::Host);
     let control = Control::new(config.clone(), run.mode).with_usage(usage);
     let control = Arc::new(Mutex::new(control));
     let settings = SettingQueue::new(wake_signal);
+    let to_close = settings.clone();
     let clock = WallClock::start(Clock::Host);
     let handler = Handler {
         machine: Arc::new(spec.machine.clone()),
@@ -136,6 +157,9 @@ pub fn run(
     agent.announce(name, Some(spec.seed), run.mode, None);
     agent.announce_address(http.as_ref().and_then(HttpServer::url));
     agent.run(&mut twin, |_| Vec::new(), Twin::finished);
-    drop((server, http));
-    Ok(())
+    to_close.close();
+    Ok(Served {
+        _server: server,
+        http,
+    })
 }

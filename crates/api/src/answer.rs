@@ -4,7 +4,7 @@ use homenode_control::{Line, PermitStatus, Status, VmStatus};
 use homenode_host::observation::{Sees, TrackerChoice};
 use homenode_host::{CountedBy, EventRecord};
 use homenode_policy::advisor;
-use homenode_policy::arrange::Beside;
+use homenode_policy::arrange::{Beside, Slowed};
 use homenode_policy::demand::BandwidthFrom;
 use homenode_policy::placement::{Match, Shortage};
 use homenode_units::{Bytes, MemoryPolicy, NodeSet, Ns, Pages, Permit, VmId};
@@ -244,9 +244,55 @@ pub struct Placed {
     /// Predicted speeds of the VM and of its neighbours; absent without an agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beside: Option<Beside>,
+    /// If the VM fits nowhere but its memory does: the best home, with its price.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crowded: Option<CrowdedHome>,
     /// The numbers behind the reasons.
     #[serde(flatten)]
     pub figures: PlacedFigures,
+}
+
+/// A home that a VM would overcommit, and what that costs.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct CrowdedHome {
+    /// The nodes. They have room for the VM's memory.
+    pub nodes: NodeSet,
+    /// What the nodes are short of.
+    pub shortages: Vec<Shortage>,
+    /// Predicted speed of the VM there, over its speed alone on this host; absent without an agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_speed: Option<f64>,
+    /// VMs that are predicted to be slowed by at least 1 percent, the worst first; empty without an agent.
+    #[serde(default)]
+    pub slowed: Vec<Slowed>,
+}
+
+impl CrowdedHome {
+    /// Returns the home and its price in sentences.
+    pub fn sentences(&self) -> Vec<String> {
+        let percent = |share: f64| format!("{:.0}%", share * 100.0);
+        let mut sentences = vec![format!(
+            "the best possible place is node {}, overcommitted",
+            self.nodes
+        )];
+        sentences.extend(self.shortages.iter().map(ToString::to_string));
+        if let Some(own) = self.own_speed {
+            sentences.push(format!(
+                "predicted to run there at {} of its speed alone on this host",
+                percent(own)
+            ));
+            let slowed = |one: &Slowed| format!("{} to {}", one.vm, percent(one.speed));
+            let slowed: Vec<String> = self.slowed.iter().map(slowed).collect();
+            sentences.push(match slowed.is_empty() {
+                true => "no other VM is predicted to be slowed by 1% or more".to_owned(),
+                false => format!(
+                    "other VMs slow down, relative to their present speed: {}",
+                    slowed.join(", ")
+                ),
+            });
+        }
+        sentences
+    }
 }
 
 /// Shares of a host's resources, from 0 to 1.

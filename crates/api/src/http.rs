@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::answer::{Overview, PlacedFigures};
+use crate::answer::{CrowdedHome, Overview, PlacedFigures};
 use crate::why::WallSpan;
 
 pub use crate::time::WallTime;
@@ -355,6 +355,9 @@ pub struct Evaluated {
     /// Predicted speeds of the VM and of its neighbours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beside: Option<Beside>,
+    /// If the VM fits nowhere but its memory does: the best home, with its price.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crowded: Option<CrowdedHome>,
     /// The numbers behind the reasons.
     pub figures: PlacedFigures,
 }
@@ -391,6 +394,7 @@ impl Evaluated {
             nodes: placed.nodes,
             reasons: placed.reasons,
             beside: placed.beside,
+            crowded: placed.crowded,
             figures: placed.figures,
         }
     }
@@ -554,6 +558,7 @@ mod tests {
                 nodes,
                 reasons,
                 beside,
+                crowded: None,
                 figures,
             })
             .score
@@ -578,6 +583,7 @@ mod tests {
             nodes: None,
             reasons: vec![],
             beside: None,
+            crowded: None,
             figures,
         };
         assert_eq!(

@@ -124,6 +124,8 @@ struct Eye {
     program: Logged,
     kernel: Logged,
     frames: Vec<u64>,
+    /// The guest's memory.
+    memory: Bytes,
 }
 
 /// Estimates of the program's pages and of the kernel's.
@@ -171,6 +173,7 @@ impl Eye {
             program: Logged::new(config),
             kernel: Logged::new(config),
             frames: Vec::new(),
+            memory: Pages(header.frames + header.table_frames).to_bytes(),
         };
         estimators.into_iter().map(eye).collect()
     }
@@ -215,9 +218,9 @@ impl Eye {
             tracker: self.tracker,
             settled: program.settled,
             window_s: program.window.as_secs_f64(),
-            size_bytes: program.hot + kernel.hot,
-            least_bytes: program.least + kernel.hot,
-            most_bytes: program.most + kernel.hot,
+            size_bytes: (program.hot + kernel.hot).min(self.memory),
+            least_bytes: (program.least + kernel.hot).min(self.memory),
+            most_bytes: (program.most + kernel.hot).min(self.memory),
             certainty: program.certainty,
             program_bytes: Some(program.hot),
             kernel_bytes: Some(kernel.hot),

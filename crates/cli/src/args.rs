@@ -29,6 +29,7 @@ use crate::search::SearchArgs;
 use crate::settings::ConfigArgs;
 use crate::sim::SimArgs;
 use crate::status::StatusArgs;
+use crate::suggest;
 use crate::sweep::{self, SweepArgs};
 use crate::top::TopArgs;
 use crate::whatif::WhatIfArgs;
@@ -100,7 +101,13 @@ impl Args {
     /// # Errors
     /// A bad command line, or a request for help or the version.
     pub(crate) fn of_process() -> Result<Args, clap::Error> {
-        Args::from_arg_matches(&Args::described().try_get_matches()?)
+        let all = Args::described();
+        let improved = |error| {
+            let args = std::env::args_os().skip(1);
+            let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
+            suggest::improve(error, &all, &args)
+        };
+        Args::from_arg_matches(&all.clone().try_get_matches().map_err(improved)?)
     }
 
     /// Returns the command line, with a help that lists commands by purpose and is wrapped only once.
@@ -427,7 +434,10 @@ Examples:
 mod tests {
     use std::collections::BTreeSet;
 
+    use clap::builder::{ValueParser, ValueParserFactory as _};
+
     use super::*;
+    use crate::options::{OutDir, OutFile};
 
     #[test]
     fn paragraphs_are_joined_and_examples_are_not() {
@@ -436,6 +446,81 @@ mod tests {
             whole_paragraphs(text),
             "One two.\n\nExamples:\n  a   b\n  c   d\n\nThree four."
         );
+    }
+
+    /// All commands below this one, itself included, each with its name after its parents' names.
+    fn commands(of: &clap::Command, parents: &[String]) -> Vec<(Vec<String>, clap::Command)> {
+        let names = [parents, &[of.get_name().to_owned()]].concat();
+        let below: Vec<_> = of
+            .get_subcommands()
+            .flat_map(|below| commands(below, &names))
+            .collect();
+        [vec![(names, of.clone())], below].concat()
+    }
+
+    #[test]
+    fn no_command_begins_work_whose_result_it_cannot_write() {
+        let all = Args::described();
+        let file = ValueParser::new(OutFile::value_parser()).type_id();
+        let directory = ValueParser::new(OutDir::value_parser()).type_id();
+        let mut checked = Vec::new();
+        for (names, command) in commands(&all, &[]) {
+            for option in command.get_arguments() {
+                let (kind, Some(long)) = (option.get_value_parser().type_id(), option.get_long()) else {
+                    continue;
+                };
+                let help = option.get_help().map(ToString::to_string).unwrap_or_default();
+                let is_output = ["Write", "Draw", "Where to write", "File for"]
+                    .iter()
+                    .any(|begin| help.starts_with(begin));
+                let is_unchecked = kind == std::any::TypeId::of::<std::path::PathBuf>();
+                // These create missing directories themselves, before any work.
+                let is_exempt = ["to", "history"].contains(&long);
+                assert!(
+                    !is_output || !is_unchecked || is_exempt,
+                    "{names:?} --{long}: make it an OutFile or an OutDir"
+                );
+                let (path, why) = match kind {
+                    kind if kind == file => (
+                        "/nonexistent/x.toml",
+                        "its directory does not exist; create it first",
+                    ),
+                    kind if kind == directory => ("/dev/null/x", "this directory cannot be created"),
+                    _ => continue,
+                };
+                let args = names
+                    .iter()
+                    .cloned()
+                    .chain([format!("--{long}"), path.to_owned()]);
+                let error = all.clone().try_get_matches_from(args).unwrap_err();
+                let said = error.render().to_string();
+                assert_eq!(
+                    error.kind(),
+                    clap::error::ErrorKind::ValueValidation,
+                    "{names:?} --{long}: {said}"
+                );
+                assert!(
+                    said.contains(why) && said.contains(&format!("--{long}")),
+                    "{said}"
+                );
+                checked.push(format!("{} --{long}", names[1..].join(" ")));
+            }
+        }
+        for known in [
+            "sim --trace",
+            "run --trace",
+            "profile --output",
+            "calibrate --output",
+            "experiment --parquet",
+            "reproduce --document",
+            "reproduce --figures",
+            "record export --parquet",
+            "record scenario --output",
+            "search --known",
+            "sweep merge --parquet",
+        ] {
+            assert!(checked.iter().any(|one| one == known), "{known}: {checked:?}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `homenode calibrate`: measures this host, writes it as a machine file, and checks the twin against it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::bad_input;
-use crate::options::{ShownArgs, writable};
+use crate::options::{OutFile, ShownArgs};
 use crate::print::{or_dash, percent, print_json, table};
 use crate::progress::by_step;
 
@@ -26,7 +26,7 @@ use crate::progress::by_step;
 pub(crate) struct CalibrateArgs {
     /// Write the machine file here; `homenode machine FILE` and `--host twin:FILE` read it
     #[arg(long, short, value_name = "FILE")]
-    pub output: Option<PathBuf>,
+    pub output: Option<OutFile>,
     /// Measure only this node, and assume that the others are like it
     #[arg(long, value_name = "N")]
     pub node: Option<u16>,
@@ -76,9 +76,6 @@ pub(crate) struct Calibrated<'a> {
 /// # Errors
 /// A node that cannot be measured, a file that cannot be written, a host without two CPUs for the comparison.
 pub(crate) fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
-    if let Some(path) = &args.output {
-        writable("--output", path)?;
-    }
     // Only the CPUs that this process may use, because the measuring threads run on them.
     let machine = sysfs::read_confined(Path::new("/"))?;
     let seconds = args.seconds.unwrap_or(if args.quick { 8 } else { 60 });

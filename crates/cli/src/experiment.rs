@@ -1,6 +1,6 @@
 //! `homenode experiment`: runs an experiment that a file describes, on the twin.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
@@ -11,7 +11,7 @@ use homenode_table::{Column, Kind, Parquet, csv};
 use serde_json::Value;
 
 use crate::bad_input;
-use crate::options::ShownArgs;
+use crate::options::{OutDir, OutFile, ShownArgs};
 use crate::print::{print, print_json, table};
 use crate::reproduce::{RunsArgs, write_figures};
 
@@ -30,10 +30,10 @@ pub(crate) struct ExperimentArgs {
     pub csv: bool,
     /// Write the rows that `--csv` prints as Parquet
     #[arg(long, value_name = "FILE")]
-    pub parquet: Option<PathBuf>,
+    pub parquet: Option<OutFile>,
     /// Draw the experiment's figures as SVG and PNG in this directory
     #[arg(long, value_name = "DIR")]
-    pub figures: Option<PathBuf>,
+    pub figures: Option<OutDir>,
     #[command(flatten)]
     pub runs: RunsArgs,
     #[command(flatten)]
@@ -66,9 +66,6 @@ fn changes(text: &str) -> anyhow::Result<Changes> {
 /// A file that is not an experiment; a run that fails; files that cannot be written.
 pub(crate) fn run(args: &ExperimentArgs) -> anyhow::Result<()> {
     let design = Design::open(&args.file).map_err(bad_input)?;
-    if let Some(directory) = &args.figures {
-        fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
-    }
     let changes: Vec<End> = args.vary.iter().flat_map(|changes| changes.0.clone()).collect();
     let progress = Progress::new("");
     let cache = args.runs.cache(&progress);

@@ -18,6 +18,7 @@ mod documents;
 mod experiment;
 mod fleet;
 mod kernel_footprint;
+mod linger;
 mod list;
 mod maintenance;
 mod memory;
@@ -42,6 +43,7 @@ mod settings;
 mod signals;
 mod sim;
 mod status;
+mod suggest;
 mod summary;
 mod sweep;
 mod top;
@@ -49,6 +51,7 @@ mod topology;
 mod trial;
 mod twin;
 mod twin_fallback;
+mod twin_history;
 mod web;
 mod whatif;
 mod why;
@@ -67,6 +70,7 @@ use homenode_units::Candidates;
 
 use args::{Args, Command};
 use complaint::Complaint;
+use record::RecordCommand;
 
 /// An error in the user's input, which exits with status 2. Every other failure exits with 1.
 #[derive(Debug)]
@@ -166,7 +170,29 @@ fn page(of: &clap::Command) -> std::io::Result<Vec<u8>> {
     Ok(page)
 }
 
+/// Returns what a signal that ends a command leaves of its work, for commands that may take long and change no host.
+fn kept(command: &Command) -> Option<&'static str> {
+    Some(match command {
+        Command::Sim(_) | Command::WhatIf(_) | Command::Replay(_) | Command::Why(_) => "there is no result",
+        Command::Search(_) => "there is no result, and no --known file was changed",
+        Command::Calibrate(_) => "the measurement is dropped",
+        Command::Record(RecordCommand::Export(_) | RecordCommand::Scenario(_)) => {
+            "its file is missing or incomplete"
+        }
+        Command::Reproduce(_) | Command::Experiment(_) => {
+            "finished runs are kept, unless --fresh is given; the same command continues with the rest"
+        }
+        Command::Sweep(_) => {
+            "finished tasks are kept if --store is given; the same command continues with the rest"
+        }
+        _ => return None,
+    })
+}
+
 fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
+    if let Some(kept) = kept(&args.command) {
+        signals::end_at_once(kept)?;
+    }
     match args.command {
         Command::Run(args) => return run::run(&args),
         Command::Sim(args) => sim::sim(&args)?,

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, ensure};
-use clap::builder::BoolishValueParser;
+use clap::builder::{
+    BoolishValueParser, PathBufValueParser, TryMapValueParser, TypedValueParser as _, ValueParserFactory,
+};
 use homenode_agent::managed::Managed;
 use homenode_twin::Scenario;
 use homenode_units::{Bytes, Ns};
 use rustix::fs::{Access, access};
-
-use crate::bad_input;
 
 /// A host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl std::str::FromStr for HostArg {
             "twin" => Ok(HostArg::Twin(rest)),
             _ => text.parse().map(HostArg::Live).map_err(|_| {
                 anyhow!(
-                    "a host is `twin`, `twin:MACHINE`, `twin:SCENARIO.toml`, `libvirt`, `libvirt:URI`, `qemu` or `xen`"
+                    "a host is `twin`, `twin:SCENARIO`, `twin:MACHINE`, `twin:FILE.toml`, `libvirt`, `libvirt:URI`, `qemu` or `xen`"
                 )
             }),
         }
@@ -126,24 +126,110 @@ pub(crate) fn time_within(text: &str, (least, most): (&str, &str)) -> anyhow::Re
     Ok(time)
 }
 
-/// Checks that a file can be written at this path, before the work whose result it is for; `option` names the path's option.
-///
-/// # Errors
-/// A directory, a directory that does not exist, or one in which the user may not write.
-pub(crate) fn writable(option: &str, path: &Path) -> anyhow::Result<()> {
-    let parent = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    let may_write = |path: &Path| access(path, Access::WRITE_OK).is_ok();
-    let why = match (path.is_dir(), parent.is_dir()) {
-        (true, _) => "it is a directory; name a file",
-        (_, false) => "its directory does not exist; create it first",
-        _ if path.exists() && !may_write(path) => "you may not write to this file; name another",
-        _ if !path.exists() && !may_write(parent) => "you may not write into its directory; name another",
-        _ => return Ok(()),
-    };
-    Err(bad_input(format!("{option} {}: {why}", path.display())))
+/// The path of a file for a result. Parsing checks that the file can be written, so no command works in vain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OutFile(PathBuf);
+
+/// The path of a directory for results. Parsing creates the directory and checks that the user may write into it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OutDir(PathBuf);
+
+/// Why a result cannot be written where the user wants it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unwritable {
+    /// The path of a file is that of a directory.
+    #[error("it is a directory; name a file")]
+    IsDirectory,
+    /// The file's directory does not exist.
+    #[error("its directory does not exist; create it first")]
+    NoDirectory,
+    /// The user may not write to the existing file.
+    #[error("you may not write to this file; name another")]
+    File,
+    /// The user may not create a file in the directory.
+    #[error("you may not write into its directory; name another")]
+    Directory,
+    /// The directory for results cannot be created.
+    #[error("this directory cannot be created: {0}; name another")]
+    CannotCreate(String),
+    /// The user may not write into the directory for results.
+    #[error("you may not write into this directory; name another")]
+    NoEntry,
+}
+
+fn may_write(path: &Path) -> bool {
+    access(path, Access::WRITE_OK).is_ok()
+}
+
+impl OutFile {
+    /// Checks that a file can be written at this path.
+    ///
+    /// # Errors
+    /// [`Unwritable`].
+    pub(crate) fn at(path: PathBuf) -> Result<OutFile, Unwritable> {
+        let parent = path
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
+        match (path.is_dir(), parent.is_dir()) {
+            (true, _) => Err(Unwritable::IsDirectory),
+            (_, false) => Err(Unwritable::NoDirectory),
+            _ if path.exists() && !may_write(&path) => Err(Unwritable::File),
+            _ if !path.exists() && !may_write(parent) => Err(Unwritable::Directory),
+            _ => Ok(OutFile(path)),
+        }
+    }
+}
+
+impl OutDir {
+    /// Creates a directory at this path if there is none, and checks that the user may write into it.
+    ///
+    /// # Errors
+    /// [`Unwritable`].
+    pub(crate) fn at(path: PathBuf) -> Result<OutDir, Unwritable> {
+        std::fs::create_dir_all(&path).map_err(|error| Unwritable::CannotCreate(error.to_string()))?;
+        match may_write(&path) {
+            true => Ok(OutDir(path)),
+            false => Err(Unwritable::NoEntry),
+        }
+    }
+}
+
+impl std::ops::Deref for OutFile {
+    type Target = Path;
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl AsRef<Path> for OutFile {
+    fn as_ref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl std::ops::Deref for OutDir {
+    type Target = Path;
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+/// A parser of paths that checks them.
+type Checked<T> = TryMapValueParser<PathBufValueParser, fn(PathBuf) -> Result<T, Unwritable>>;
+
+impl ValueParserFactory for OutFile {
+    type Parser = Checked<OutFile>;
+    fn value_parser() -> Checked<OutFile> {
+        PathBufValueParser::new().try_map(OutFile::at)
+    }
+}
+
+impl ValueParserFactory for OutDir {
+    type Parser = Checked<OutDir>;
+    fn value_parser() -> Checked<OutDir> {
+        PathBufValueParser::new().try_map(OutDir::at)
+    }
 }
 
 /// A value to set, or `none` to remove it.

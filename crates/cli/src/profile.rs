@@ -9,8 +9,6 @@ use std::io::IsTerminal;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
@@ -24,13 +22,15 @@ use homenode_reproduce::jobs::Progress;
 use homenode_screens::printable::OneLine;
 use homenode_twin::Workload;
 use homenode_twin::workload::FittedCurve;
+use rustix::process::{Pid, Signal, kill_process};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use crate::bad_input;
-use crate::options::ShownArgs;
+use crate::options::{OutFile, ShownArgs};
 use crate::output::Output;
 use crate::twin;
 
@@ -51,13 +51,13 @@ pub(crate) struct ProfileArgs {
     pub announced: bool,
     /// Where to write the profile; default: the program's name with `.toml`, in this directory
     #[arg(long, visible_alias = "out", value_name = "FILE")]
-    pub output: Option<PathBuf>,
+    pub output: Option<OutFile>,
     /// Write the miss-ratio curve point by point, not as the nearest curve of the twin's family
     #[arg(long)]
     pub table: bool,
     /// File for the program's standard output; default: this command's standard output, or nowhere with --json
     #[arg(long, value_name = "FILE")]
-    pub stdout: Option<PathBuf>,
+    pub stdout: Option<OutFile>,
     #[command(flatten)]
     pub shown: ShownArgs,
     /// Profile everything that a whole machine does: COMMAND is the QEMU that emulates the machine
@@ -222,7 +222,7 @@ fn finish(
 }
 
 /// Returns the profile's path. Without --output, an existing file is overwritten only if this command wrote it.
-fn output_file(args: &ProfileArgs, program: &Program) -> anyhow::Result<PathBuf> {
+fn output_file(args: &ProfileArgs, program: &Program) -> anyhow::Result<OutFile> {
     let file = match &args.output {
         Some(file) => return Ok(file.clone()),
         None => PathBuf::from(format!("{}.toml", program.name)),
@@ -232,7 +232,10 @@ fn output_file(args: &ProfileArgs, program: &Program) -> anyhow::Result<PathBuf>
             "{} exists and was not written by this command; name another file with --output",
             file.display()
         ))),
-        _ => Ok(file),
+        _ => {
+            let shown = file.display().to_string();
+            OutFile::at(file).map_err(|why| bad_input(format!("{shown}: {why} with --output")))
+        }
     }
 }
 
@@ -249,22 +252,34 @@ fn stdout(args: &ProfileArgs) -> anyhow::Result<Stdio> {
     }
 }
 
-/// Starts the program and waits for its end; passes SIGTERM on to it.
+/// Starts the program and waits for its end. Passes SIGTERM on to it, and SIGINT unless the terminal has already sent it to the
+/// program; a second SIGINT kills the program.
 fn watch(command: &mut Command, name: &str, args: &ProfileArgs) -> std::io::Result<ExitStatus> {
-    let (interrupted, terminated) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-    // The terminal sends Ctrl-C to the program as well. Here it must not end the waiting.
-    signal_hook::flag::register(SIGINT, interrupted)?;
-    signal_hook::flag::register(SIGTERM, Arc::clone(&terminated))?;
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let mut child = command.spawn()?;
     let (started, progress) = (Instant::now(), Progress::new(""));
     // Progress must not overwrite the program's output on a shared terminal.
     let alone = args.shown.json || args.stdout.is_some() || !std::io::stdout().is_terminal();
+    let mut interrupts = 0;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        if terminated.swap(false, Ordering::Relaxed) {
-            terminate(&child);
+        for signal in signals.pending() {
+            match (signal, interrupts) {
+                (SIGTERM, _) => send(&child, Signal::TERM),
+                (_, 0) => {
+                    interrupts += 1;
+                    if !has_terminals_signals() {
+                        send(&child, Signal::INT);
+                    }
+                    progress.note(&format!(
+                        "{} is asked to end, then its profile is written; a second SIGINT (Ctrl-C) kills it and skips the profile",
+                        OneLine(name)
+                    ));
+                }
+                _ => send(&child, Signal::KILL),
+            }
         }
         if alone {
             let seconds = started.elapsed().as_secs();
@@ -274,14 +289,16 @@ fn watch(command: &mut Command, name: &str, args: &ProfileArgs) -> std::io::Resu
     }
 }
 
-fn terminate(child: &Child) {
-    let process = i32::try_from(child.id())
-        .ok()
-        .and_then(rustix::process::Pid::from_raw);
-    if let Some(process) = process {
-        // The program may have ended in the meantime.
-        let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
-    }
+/// Returns true if a terminal sends its signals to this process and so also to its child.
+fn has_terminals_signals() -> bool {
+    let terminal = fs::File::open("/dev/tty").ok();
+    let foreground = terminal.and_then(|terminal| rustix::termios::tcgetpgrp(terminal).ok());
+    foreground.is_some_and(|group| group == rustix::process::getpgrp())
+}
+
+fn send(child: &Child, signal: Signal) {
+    // The program may have ended in the meantime.
+    let _ = kill_process(Pid::from_child(child), signal);
 }
 
 /// Explains why there is no log, or why it cannot be read.

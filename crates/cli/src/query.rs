@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use homenode_agent::managed::Managed;
-use homenode_agent::{placed, standalone};
+use homenode_agent::standalone;
 use homenode_api::answer::Placed;
 use homenode_api::{Request, ask};
 use homenode_control::{Request as Ask, VmStatus};
 use homenode_host::HugeMemory;
 use homenode_kernel::kernel_settings;
 use homenode_kvm::Vms;
+use homenode_screens::printable::OneLine;
 use homenode_units::{BytesPerSec, PAGE_BYTES};
 
 use crate::ask::vms;
@@ -138,7 +139,7 @@ pub(crate) fn place(args: &PlaceArgs) -> anyhow::Result<()> {
     let answer: Placed = match &args.host {
         Some(HostArg::Twin(what)) => {
             let machine = crate::twin::spec(what.as_deref(), None)?.machine;
-            placed(&homenode_agent::twin::place(machine, &asked)?, None)
+            homenode_agent::twin::place(machine, &asked)?
         }
         Some(HostArg::Live(Managed::Kvm(Vms::Libvirt(uri)))) if *uri != homenode_kvm::DEFAULT_URI => {
             return Err(bad_input(format!(
@@ -162,14 +163,24 @@ pub(crate) fn place(args: &PlaceArgs) -> anyhow::Result<()> {
                 },
             )? {
                 Some(answer) => answer,
-                None => placed(&standalone::place(args.agent.dir(), &asked)?, None),
+                None => standalone::place(args.agent.dir(), &asked)?,
             }
         }
     };
     if args.agent.json() {
         print_json("placed", &answer)?;
     }
-    let Placed { nodes, reasons, .. } = answer;
+    let Placed {
+        nodes,
+        reasons,
+        crowded,
+        ..
+    } = answer;
+    if let Some(home) = crowded.filter(|_| !args.agent.json() && !args.xl) {
+        home.sentences()
+            .iter()
+            .for_each(|sentence| say!("{}", OneLine(sentence)));
+    }
     match nodes {
         Some(_) if args.agent.json() => Ok(()),
         Some(nodes) if args.xl => {

@@ -12,14 +12,16 @@ use homenode_recorder::{Archive, EventRow, Frame, Kind, RecordError, Wanted, pru
 use homenode_screens::printable;
 use homenode_screens::wall::{Time, Wall};
 use homenode_table::csv_cell;
+use homenode_undo::state_dir::STATE_DIR;
 use homenode_units::{Bytes, Ns};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::bad_input;
-use crate::options::{ShownArgs, Size};
+use crate::options::{OutFile, ShownArgs, Size};
 use crate::print::{print, print_json};
+use crate::twin_history::of_running_twin;
 
 pub(crate) mod scenario;
 
@@ -53,7 +55,8 @@ pub(crate) enum RecordCommand {
 /// Location of the history.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HistoryArgs {
-    /// The history's file [default: /var/lib/homenode/history.sqlite, or in the directory of --state]
+    /// The history's file [default: /var/lib/homenode/history.sqlite, or in the directory of --state; else that of a twin that
+    /// runs]
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
     /// The directory of the agent that wrote the history
@@ -156,7 +159,7 @@ pub(crate) struct FormArgs {
     csv: bool,
     /// Write the same rows, typed, to a Parquet file, which pandas, polars, DuckDB and others read
     #[arg(long, value_name = "FILE")]
-    parquet: Option<PathBuf>,
+    parquet: Option<OutFile>,
     /// Print a JSON object for each period, one per line: everything known about the host
     #[arg(long)]
     json: bool,
@@ -165,7 +168,7 @@ pub(crate) struct FormArgs {
     samples: bool,
     /// Write a trace for Perfetto's viewer to this file: VMs, vCPUs, nodes, links, decisions and their effects
     #[arg(long, value_name = "FILE")]
-    trace: Option<PathBuf>,
+    trace: Option<OutFile>,
 }
 
 /// Options of `record prune`.
@@ -215,8 +218,26 @@ impl HistoryArgs {
         match (&self.history, &self.state) {
             (Some(file), _) => file.clone(),
             (None, Some(state)) => beside(state),
-            (None, None) => PathBuf::from(HISTORY),
+            (None, None) => usual_place(),
         }
+    }
+}
+
+/// Returns the path of this host's history or, if the host has none, of the history of a twin that runs.
+fn usual_place() -> PathBuf {
+    let of_host = PathBuf::from(HISTORY);
+    match of_running_twin() {
+        Some(of_twin) if !of_host.exists() => of_twin,
+        _ => of_host,
+    }
+}
+
+/// Returns the path of the history of the agent with this state directory; with the usual directory, as [`usual_place`].
+pub(crate) fn place_beside(state: &Path) -> PathBuf {
+    if state == Path::new(STATE_DIR) {
+        usual_place()
+    } else {
+        beside(state)
     }
 }
 

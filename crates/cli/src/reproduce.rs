@@ -12,7 +12,7 @@ use homenode_reproduce::{
 use homenode_units::file_name;
 
 use crate::bad_input;
-use crate::options::ShownArgs;
+use crate::options::{OutDir, OutFile, ShownArgs};
 use crate::print::{print, print_json, table};
 
 /// Maximum width of a cell in the table for people; the document has the full text.
@@ -27,17 +27,17 @@ pub(crate) struct ReproduceArgs {
     pub claims: Vec<String>,
     /// Draw each figure of a decided claim as SVG and PNG in this directory
     #[arg(long, value_name = "DIR")]
-    pub figures: Option<PathBuf>,
+    pub figures: Option<OutDir>,
     /// Write all results as Markdown: the comparison of numbers to FILE, set-ups and reasons to `…-DETAILS.md` next to it
     #[arg(long, value_name = "FILE")]
-    pub document: Option<PathBuf>,
+    pub document: Option<OutFile>,
     /// With --document: report on the runs in this log instead of the log that comes with the program
     #[arg(long, value_name = "FILE", requires = "document")]
     pub log: Option<PathBuf>,
     /// Compute how far values vary with the inputs that the papers leave open (four times as many runs), and write these bands to
     /// FILE; it keeps its bands of other claims
     #[arg(long, value_name = "FILE")]
-    pub bands: Option<PathBuf>,
+    pub bands: Option<OutFile>,
     #[command(flatten)]
     pub shown: ShownArgs,
     #[command(flatten)]
@@ -86,9 +86,12 @@ pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
             "--document needs the results of every claim; select `all`",
         ));
     }
-    if let Some(directory) = &args.figures {
-        fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
-    }
+    let details = args.document.as_ref().map(|path| {
+        let path = beside(path, "-DETAILS");
+        let shown = path.display().to_string();
+        OutFile::at(path).map_err(|why| bad_input(format!("--document: {shown}: {why}")))
+    });
+    let details = details.transpose()?;
     // Read it before hours of runs: a file that does not parse would lose them.
     let log = args
         .document
@@ -118,10 +121,9 @@ pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
         write_figures(directory, own)?;
         write_figures(directory, &homenode_reproduce::scoreboard::figures(&results))?;
     }
-    if let Some((path, log)) = log {
+    if let (Some((path, log)), Some(details)) = (log, details) {
         let document = homenode_reproduce::render(&results, &log);
-        let details = beside(path, "-DETAILS");
-        for (path, text) in [(path, document.page), (&details, document.details)] {
+        for (path, text) in [(&**path, document.page), (&*details, document.details)] {
             fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
         }
     }

@@ -59,7 +59,11 @@ pub(crate) fn release(args: &ReleaseArgs) -> anyhow::Result<()> {
         // The reader may be gone.
         let _ = writeln!(std::io::stderr(), "homenode: {}", printable::Sentence(notice));
     }
-    say!("undid homenode's changes to {} VMs", released.count);
+    match released.count {
+        0 => say!("Nothing to undo"),
+        1 => say!("undid homenode's changes to 1 VM"),
+        count => say!("undid homenode's changes to {count} VMs"),
+    }
     match released.lost_journal {
         Some(lost) => Err(anyhow::anyhow!(lost)),
         None => Ok(()),

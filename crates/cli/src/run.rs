@@ -16,24 +16,38 @@ use homenode_kvm::Vms;
 use homenode_search::program::EXEC;
 use homenode_undo::state_dir::STATE_DIR;
 use homenode_units::Ns;
-use signal_hook::iterator::Signals;
 
 use crate::complaint::Complaint;
-use crate::options::{HostArg, ShownArgs, TwinKernelArgs};
+use crate::options::{HostArg, OutFile, ShownArgs, TwinKernelArgs};
 use crate::output::{Clock, Output};
 use crate::settings::{FILE, MODE_OF_HOST, Wanted};
-use crate::signals::{self, Reached};
+use crate::signals::{self, Caught, Reached};
 use crate::summary::{self, Ended};
 use crate::web::Web;
-use crate::{bad_input, twin_fallback};
+use crate::{bad_input, linger, twin_fallback};
 
-/// Returns where to answer HTTP and where to keep the history; `--web` adds what the page needs.
-fn web(args: &RunArgs, is_kept: bool, output: &mut Output) -> anyhow::Result<Web> {
+/// Returns where to answer HTTP and where to keep the history. `--web` adds what the page needs; a run on the twin that a user
+/// watches gets a temporary history, so that `homenode why` has an answer.
+fn web(args: &RunArgs, host: For, output: &mut Output) -> anyhow::Result<Web> {
     let web = Web::new(args.listen, args.history.clone());
-    match args.web {
-        true => web.with_page(is_kept, output),
-        false => Ok(web),
-    }
+    let web = if args.web { web.with_page(output)? } else { web };
+    let is_needed = match host {
+        For::KeptHost => false,
+        For::Host => args.web,
+        For::Twin => args.web || (!args.fast && args.state.is_none()),
+    };
+    if is_needed { web.with_history() } else { Ok(web) }
+}
+
+/// The host of a run, as far as it decides about the history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum For {
+    /// A real host, where the agent keeps a history anyway.
+    KeptHost,
+    /// A real host without a history, because the agent changes nothing.
+    Host,
+    /// A twin.
+    Twin,
 }
 
 /// Options of `run`.
@@ -92,12 +106,15 @@ pub(crate) struct RunArgs {
     /// If the run keeps no history, it keeps a temporary one until it ends
     #[arg(long)]
     pub web: bool,
+    /// On the twin, how long the page stays after the run [default: 1min at a terminal, else 0s]
+    #[arg(long, value_name = "TIME", requires = "web")]
+    pub linger: Option<Ns>,
     /// TLS and passwords for --listen, in the format of Prometheus' exporters (docs/API.md)
     #[arg(long, value_name = "FILE")]
     pub web_config: Option<String>,
     /// Write a trace for Perfetto's viewer (docs/HISTORY.md)
     #[arg(long, value_name = "FILE")]
-    pub trace: Option<PathBuf>,
+    pub trace: Option<OutFile>,
     /// When the agent stops normally, leave pins and homes in force for the next agent; limits are lifted
     #[arg(long)]
     pub keep: bool,
@@ -148,13 +165,18 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             let config = wanted.read(&machine)?;
             let reload = wanted.reload(&wake_signal, machine);
             let mode = mode(args, &config);
-            let web = web(args, mode != Mode::Observe, &mut output)?;
+            let kept = if mode == Mode::Observe {
+                For::Host
+            } else {
+                For::KeptHost
+            };
+            let web = web(args, kept, &mut output)?;
             let run = live::Run {
                 vms,
                 state: args.state.clone().unwrap_or_else(|| STATE_DIR.into()),
                 history: web.history.clone(),
                 listen: web.listen,
-                trace: args.trace.clone(),
+                trace: args.trace.as_deref().map(Into::into),
                 mode,
                 settings: wanted.file().map_or_else(|| FILE.into(), Into::into),
                 trace_waiting: args.trace_waiting,
@@ -189,7 +211,7 @@ fn simulate(
     args: &RunArgs,
     what: Option<&str>,
     output: &mut Output,
-    (wake_signal, caught): (&WakeSignal, Signals),
+    (wake_signal, caught): (&WakeSignal, Caught),
 ) -> anyhow::Result<ExitCode> {
     let mut spec = crate::twin::spec(what, args.seed)?;
     spec.scenario = args.kernel.of(spec.scenario);
@@ -197,12 +219,18 @@ fn simulate(
     let config = wanted.read(&spec.machine)?;
     let reload = wanted.reload(wake_signal, spec.machine.clone());
     let mode = mode(args, &config);
-    let web = web(args, false, output)?;
+    let web = web(args, For::Twin, output)?;
+    if let Some(path) = web.temporary() {
+        output.line(&format!(
+            "`homenode why`, `record` and `top --at` read this run's history, {}, until the run ends",
+            path.display()
+        ));
+    }
     let run = twin::Run {
         state: args.state.clone(),
         history: web.history.clone(),
         listen: web.listen,
-        trace: args.trace.clone(),
+        trace: args.trace.as_deref().map(Into::into),
         mode,
         pace: if args.fast { Pace::Fast } else { Pace::Watched },
         duration: args.duration,
@@ -220,17 +248,33 @@ fn simulate(
     )?;
     let ended = twin::run(&run, &config, &spec, output, wake_signal);
     output.end_of_cycles();
-    ended?;
-    drop(web);
-    if comparison.is_stopping() {
+    let served = ended?;
+    if comparison.is_stopping() || output.is_closed() {
+        // Remove the history before the clients of the page are sent away, which may take longer than a signal allows.
+        drop(web);
         output.line("stopped: skipping the comparison with other policies");
         return Ok(ExitCode::SUCCESS);
     }
+    let is_stopped = wake_signal.is_stopping();
     // From now on, a signal can stop only the comparison.
     wake_signal.stop();
-    Ok(match summary::compare(&spec, &config, output, &comparison)? {
-        Ended::Whole => ExitCode::SUCCESS,
-        Ended::CutShort => ExitCode::from(signals::status()),
+    if is_stopped {
+        output.line("stopped: comparing with other policies; a second SIGINT (Ctrl-C) skips the comparison");
+    }
+    let compared = summary::compare(&spec, &config, output, &comparison)?;
+    if let Some(url) = served
+        .url()
+        .filter(|_| args.web && !is_stopped && compared == Ended::Whole)
+    {
+        let time = linger::time(args.linger);
+        if time > Ns::ZERO {
+            linger::wait(&url, time, output, &comparison);
+        }
+    }
+    drop(web);
+    Ok(match comparison.is_stopping() || compared == Ended::CutShort {
+        false => ExitCode::SUCCESS,
+        true => ExitCode::from(signals::status()),
     })
 }
 

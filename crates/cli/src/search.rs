@@ -1,7 +1,5 @@
 //! `homenode search`: finds the best known decisions for a scenario, and compares them with the policies' decisions.
 
-use std::path::PathBuf;
-
 use anyhow::{anyhow, bail};
 use homenode_agent::Show;
 use homenode_control::Config;
@@ -16,7 +14,7 @@ use homenode_twin::Setup;
 use serde_json::json;
 
 use crate::bad_input;
-use crate::options::{ShownArgs, TwinKernelArgs};
+use crate::options::{OutFile, ShownArgs, TwinKernelArgs};
 use crate::output::Output;
 use crate::print::{or_dash, table};
 use crate::trial::about_input;
@@ -44,7 +42,7 @@ pub(crate) struct SearchArgs {
     pub kernel: TwinKernelArgs,
     /// Start from the best decisions in this file, and save better ones there; it is created if missing
     #[arg(long, value_name = "FILE")]
-    pub known: Option<PathBuf>,
+    pub known: Option<OutFile>,
     /// Include this program among the policies: `exec:PROGRAM ARG...` (docs/POLICIES.md). May be given several times
     #[arg(long = "policy", value_name = "exec:PROGRAM", value_parser = program)]
     pub programs: Vec<Program>,

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::bad_input;
 use crate::list::{self, Entry};
-use crate::options::{ShownArgs, TwinKernelArgs, time_within};
+use crate::options::{OutFile, ShownArgs, TwinKernelArgs, time_within};
 use crate::output::Output;
 use crate::print::{millis, or_dash, percent, table};
 use crate::settings;
@@ -58,7 +58,7 @@ pub(crate) struct SimArgs {
     pub config: Option<PathBuf>,
     /// Write a trace for Perfetto's viewer (docs/HISTORY.md)
     #[arg(long, value_name = "FILE")]
-    pub trace: Option<PathBuf>,
+    pub trace: Option<OutFile>,
     #[command(flatten)]
     pub shown: ShownArgs,
     /// List the built-in scenarios

@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::bad_input;
-use crate::options::writable;
+use crate::options::OutFile;
 use crate::print::{print, print_json, table};
 
 /// The end of `sweep`'s help.
@@ -110,7 +110,7 @@ struct ResultArgs {
     json: bool,
     /// Write the table as Parquet
     #[arg(long, value_name = "FILE")]
-    parquet: Option<PathBuf>,
+    parquet: Option<OutFile>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -161,9 +161,6 @@ pub(crate) fn run(args: &SweepArgs) -> anyhow::Result<()> {
         .map_err(told)?;
     if args.slurm {
         return slurm(args, &plan, &kept.unwrap_or_default());
-    }
-    if let Some(path) = &args.result.parquet {
-        writable("--parquet", path)?;
     }
     let jobs = args.jobs.map_or_else(jobs::available, usize::from);
     let shard = args.shard.unwrap_or(Shard::ALL);

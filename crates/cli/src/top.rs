@@ -8,7 +8,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use homenode_agent::history::beside;
 use homenode_agent::wall_clock::now_ns;
 use homenode_api::answer::{Happened, Overview};
 use homenode_api::document::document;
@@ -26,6 +25,7 @@ use serde::Serialize;
 use crate::ask::ask_agent;
 use crate::options::{StateArgs, interval};
 use crate::print::print;
+use crate::record::place_beside;
 use past::Past;
 
 /// How many times to ask an agent that has not sampled its host yet, before that is an error.
@@ -41,8 +41,8 @@ pub(crate) struct TopArgs {
     #[arg(long, value_name = "TIME")]
     at: Option<Time>,
     /// Show this history instead of the agent, from its first period on
-    #[arg(long, value_name = "FILE")]
-    replay: Option<PathBuf>,
+    #[arg(long, alias = "replay", value_name = "FILE")]
+    history: Option<PathBuf>,
     /// Print one snapshot as text, with all columns, and exit
     #[arg(long)]
     once: bool,
@@ -79,9 +79,12 @@ pub(crate) struct Shown<'a> {
 /// # Errors
 /// No agent, no history, no such time, no terminal.
 pub(crate) fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
-    let history = args.replay.clone().unwrap_or_else(|| beside(&args.state.dir));
+    let history = args
+        .history
+        .clone()
+        .unwrap_or_else(|| place_beside(&args.state.dir));
     let mut message = None;
-    let past = match (&args.at, &args.replay) {
+    let past = match (&args.at, &args.history) {
         (None, None) => None,
         (at, _) => {
             let mut past = Past::open(&history, Which::First)?;
@@ -231,7 +234,7 @@ recorded, with the same keys. Before 03:12 lies 03:11: ← goes back in time fro
 Examples:
   homenode top                                   what is now
   homenode top --at 03:12                        what was then
-  homenode top --replay web7.sqlite              a history from elsewhere
+  homenode top --history web7.sqlite             a history from elsewhere
   homenode top --once --sort local | head        for scripts
   homenode top --at 03:12 --batch 60 --json      a minute, a period a line",
         top::help()

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use homenode_agent::Show as _;
 use homenode_api::http::Listen;
-use tempfile::TempDir;
 
 use crate::output::Output;
+use crate::twin_history::TwinHistory;
 
 /// The default port, which the documentation names.
 const PORT: u16 = 9464;
@@ -20,8 +20,8 @@ pub(crate) struct Web {
     pub listen: Option<Listen>,
     /// The requested history, or a temporary one for this run only.
     pub history: Option<PathBuf>,
-    /// The directory of a temporary history, removed when the value is dropped.
-    _own: Option<TempDir>,
+    /// A temporary history, removed when the value is dropped.
+    own: Option<TwinHistory>,
 }
 
 impl Web {
@@ -30,26 +30,38 @@ impl Web {
         Web {
             listen,
             history,
-            _own: None,
+            own: None,
         }
     }
 
-    /// Adds what the page needs: an address, and a history if the host keeps none.
+    /// Adds the address of the page.
     ///
     /// # Errors
-    /// A directory for the history cannot be created.
-    pub(crate) fn with_page(mut self, is_kept: bool, output: &mut Output) -> anyhow::Result<Web> {
+    /// None of the addresses is valid.
+    pub(crate) fn with_page(mut self, output: &mut Output) -> anyhow::Result<Web> {
         if self.listen.is_none() {
             self.listen = Some(address(PORT, output)?);
         }
-        if self.history.is_none() && !is_kept {
-            let own = tempfile::Builder::new().prefix("homenode-").tempdir();
-            let own =
-                own.context("cannot make a directory for the page's history: name a file with --history")?;
-            self.history = Some(own.path().join("history.sqlite"));
-            self._own = Some(own);
+        Ok(self)
+    }
+
+    /// Adds a temporary history if none is kept.
+    ///
+    /// # Errors
+    /// Its directory cannot be created.
+    pub(crate) fn with_history(mut self) -> anyhow::Result<Web> {
+        if self.history.is_none() {
+            let own = TwinHistory::create();
+            let own = own.context("cannot create a temporary history: name a file with --history")?;
+            self.history = Some(own.path());
+            self.own = Some(own);
         }
         Ok(self)
+    }
+
+    /// Returns the path of the temporary history, if there is one.
+    pub(crate) fn temporary(&self) -> Option<PathBuf> {
+        self.own.as_ref().map(TwinHistory::path)
     }
 }
 

@@ -147,14 +147,8 @@ fn show(answer: &Forecast, homes: &Homes) {
     }
     say!("time: predicted runtime relative to running without an agent (1.00 is the same, less is faster)");
     match (answer.error_median, answer.trials_count) {
-        (Some(error), 1) => say!(
-            "the only trial so far differed from its prediction by {}",
-            percent(error)
-        ),
-        (Some(error), trials) => say!(
-            "{trials} trials so far differed from their predictions by {} (median)",
-            percent(error)
-        ),
+        (Some(error), 1) => say!("prediction error of the only trial so far: {}", percent(error)),
+        (Some(error), trials) => say!("median prediction error over {trials} trials: {}", percent(error)),
         (None, _) => say!("no trial yet: how far predictions are off on this host is unknown"),
     }
     answer

@@ -3,11 +3,11 @@
 use homenode_host::observation::TrackerChoice;
 use homenode_host::{CountedBy, HugeMemory, Management, Mode, View};
 use homenode_machine::Machine;
-use homenode_policy::arrange::Beside;
 use homenode_policy::arrange::what_if::{Forecast, NoForecast, Wanted};
+use homenode_policy::arrange::{Beside, Slowed};
 use homenode_policy::demand::Demand;
 use homenode_policy::permits::suggest::{self, NoSuggestion, Suggestion};
-use homenode_policy::placement::{Asked, Placement, Reservation, Supply, Unplaceable};
+use homenode_policy::placement::{Asked, Crowded, Placement, Reservation, Supply, Unplaceable};
 use homenode_policy::{advisor, arrange, memory, permits, placement, trial, working_set};
 use homenode_units::{Bytes, BytesPerSec, MemoryPolicy, Migration, NodeSet, Ns, Permit, VmId};
 use serde::Serialize;
@@ -50,6 +50,15 @@ pub struct Reserved {
     pub name: Option<String>,
     /// Why the VM got all nodes, if it did.
     pub unplaceable: Option<Unplaceable>,
+}
+
+/// What it costs to place a VM on a crowded home, as the predictor sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Price {
+    /// The VM's speed there, over its speed alone on this host.
+    pub own: f64,
+    /// Each VM at work, with its speed with the newcomer over without it.
+    pub neighbours: Vec<Slowed>,
 }
 
 impl Control {
@@ -123,6 +132,25 @@ impl Control {
         })
     }
 
+    /// Returns why a permit of this VM holds it to nothing, with the remedy: its LLC misses are not counted, and every permit is
+    /// counted in them. `None` if they are counted, or if it is not known yet.
+    pub fn permit_unmetered(&self, vm: VmId) -> Option<String> {
+        let (sample, _) = self.last.as_ref()?;
+        let vm = sample.vm(vm)?;
+        let is_missing = !vm.vcpus.is_empty() && vm.vcpus.iter().all(|vcpu| vcpu.counters.is_none());
+        let conduct = self.states.permits.conduct(vm.id);
+        let why = match is_missing {
+            true => permits::Unmetered::Missing,
+            false => conduct?
+                .unmetered
+                .filter(|why| *why == permits::Unmetered::AllZero)?,
+        };
+        Some(format!(
+            "the permit is stored, but VM {} is not held to it: {why}; `homenode doctor` says what is missing",
+            vm.name
+        ))
+    }
+
     /// Suggests permits for a VM, from its behaviour and from its size. Returns `None` if no such VM runs.
     pub fn suggest(&self, machine: &Machine, vm: VmId) -> Option<Advice> {
         let (sample, _) = self.last.as_ref()?;
@@ -157,6 +185,33 @@ impl Control {
         })
     }
 
+    /// Returns the best home for a VM that [`Control::place`] refuses, with its price. Of the homes that have room for its
+    /// memory, this is the one with the highest predicted speed of the VM times that of the neighbour that loses most; without
+    /// predictions and between equals, the one that is least short. `None` if its memory fits nowhere.
+    pub fn place_crowded(&self, machine: &Machine, request: &Request) -> Option<(Crowded, Price)> {
+        let supply = self.look(machine, |view| self.supply(view));
+        let demand = self.demand(request, None, NodeSet::new());
+        let homes = placement::crowded(&supply, &demand, None).into_iter();
+        let priced = homes.map(|home| {
+            let (own, neighbours) = self.each_beside(machine, request, &home.nodes);
+            (home, Price { own, neighbours })
+        });
+        let value =
+            |price: &Price| price.own * price.neighbours.iter().map(|one| one.speed).fold(1.0, f64::min);
+        priced.min_by(|(home, price), (other, others)| {
+            let by_speed = value(others).total_cmp(&value(price));
+            by_speed.then(home.lack.total_cmp(&other.lack))
+        })
+    }
+
+    fn each_beside(&self, machine: &Machine, request: &Request, nodes: &NodeSet) -> (f64, Vec<Slowed>) {
+        let home = (self.mode == Mode::Act).then_some(nodes);
+        let needs = (request.vcpus, request.bandwidth);
+        self.look(machine, |view| {
+            arrange::each_beside(view, self.config.of_homes(), &self.states.arrange, needs, home)
+        })
+    }
+
     /// Returns the resources that nodes have left.
     pub(crate) fn supply<'a>(&'a self, view: &View<'a>) -> Supply {
         let (history, ledger) = (&self.states.history, &self.states.placement.ledger);
@@ -171,20 +226,22 @@ impl Control {
         device_nodes: NodeSet,
     ) -> (Demand, Result<Placement, Unplaceable>) {
         let supply = self.look(machine, |view| self.supply(view));
-        let (bandwidth, bandwidth_from) =
-            self.states
-                .history
-                .bandwidth(vm, request.vcpus as usize, request.bandwidth);
-        let demand = Demand {
+        let demand = self.demand(request, vm, device_nodes);
+        let placed = placement::place(&supply, &demand, None, &self.config.placement);
+        (demand, placed)
+    }
+
+    fn demand(&self, request: &Request, vm: Option<VmId>, device_nodes: NodeSet) -> Demand {
+        let history = &self.states.history;
+        let (bandwidth, bandwidth_from) = history.bandwidth(vm, request.vcpus as usize, request.bandwidth);
+        Demand {
             cpus: f64::from(request.vcpus),
             memory_bytes: request.memory,
             bandwidth,
             bandwidth_from,
             device_nodes,
             huge_pages: request.huge_pages.clone(),
-        };
-        let placed = placement::place(&supply, &demand, None, &self.config.placement);
-        (demand, placed)
+        }
     }
 
     /// Reserves nodes for a VM that is about to start. Always returns nodes: a VM that fits nowhere gets all nodes that VMs may

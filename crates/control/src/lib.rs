@@ -56,7 +56,7 @@ use homenode_policy::placement::{Announcement, Ledger};
 use homenode_policy::{permits, topology_feed};
 use homenode_units::{NodeSet, Ns, VmId};
 
-pub use answers::{Advice, Request, Reserved};
+pub use answers::{Advice, Price, Request, Reserved};
 pub use config::{Config, Modes, PERIOD_MAX, PERIOD_MIN, PolicySet, UnknownPolicy};
 pub use cycle::{Begun, Cycle};
 pub use drain::{DrainStatus, LeftBehind, NotDrained};

@@ -169,7 +169,8 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         if let Some(why) = vm.memory_fixed() {
             if state.told.insert(id) {
                 let message = format!(
-                    "{pages} of VM {} stay outside its home, node {home}: {why}",
+                    "{} of VM {} stays outside its home, node {home}: {why}",
+                    pages.to_bytes(),
                     vm.sample.name
                 );
                 plan.find(POLICY, Some(id), message);
@@ -178,8 +179,8 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         }
         if vm.sample.moves_whole {
             let action = gather(view, id, home, pages);
-            let reason =
-                format!("{pages} are not on its home, node {home}; moving all of its memory there at once");
+            let size = pages.to_bytes();
+            let reason = format!("moving all of its memory to home node {home} at once; {size} is elsewhere");
             plan.decide(POLICY, action, reason);
             continue;
         }
@@ -242,11 +243,15 @@ fn gather(view: &View<'_>, vm: VmId, home: &NodeSet, pages_max: Pages) -> Action
 
 impl Part {
     fn goes(&self, view: &View<'_>, vm: VmId, home: &NodeSet, budget: Pages) -> (Action, String) {
-        let pages = self.pages;
+        let moved = budget.to_bytes();
+        let left = match self.pages.saturating_sub(budget) {
+            Pages::ZERO => "none left".to_owned(),
+            left => format!("{} left", left.to_bytes()),
+        };
         let Some((virtual_node, to)) = self.virtual_node else {
             return (
                 gather(view, vm, home, budget),
-                format!("{pages} are not on its home, node {home}; moving {budget} in this cycle"),
+                format!("moving {moved} to home node {home}; {left}"),
             );
         };
         let action = Act::MoveVirtualNode {
@@ -255,8 +260,8 @@ impl Part {
             pages_max: budget,
         }
         .on(vm);
-        let what = format!("{pages} of virtual node {virtual_node} are not on its home, node {to}");
-        (action, format!("{what}; moving {budget} in this cycle"))
+        let what = format!("moving {moved} of virtual node {virtual_node} to its node {to}; {left}");
+        (action, what)
     }
 }
 

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use homenode_machine::Machine;
-use homenode_machine_files::LoadError;
 use homenode_machine_files::file::{FileError, read_text_file};
+use homenode_machine_files::{LoadError, preset_names};
 use homenode_units::Candidates;
 
 use crate::scenario::{Scenario, TwinError};
@@ -20,6 +20,8 @@ pub const MACHINE: &str = "r910";
 pub enum NameError {
     #[error("no scenario is named `{name}`, and file names end with `.toml`{valid}")]
     NoScenario { name: String, valid: Candidates },
+    #[error("no scenario or machine is named `{name}`, and file names end with `.toml`{valid}")]
+    NoSetup { name: String, valid: Candidates },
     #[error(transparent)]
     File(#[from] FileError),
     #[error(transparent)]
@@ -105,7 +107,13 @@ pub fn setup(what: Option<&str>, seed: Option<u64>) -> Result<Setup, NameError> 
             (machine_for(&scenario, what, None)?, scenario)
         }
         Some(name) => {
-            let machine = machine(name)?;
+            let machine = machine(name).map_err(|error| match error {
+                NameError::Machine(LoadError::UnknownPreset { .. }) => NameError::NoSetup {
+                    name: name.to_owned(),
+                    valid: Candidates::of(name, Scenario::names().chain(preset_names())),
+                },
+                error => error,
+            })?;
             let scenario = Scenario::mixed_for(&machine, seed.unwrap_or(1));
             (machine, scenario)
         }
@@ -158,4 +166,28 @@ pub fn machine(what: &str) -> Result<Machine, NameError> {
     } else {
         homenode_machine_files::preset(what)?
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_named_by_a_scenario_or_a_machine_and_a_slip_by_the_nearest_of_both() {
+        assert_eq!(
+            setup(Some("overcommit"), None).unwrap().scenario.name,
+            "overcommit"
+        );
+        assert_eq!(setup(Some("r420"), None).unwrap().machine.name, "r420");
+        for (slip, nearest) in [
+            ("overcomit", "overcommit"),
+            ("r402", "r420"),
+            ("tavo_mixd", "tavo-mixed"),
+        ] {
+            let said = setup(Some(slip), None).unwrap_err().to_string();
+            assert!(said.contains(&format!("did you mean `{nearest}`?")), "{said}");
+        }
+        let said = setup(Some("zzzzzz"), None).unwrap_err().to_string();
+        assert!(said.contains("`permits`") && said.contains("`r910`"), "{said}");
+    }
 }

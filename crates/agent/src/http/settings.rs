@@ -63,7 +63,7 @@ pub(super) async fn put(
     match of_loop(|told| site.settings.set_where(vm, settings, holds, told)).await? {
         Ok(()) => Ok(with_tag(vm, wanted)),
         Err(NotSet::Changed) => Err(Failed::changed("a different one")),
-        Err(NotSet::Failed(error)) => Err(Failed::refused(error.to_string())),
+        Err(error @ (NotSet::Failed(_) | NotSet::Ended)) => Err(Failed::refused(error.to_string())),
     }
 }
 

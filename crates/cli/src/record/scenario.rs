@@ -18,7 +18,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{HistoryArgs, SpanArgs, open};
-use crate::options::ShownArgs;
+use crate::options::{OutFile, ShownArgs};
 use crate::print::{or_dash, percent, print_json, table};
 use crate::{bad_input, trial, twin};
 
@@ -29,7 +29,7 @@ pub(crate) struct ScenarioArgs {
     span: SpanArgs,
     /// File for the scenario
     #[arg(short, long, value_name = "FILE.toml")]
-    output: PathBuf,
+    output: OutFile,
     /// The machine: a preset, or a file from 'homenode calibrate' [default: the machine of the recording]
     #[arg(long, value_name = "MACHINE")]
     machine: Option<String>,

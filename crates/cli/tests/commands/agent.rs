@@ -459,3 +459,28 @@ fn what_was_set_is_shown_by_the_next_question() {
     assert!(agent.ask(&["memory", "set", "web", "2GiB"]).status.success());
     assert_eq!(vm()["memory"]["floor_bytes"], 2_u64 << 30);
 }
+
+#[test]
+fn a_permit_on_a_host_without_counters_is_said_to_hold_nothing_and_with_counters_it_is_not() {
+    for (is_counted, disturbance) in [(true, ""), (false, "[disturbance]\nno_llc_counters = true\n")] {
+        let dir = tempfile::tempdir().unwrap();
+        let scenario = format!("{POLLUTER}{disturbance}");
+        let agent = Agent::on(dir, &scenario, &["--period", "100ms"]);
+        agent.eventually("the VM is there", || {
+            agent.permit(&["show", "web"]).status.success().then_some(())
+        });
+        let said = stdout(&agent.permit(&["set", "web", "250k"]));
+        assert!(said.starts_with("web has a permit of 250k"), "{said}");
+        assert_eq!(!said.contains("VM web is not held to it"), is_counted, "{said}");
+        if !is_counted {
+            let remedies = [
+                "does not count its LLC misses",
+                "pass the PMU through",
+                "homenode doctor",
+            ];
+            assert!(remedies.iter().all(|remedy| said.contains(remedy)), "{said}");
+        }
+        let said = stdout(&agent.permit(&["set", "web", "none"]));
+        assert!(!said.contains("not held"), "{said}");
+    }
+}

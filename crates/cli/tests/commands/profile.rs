@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -315,4 +316,37 @@ fn a_plugin_that_is_none_is_the_emulators_complaint() {
         "{}",
         stderr(&output)
     );
+}
+
+#[test]
+fn sigint_is_passed_to_the_program_and_a_second_one_kills_it() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let folder = folder();
+    for (script, interrupts, status) in [
+        ("while :; do :; done", 1, 130),
+        ("trap '' INT; while :; do :; done", 2, 137),
+    ] {
+        let mut child = homenode(folder.path())
+            .args(["profile", "--", "sh", "-c", script])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("started");
+        std::thread::sleep(Duration::from_secs(2));
+        let begun = Instant::now();
+        for _ in 0..interrupts {
+            kill_process(Pid::from_child(&child), Signal::INT).expect("it runs");
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        let code = child.wait().expect("its status").code();
+        let mut said = String::new();
+        let mut complaints = child.stderr.take().expect("piped");
+        std::io::Read::read_to_string(&mut complaints, &mut said).expect("text");
+        assert_eq!(code, Some(status), "{script}: {said}");
+        assert!(begun.elapsed() < Duration::from_secs(3), "{script}: {said}");
+        assert!(
+            said.contains("a second SIGINT (Ctrl-C) kills it"),
+            "{script}: {said}"
+        );
+    }
 }

@@ -1,7 +1,9 @@
-//! Signals to a run on the twin.
+//! Signals to commands that take long: to a run on the twin, and to the others.
 
 use crate::common;
-use std::io::{BufRead, BufReader, Read};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write as _};
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -124,4 +126,188 @@ fn sigterm_ends_a_run_in_good_order_and_no_comparison_begins_and_sigint_leads_on
             "{rest}"
         );
     }
+}
+
+#[test]
+fn long_work_ends_within_two_seconds_of_a_signal_and_says_what_is_kept() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (scenario, out, store) = (path("long.toml"), path("out.toml"), path("store"));
+    std::fs::write(&scenario, LONG).expect("written");
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/experiments/example.toml");
+    let factors = "machine.hop=2,3,4,5,6,7,8,9";
+    let long: [(&[&str], &str); 7] = [
+        (&["sim", &scenario], "there is no result"),
+        (&["search", &scenario], "there is no result"),
+        (
+            &["sweep", &scenario, "--seeds", "1..64", "--store", &store],
+            "finished tasks are kept",
+        ),
+        (&["reproduce", "tavo.npb", "--fresh"], "finished runs are kept"),
+        (
+            &["experiment", example, "--fresh", "--jobs", "1", "--vary", factors],
+            "finished runs are kept",
+        ),
+        (&["calibrate", "--output", &out], "the measurement is dropped"),
+        (
+            &["whatif", "--scenario", &scenario, "--at", "86000s"],
+            "there is no result",
+        ),
+    ];
+    for (args, said) in long {
+        for (sent, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+            let mut child = common::homenode()
+                .args(args)
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("the program can be started");
+            std::thread::sleep(Duration::from_millis(700));
+            assert_eq!(child.try_wait().expect("its status"), None, "{args:?} takes long");
+            let (code, took) = signal(&mut child, sent);
+            let mut complaint = String::new();
+            let mut stderr = child.stderr.take().expect("piped");
+            stderr.read_to_string(&mut complaint).expect("text");
+            assert_eq!(code, Some(status), "{args:?}: {complaint}");
+            assert!(took < Duration::from_secs(2), "{args:?}: {took:?}");
+            assert!(
+                complaint.contains("stopped by SIG") && complaint.contains(said),
+                "{args:?}: {complaint}"
+            );
+        }
+    }
+    assert!(!dir.path().join("out.toml").exists());
+}
+
+/// A process, and the other end of the terminal that controls it.
+struct OnTerminal {
+    terminal: Option<File>,
+    child: Child,
+}
+
+impl OnTerminal {
+    /// Starts the program on a terminal of its own.
+    fn start(args: &[&str]) -> OnTerminal {
+        use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+        let terminal =
+            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
+        grantpt(&terminal)
+            .and_then(|()| unlockpt(&terminal))
+            .expect("it may be opened");
+        let name = ptsname(&terminal, Vec::new()).expect("its name");
+        let name = name.to_str().expect("text");
+        let other = File::options()
+            .read(true)
+            .write(true)
+            .open(name)
+            .expect("its other end");
+        let copy = || other.try_clone().expect("a copy");
+        // `setsid --ctty` makes standard input the controlling terminal.
+        let child = std::process::Command::new("setsid")
+            .args(["--ctty", env!("CARGO_BIN_EXE_homenode")])
+            .args(args)
+            .stdin(copy())
+            .stdout(copy())
+            .stderr(copy())
+            .spawn()
+            .expect("setsid, which Debian always has");
+        OnTerminal {
+            terminal: Some(terminal.into()),
+            child,
+        }
+    }
+
+    /// Reads until the terminal shows this text.
+    fn until(&mut self, text: &str) -> String {
+        let mut shown = Vec::new();
+        let mut part = [0; 4096];
+        loop {
+            let so_far = String::from_utf8_lossy(&shown).into_owned();
+            if so_far.contains(text) {
+                return so_far;
+            }
+            let read = self.terminal.as_mut().expect("it is open").read(&mut part);
+            let count = read.unwrap_or_else(|error| panic!("`{text}` is not shown: {error}: {so_far}"));
+            shown.extend_from_slice(&part[..count]);
+        }
+    }
+
+    fn ends_within(&mut self, time: Duration) -> bool {
+        let begun = Instant::now();
+        while begun.elapsed() < time {
+            if self.child.try_wait().expect("its status").is_some() {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        false
+    }
+}
+
+impl Drop for OnTerminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_run_on_the_twin_ends_with_its_terminal_and_its_history_with_it() {
+    let mut run = OnTerminal::start(&["run", "--host", "twin"]);
+    let shown = run.until("until the run ends");
+    let path = shown
+        .split(" read this run's history, ")
+        .nth(1)
+        .and_then(|rest| rest.split(',').next());
+    let history = PathBuf::from(path.expect("its path"));
+    // While the terminal is there, SIGHUP reloads the settings.
+    kill_process(Pid::from_child(&run.child), Signal::HUP).expect("it runs");
+    assert!(!run.ends_within(Duration::from_secs(1)));
+    assert!(history.exists());
+    run.terminal = None;
+    assert!(run.ends_within(Duration::from_secs(3)));
+    assert!(!history.parent().expect("a directory").exists());
+}
+
+/// A run of one simulated second, whose comparison ends soon, too.
+const SHORT: &str = "name = \"short\"\nmachine = \"r420\"\n[[vm]]\nname = \"web\"\nvcpus = 1\nmemory = \"1GiB\"\n\
+                     workload = \"cg.B\"\nwork_share = 0.01\n";
+
+#[test]
+fn a_page_outlives_its_run_on_a_terminal_until_a_key_and_elsewhere_only_on_request() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("short.toml");
+    std::fs::write(&path, SHORT).expect("written");
+    let host = format!("twin:{}", path.display());
+    let args = [
+        "run",
+        "--host",
+        &host,
+        "--fast",
+        "--web",
+        "--listen",
+        "127.0.0.1:0",
+    ];
+    let mut run = OnTerminal::start(&args);
+    let shown = run.until("to end now");
+    let address = shown
+        .split("Its page stays at http://")
+        .nth(1)
+        .and_then(|rest| rest.split(['/', ' ']).next());
+    let address = address.expect("its address").to_owned();
+    let answers = || std::net::TcpStream::connect(&address).is_ok();
+    assert!(!run.ends_within(Duration::from_secs(1)) && answers());
+    let terminal = run.terminal.as_mut().expect("it is open");
+    terminal.write_all(b" ").expect("a key");
+    assert!(run.ends_within(Duration::from_secs(3)) && !answers());
+
+    let piped = |more: &[&str]| {
+        let begun = Instant::now();
+        let said = common::text(&common::run(&[&args[..], more].concat()));
+        (said.contains("Its page stays"), begun.elapsed())
+    };
+    assert!(!piped(&[]).0);
+    let (stays, took) = piped(&["--linger", "2s"]);
+    assert!(stays && took >= Duration::from_secs(2), "{took:?}");
 }

@@ -124,7 +124,7 @@ fn once_and_batch_print_what_an_agent_says_for_people_and_for_programs() {
 fn a_history_is_shown_from_any_of_its_times() {
     let dir = tempfile::tempdir().unwrap();
     let history = history(&dir);
-    let top = |args: &[&str]| run(&[&["top", "--replay", &history], args].concat());
+    let top = |args: &[&str]| run(&[&["top", "--history", &history], args].concat());
     let all = lines_of_json(&top(&["--batch", "1000", "--json"]));
     let exported = text(&run(&["record", "export", "--json", "--history", &history]));
     assert_eq!(all.len(), exported.lines().count(), "every period once");
@@ -140,7 +140,10 @@ fn a_history_is_shown_from_any_of_its_times() {
         let (status, complaint) = refused(&top(&["--at", time, "--once"]));
         assert!(status == 2 && complaint.contains(said), "{complaint}");
     }
-    let (status, complaint) = refused(&run(&["top", "--replay", "/nowhere/history", "--once"]));
+    // The option's earlier name still works.
+    let earlier = run(&["top", "--replay", &history, "--at", at, "--json"]);
+    assert_eq!(lines_of_json(&earlier), std::slice::from_ref(middle));
+    let (status, complaint) = refused(&run(&["top", "--history", "/nowhere/history", "--once"]));
     assert!(
         status == 2 && complaint.contains("no history at /nowhere/history"),
         "{complaint}"
@@ -169,7 +172,7 @@ fn a_terminal_is_as_it_was_after_every_end() {
     let program = env!("CARGO_BIN_EXE_homenode");
     for (signal, status) in [("TERM", 143), ("INT", 130), ("HUP", 129)] {
         let top =
-            format!("timeout --foreground --preserve-status -s {signal} 2 {program} top --replay {history}");
+            format!("timeout --foreground --preserve-status -s {signal} 2 {program} top --history {history}");
         let told = on_a_terminal(&top);
         assert!(told.contains(ENTER) && told.contains(LEAVE), "{signal}: {told}");
         assert!(told.contains(&format!("status={status}")), "{signal}: {told}");
@@ -186,7 +189,7 @@ fn a_terminal_that_is_closed_ends_it() {
     let pid_file = dir.path().join("pid");
     let program = env!("CARGO_BIN_EXE_homenode");
     let top = format!(
-        "echo $$ > {}; exec {program} top --replay {history}",
+        "echo $$ > {}; exec {program} top --history {history}",
         pid_file.display()
     );
     let mut terminal = Command::new("script")

@@ -91,7 +91,7 @@ fn a_running_agent_says_what_would_be_and_what_its_changes_gained() {
         "a=b:é",
         "0-2",
         "relative to running without an agent",
-        "so far differed from",
+        "prediction error",
     ] {
         assert!(table.contains(said), "{said} not in {table}");
     }
@@ -203,4 +203,51 @@ fn a_scenario_is_asked_at_a_time_and_answers_the_same_every_time() {
         code == 2 && complaint.contains("did you mean `churn`?"),
         "{complaint}"
     );
+}
+
+#[test]
+fn a_vm_that_fits_nowhere_gets_the_best_possible_place_with_its_price() {
+    let agent = Agent::on(tempfile::tempdir().unwrap(), &crowded(), &["--fast"]);
+    let place = |args: &[&str]| agent.ask(&[&["place", "--vcpus", "64", "--memory", "8GiB"], args].concat());
+    let answer = agent.eventually("neighbours are at work", || {
+        let output = place(&["--json"]);
+        let answer: Value = serde_json::from_slice(&output.stdout).ok()?;
+        let slowed = answer["crowded"]["slowed"].as_array()?.len();
+        (slowed > 0).then_some((output, answer))
+    });
+    let (output, answer) = answer;
+    crate::common::is_as_its_schema_says(&answer);
+    let (status, complaint) = refused(&output);
+    assert!(status == 1 && complaint.contains("fits nowhere"), "{complaint}");
+    assert_eq!(answer["nodes"], Value::Null);
+    let home = &answer["crowded"];
+    let speeds: Vec<f64> = home["slowed"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["speed"].as_f64().unwrap())
+        .collect();
+    assert!(
+        speeds.is_sorted() && speeds.iter().all(|speed| *speed > 0.0 && *speed < 0.99),
+        "{home}"
+    );
+    assert!(
+        home["own_speed"]
+            .as_f64()
+            .is_some_and(|own| own > 0.0 && own < 1.0),
+        "{home}"
+    );
+    assert_eq!(home["shortages"][0]["resource"], "CPU", "{home}");
+    let said = String::from_utf8(place(&[]).stdout).unwrap();
+    for part in [
+        "the best possible place is node",
+        "short of CPU",
+        "of its speed alone",
+        "other VMs slow down",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    // No place has room for its memory.
+    let output = agent.ask(&["place", "--vcpus", "1", "--memory", "4TiB"]);
+    assert!(output.stdout.is_empty() && refused(&output).1.contains("short of memory"));
 }

@@ -381,7 +381,7 @@ fn who_asks_learns_how_much_memory_a_vm_uses() {
     assert!(control.working_set().estimate(other).is_none(), "not asked for");
     let told: Vec<String> = events(&cycles).iter().map(ToString::to_string).collect();
     let watched = [
-        "its working set is requested; windows of 5s",
+        "measuring working set on request, every 5s",
         "its working set is no longer requested",
     ];
     for (event, expected) in told.iter().zip(watched) {

@@ -143,7 +143,7 @@ impl Qemu {
         self.settle(claims);
         for user in strangers {
             self.notices.push(format!(
-                "QEMUs of user {user} are left out: a user who can log in can run any program under that name. Run VMs as root or as a service's user"
+                "QEMUs of user {user} are skipped: a user who can log in can run any program under that name. Run VMs as root or as a service's user"
             ));
         }
         Ok(())

@@ -120,7 +120,7 @@ use crate::predict::{self, AsFound, Character, NodeShape, Place, Profiles, Room,
 use crate::trial;
 pub use config::{Config, Settings};
 use crowd::Crowd;
-pub use newcomer::{Beside, beside};
+pub use newcomer::{Beside, Slowed, beside, each_beside};
 use rest::{News, Rest};
 use search::{Search, Wish};
 pub use what_if::what_if;
@@ -645,6 +645,7 @@ impl<'a> Scene<'a> {
         let mut plan = Plan::new(view.version);
         let mut search = self.search(&mut state.room);
         let (now, then) = (search.slow_downs(&self.places), search.slow_downs(wanted));
+        let percent = |share: f64| format!("{:.0}%", share * 100.0);
         for (at, vm) in self.vms.iter().enumerate() {
             if wanted[at] == self.places[at] {
                 continue;
@@ -656,12 +657,12 @@ impl<'a> Scene<'a> {
                         active().sum::<f64>() / active().count().max(1) as f64
                     };
                     format!(
-                        "undone: predicted run times are {:.2} of unmanaged without homes and {:.2} with them, on average \
-                         ({:.2} and {:.2} for this VM)",
-                        mean(&then),
-                        mean(&now),
-                        then[at],
-                        now[at]
+                        "undone: predicted runtime, on average: {} of unmanaged without homes, {} with them ({} and {} for \
+                         this VM)",
+                        percent(mean(&then)),
+                        percent(mean(&now)),
+                        percent(then[at]),
+                        percent(now[at])
                     )
                 };
                 let why = lifted.map_or_else(by_prediction, str::to_owned);
@@ -675,8 +676,9 @@ impl<'a> Scene<'a> {
                 cpus: self.shape.cpus_of(mask),
             };
             let why = format!(
-                "a trial: predicted run time is {:.2} of unmanaged ({:.2} if it stays)",
-                then[at], now[at]
+                "a trial: predicted runtime: {} of unmanaged ({} if it stays)",
+                percent(then[at]),
+                percent(now[at])
             );
             placement::settle(view, settings.placement, vm, &home, &why, POLICY, &mut plan);
             let predicted = now[at] / then[at];

@@ -48,15 +48,39 @@ impl fmt::Display for Beside {
     }
 }
 
+/// The predicted speed of a VM with a newcomer, over its speed without it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Slowed {
+    /// The VM's name.
+    pub vm: String,
+    /// Its speed with the newcomer over without it, above 0; 0.8 is a fifth slower.
+    pub speed: f64,
+}
+
 /// Predicts the speed of a VM of `vcpus` vCPUs that draws this bandwidth, and of its neighbours. The VM's vCPUs and memory
 /// are on `home`, or where the kernel puts them.
 pub fn beside(
     view: &View<'_>,
     settings: Settings<'_>,
     state: &State,
-    (vcpus, bandwidth): (u32, Option<BytesPerSec>),
+    needs: (u32, Option<BytesPerSec>),
     home: Option<&NodeSet>,
 ) -> Beside {
+    let (own, neighbours) = each_beside(view, settings, state, needs, home);
+    Beside {
+        own,
+        worst_neighbour: neighbours.iter().map(|slowed| slowed.speed).fold(1.0, f64::min),
+    }
+}
+
+/// Predicts what [`beside`] predicts, for each VM at work: the newcomer's own speed, and every neighbour's.
+pub fn each_beside(
+    view: &View<'_>,
+    settings: Settings<'_>,
+    state: &State,
+    (vcpus, bandwidth): (u32, Option<BytesPerSec>),
+    home: Option<&NodeSet>,
+) -> (f64, Vec<Slowed>) {
     let shape = state
         .shape(view, settings)
         .unwrap_or_else(|| settings.shape_of(view));
@@ -79,13 +103,11 @@ pub fn beside(
         (Some(then), Some(now)) if *then > 0.0 && *now > 0.0 => then / now,
         _ => 1.0,
     };
-    Beside {
-        own: ratio(then.last(), alone.first()),
-        worst_neighbour: scene
-            .active()
-            .map(|at| ratio(then.get(at), now.get(at)))
-            .fold(1.0, f64::min),
-    }
+    let neighbours = scene.active().map(|at| Slowed {
+        vm: scene.vms[at].sample.name.clone(),
+        speed: ratio(then.get(at), now.get(at)),
+    });
+    (ratio(then.last(), alone.first()), neighbours.collect())
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@
 //!
 //! 5. If no span has a bin, repeat with CPU counted in hyperthreads: each vCPU then has a hyperthread, and some vCPUs share a
 //!    core.
-//! 6. If there is still none, the VM is refused, and the refusal says which resource is short on which node.
+//! 6. If there is still none, the VM is refused, and the refusal says what is short on which node; see [`crowded()`].
 //!
 //! # Properties (tests of the same name)
 //! - `single_node_bins_come_before_hybrid_bins`
@@ -69,6 +69,7 @@
 //! [`Algorithm::BestFit`].
 
 mod company;
+mod crowded;
 mod ledger;
 mod pins;
 mod pools;
@@ -87,6 +88,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use company::{allowed_nodes, has_company};
+pub use crowded::{Crowded, crowded};
 pub use ledger::{Announcement, Asked, Ledger, RESERVATION_LIFE, Reservation, Shape};
 pub use pins::cpus_at_home;
 use pins::{pin, pin_anew};

@@ -127,6 +127,21 @@ fn resources(supply: &Supply, demand: &Demand) -> Vec<Resource> {
     all
 }
 
+/// Returns what a home is short of, as one node or as several together.
+pub(super) fn of_home(supply: &Supply, demand: &Demand, nodes: &NodeSet) -> Vec<Shortage> {
+    let single = nodes.iter().next().filter(|_| nodes.len() == 1);
+    let at: Vec<usize> = (0..supply.nodes.len())
+        .filter(|at| nodes.contains(supply.nodes[*at].node))
+        .collect();
+    let of = |of: &Resource| {
+        let total = of
+            .page_bytes
+            .map(|_| at.iter().filter_map(|at| of.nodes[*at].1).sum());
+        of.shortage(single, at.iter().map(|at| of.nodes[*at].0).sum(), total)
+    };
+    resources(supply, demand).iter().filter_map(of).collect()
+}
+
 /// Returns the shortages on each node that the VM may have, and on all these nodes together.
 pub(super) fn shortages(supply: &Supply, demand: &Demand, allowed: Option<&NodeSet>) -> Unplaceable {
     let resources = resources(supply, demand);

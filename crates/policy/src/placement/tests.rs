@@ -624,3 +624,48 @@ fn gap_to_the_optimum() {
         gap(tah)
     );
 }
+
+#[test]
+fn a_vm_that_fits_nowhere_gets_the_least_crowded_home_with_room_for_its_memory() {
+    // Nodes have 8 CPUs and 16 GiB. 1, 3, 2 and 2 CPUs are free, and node 1 has 1 GiB left. A VM of 10 CPUs and 4 GiB does not
+    // fit. Alone, node 1 is short of memory; node 0 lacks 9 of 10 CPUs, nodes 2 and 3 lack 8. Three nodes with node 1 would
+    // take 4/3 GiB there, four take 1 GiB.
+    let mut scene = Scene::four_nodes(8);
+    scene.host_busy = [1, 3, 2, 2]
+        .iter()
+        .flat_map(|free| (0..8).map(move |c| if c < *free { 0.0 } else { 1.0 }))
+        .collect();
+    scene.add_vm(1, 0, Bytes::from_gib(15), 0).pages(1, 15 << 18);
+    let demand = demand(10.0, 4, 0.0);
+    assert!(placed(&mut scene, &demand).is_err());
+    let homes = scene.with_view(|view| crowded(&supply_of(view, &Config::default()), &demand, None));
+    let lacks: Vec<(String, f64)> = homes
+        .iter()
+        .map(|home| (home.nodes.to_string(), home.lack))
+        .collect();
+    let expected = [("2", 0.8), ("2-3", 0.6), ("0,2-3", 0.5), ("0-3", 0.2)];
+    assert_eq!(lacks.len(), expected.len(), "{lacks:?}");
+    for ((nodes, lack), (expected_nodes, expected_lack)) in lacks.iter().zip(expected) {
+        assert!(
+            nodes == expected_nodes && (lack - expected_lack).abs() < 1e-9,
+            "{lacks:?}"
+        );
+    }
+    let shortages = &homes[0].shortages;
+    assert_eq!(shortages.len(), 1, "{shortages:?}");
+    assert_eq!(
+        shortages[0].to_string(),
+        "node 2 is short of CPU (2.0 CPUs left, 10.0 CPUs needed)"
+    );
+}
+
+#[test]
+fn a_vm_whose_memory_fits_nowhere_has_no_crowded_home() {
+    let mut scene = Scene::four_nodes(8);
+    let mut homes = |cpus, gib| {
+        let demand = demand(cpus, gib, 0.0);
+        scene.with_view(|view| crowded(&supply_of(view, &Config::default()), &demand, None).len())
+    };
+    // The host has 64 GiB.
+    assert_eq!([homes(99.0, 16), homes(99.0, 64), homes(1.0, 65)], [4, 1, 0]);
+}

@@ -161,6 +161,24 @@ impl Curve {
 }
 
 impl Estimate {
+    /// Returns this estimate for a VM with `memory`: no working set is larger than its VM. Trackers may report frames that a
+    /// balloon has taken, and the kernel's footprint may exceed a small VM. `memory_max` is the most memory that the VM had in
+    /// the windows that [`Estimate::most`] covers.
+    #[must_use]
+    pub fn within(self, memory: Pages, memory_max: Pages) -> Estimate {
+        let memory = memory.to_bytes();
+        let hot = self.hot.min(memory);
+        Estimate {
+            size: self.size.min(memory),
+            least: self.least.min(memory),
+            most: self.most.min(memory_max.to_bytes().max(memory)),
+            warm: self.warm.min(memory.saturating_sub(hot)),
+            kernel: self.kernel.min(memory),
+            hot,
+            ..self
+        }
+    }
+
     /// Returns the uses per second that would be lost if this much memory were taken from a VM that has just its working set.
     pub fn cost_of_taking(&self, bytes: Bytes) -> Option<f64> {
         let left = self.size.saturating_sub(bytes);

@@ -308,7 +308,7 @@ impl Logged {
             lost: std::mem::take(&mut self.lost),
         };
         self.age(settled);
-        estimate
+        estimate.within(seen.memory, seen.memory)
     }
 
     /// Ages the heat at the end of an interval.

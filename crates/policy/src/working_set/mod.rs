@@ -24,6 +24,9 @@
 //! ([`watch`]). All estimators refuse observations that they cannot read ([`Unfit`]). They drop frames that the VM does not
 //! have, and count them.
 //!
+//! # Properties (tests of the same name)
+//! - `a_working_set_is_never_larger_than_its_vm` (generated): [`Estimate::within`]
+//!
 //! # Limits of an estimate
 //! It cannot show that a VM needs more memory than it has: a guest that swaps looks like one that fits. It does not tell how
 //! performance falls with less memory, but [`Curve`] tells how many uses would miss their page.
@@ -211,6 +214,43 @@ mod tests {
                 if let Ok(Some(estimate)) = estimator.observe(&observation) {
                     prop_assert!(estimate.least <= estimate.size && estimate.size <= estimate.most, "{:?}", estimate);
                     prop_assert!(estimate.window > Ns::ZERO);
+                }
+            }
+        }
+
+        #[test]
+        fn a_working_set_is_never_larger_than_its_vm(
+            steps in prop::collection::vec(
+                (prop::collection::vec(0_u64..200, 0..120), 0_u64..150, 0_u64..200, 0_u64..200), 1..12,
+            ),
+            kind in 0..5,
+            epsilon in 0_u64..100 * 4096,
+        ) {
+            let mut estimator = None;
+            let mut memory_max = Pages::ZERO;
+            for (second, (frames, memory, bound, blind)) in (1..).zip(steps) {
+                let memory = Pages(memory.min(bound));
+                memory_max = memory_max.max(memory);
+                let regions: Vec<Region> = frames.chunks_exact(2)
+                    .map(|pair| Region { first: pair[0], pages: Pages(pair[1]), found: pair[0] as u32 % 21 })
+                    .collect();
+                let (tracker, seen) = match kind {
+                    0 => (Tracker::Exact, UsedRef::Frames(&frames)),
+                    1 => (Tracker::Pml, UsedRef::Frames(&frames)),
+                    2 => (Tracker::Exact, UsedRef::Regions { regions: &regions, looks: 20 }),
+                    3 => (Tracker::Exact, UsedRef::Amount { used: memory, coarse: Pages::ZERO }),
+                    _ => (Tracker::Exact, UsedRef::Sample { used: frames.len() as u32 / 2, drawn: 60, complete: true }),
+                };
+                let observation = ObservationRef {
+                    memory, frames: bound, blind: Pages(blind), ..observation(tracker, second, seen)
+                };
+                let estimator =
+                    estimator.get_or_insert_with(|| suited(tracker, &seen, Bytes(epsilon), Ns::from_secs(1)));
+                if let Ok(Some(estimate)) = estimator.observe(&observation) {
+                    let (memory, most) = (memory.to_bytes(), memory_max.to_bytes());
+                    prop_assert!(estimate.size <= memory && estimate.hot + estimate.warm <= memory, "{:?}", estimate);
+                    prop_assert!(estimate.kernel <= memory && estimate.most <= most, "{:?}", estimate);
+                    prop_assert!(estimate.least <= estimate.size && estimate.size <= estimate.most, "{:?}", estimate);
                 }
             }
         }

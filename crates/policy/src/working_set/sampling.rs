@@ -108,7 +108,7 @@ impl Estimator for Sampling {
         let (least, most) = wilson(share, f64::from(drawn));
         let of_memory = |share: f64| Pages((share * seen.memory.as_f64()).round() as u64).to_bytes();
         let size = of_memory(share).max(self.epsilon);
-        Ok(Some(Estimate {
+        let estimate = Estimate {
             tracker: seen.tracker,
             at: seen.at,
             window: seen.interval,
@@ -123,7 +123,8 @@ impl Estimator for Sampling {
             curve: None,
             outside: 0,
             lost: seen.lost,
-        }))
+        };
+        Ok(Some(estimate.within(seen.memory, seen.memory)))
     }
 }
 

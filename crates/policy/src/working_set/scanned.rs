@@ -36,8 +36,17 @@ const PAGES_PER_LARGE: u64 = 512;
 pub struct Scanned {
     epsilon: Bytes,
     sequence: Sequence,
-    /// The least and the most of each recent window; the most is without the tracker's blind spot.
-    recent: VecDeque<(Pages, Pages)>,
+    recent: VecDeque<Looked>,
+}
+
+/// What a window showed.
+#[derive(Clone, Copy, Debug)]
+struct Looked {
+    least: Pages,
+    /// Without the tracker's blind spot.
+    most: Pages,
+    /// Memory that the VM had.
+    memory: Pages,
 }
 
 impl Scanned {
@@ -54,7 +63,7 @@ impl Scanned {
 
 impl Scanned {
     fn settled(&self) -> Settled {
-        let last = self.recent.iter().rev().take(ALIKE).map(|(_, most)| most.0);
+        let last = self.recent.iter().rev().take(ALIKE).map(|window| window.most.0);
         let (low, high) = last.fold((u64::MAX, 0), |(low, high), most| (low.min(most), high.max(most)));
         match self.recent.len() >= ALIKE && 8 * (high - low) <= high {
             true => Settled::Yes,
@@ -97,18 +106,22 @@ impl Estimator for Scanned {
         if self.recent.len() == RECENT {
             self.recent.pop_front();
         }
-        self.recent.push_back((least, hot + warm));
+        self.recent.push_back(Looked {
+            least,
+            most: hot + warm,
+            memory: seen.memory,
+        });
         let at_least_kernel = |pages: Pages| pages.to_bytes().max(self.epsilon);
         let size = at_least_kernel(hot + warm);
         let blind = seen.blind.min(seen.memory.saturating_sub(hot + warm)).to_bytes();
         let (least, most) = match certainty {
             Certainty::Spread => (
-                at_least_kernel(self.recent.iter().map(|(least, _)| *least).min().unwrap_or(hot)),
-                at_least_kernel(self.recent.iter().map(|(_, most)| *most).max().unwrap_or(hot)) + blind,
+                at_least_kernel(self.recent.iter().map(|window| window.least).min().unwrap_or(hot)),
+                at_least_kernel(self.recent.iter().map(|window| window.most).max().unwrap_or(hot)) + blind,
             ),
             Certainty::Bounds | Certainty::Percent95 => (at_least_kernel(least), size + blind),
         };
-        Ok(Some(Estimate {
+        let estimate = Estimate {
             tracker: seen.tracker,
             at: seen.at,
             window: seen.interval,
@@ -123,7 +136,11 @@ impl Estimator for Scanned {
             curve: None,
             outside,
             lost: seen.lost,
-        }))
+        };
+        let memory_max = self.recent.iter().map(|window| window.memory).max();
+        Ok(Some(
+            estimate.within(seen.memory, memory_max.unwrap_or(seen.memory)),
+        ))
     }
 }
 

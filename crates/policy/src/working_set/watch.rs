@@ -299,17 +299,17 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         }
         .on(vm.id);
         let who = match watched.wanted {
-            Some(_) => "its working set is requested",
-            None => "every VM is watched",
+            Some(_) => "measuring working set on request",
+            None => "measuring working set, as of every VM",
         };
         let longer = match factor {
             1 => String::new(),
             _ => format!(
-                ", {factor} times longer than requested, so that looking takes at most {:.0} percent of a CPU",
+                "; {factor} times less often than requested, so that looking takes at most {:.0} percent of a CPU",
                 100.0 * config.cpu_share_max
             ),
         };
-        plan.decide(POLICY, action, format!("{who}; windows of {window_ns}{longer}"));
+        plan.decide(POLICY, action, format!("{who}, every {window_ns}{longer}"));
     }
     plan
 }
