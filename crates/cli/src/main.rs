@@ -70,7 +70,7 @@ use homenode_units::Candidates;
 
 use args::{Args, Command};
 use complaint::Complaint;
-use record::RecordCommand;
+use record::{RecordArgs, RecordCommand};
 
 /// An error in the user's input, which exits with status 2. Every other failure exits with 1.
 #[derive(Debug)]
@@ -176,9 +176,10 @@ fn kept(command: &Command) -> Option<&'static str> {
         Command::Sim(_) | Command::WhatIf(_) | Command::Replay(_) | Command::Why(_) => "there is no result",
         Command::Search(_) => "there is no result, and no --known file was changed",
         Command::Calibrate(_) => "the measurement is dropped",
-        Command::Record(RecordCommand::Export(_) | RecordCommand::Scenario(_)) => {
-            "its file is missing or incomplete"
-        }
+        Command::Record(RecordArgs {
+            command: Some(RecordCommand::Export(_) | RecordCommand::Scenario(_)),
+            ..
+        }) => "its file is missing or incomplete",
         Command::Reproduce(_) | Command::Experiment(_) => {
             "finished runs are kept, unless --fresh is given; the same command continues with the rest"
         }
