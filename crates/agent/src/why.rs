@@ -90,25 +90,30 @@ pub fn ask(
     let wall = |at: Ns| WallTime(at.0.cast_signed().saturating_add(offset));
     let machine = machine_of(archive, run)?;
     let mut samples = samples_of(frames, run);
-    let id = find(&samples, vm)?.ok_or_else(|| {
-        AskError::Nothing(format!(
-            "there was no VM {vm} at that time: `homenode record show` lists the VMs that appeared and vanished"
-        ))
-    })?;
-    let since = samples.iter().find(|sample| sample.vm(id).is_some());
-    let since = since.map_or(host(begin), |sample| sample.at);
+    if find(&samples, vm)?.is_none() {
+        // The VM may have appeared after the last of these samples.
+        let after = to.saturating_sub(apart.0.cast_signed());
+        samples = samples_of(sparse(archive, (after, to), Ns(0), until)?, run);
+    }
+    let id = find(&samples, vm)?.ok_or_else(|| not_there(vm))?;
     let (asked_from, end) = (host(from), host(to));
-    let (start, _) = homenode_why::within(since, at.map(host), (asked_from, end));
+    let within = |samples: &[Sample]| {
+        let first = samples.iter().find(|sample| sample.vm(id).is_some());
+        let since = first.map_or(host(begin), |sample| sample.at);
+        homenode_why::within(since, at.map(host), (asked_from, end)).0
+    };
+    let mut start = within(&samples);
     let is_shorter = start != asked_from;
     if is_shorter {
-        // The samples of a short window are closer to each other.
+        // The samples of a short window are closer to each other, and the VM is in one between those that were read.
         let (_, apart) = homenode_why::wanted(start, end);
-        samples = samples_of(sparse(archive, (wall(since).0, to), apart, until)?, run);
+        samples = samples_of(sparse(archive, (begin, to), apart, until)?, run);
+        start = within(&samples);
     }
     let (from, window) = (wall(start).0, (start, end));
     let happenings = happenings(archive, run, (from, to))?;
     let mut explanation = homenode_why::explain(&machine, &samples, id, window, &happenings)?;
-    if is_shorter {
+    if is_shorter && explanation.speed.usual.is_some() {
         let (all, part) = (explanation.history_ns, end.saturating_sub(start));
         explanation.notes.push(format!(
             "the history of the VM is {:.0} s long, so its last {:.0} s are compared with the time before",
@@ -150,6 +155,12 @@ fn happenings(archive: &Archive, run: i64, (from, to): (i64, i64)) -> Result<Vec
     Ok(of_run
         .map(|EventRow { id, record, .. }| Happening { id, record })
         .collect())
+}
+
+fn not_there(vm: &str) -> AskError {
+    AskError::Nothing(format!(
+        "there was no VM {vm} at that time: `homenode record show` lists the VMs that appeared and vanished"
+    ))
 }
 
 /// Returns the machine on which a run was recorded.

@@ -69,9 +69,13 @@ fn tell(answer: &Answer, out: &mut String) -> fmt::Result {
         Measure::InstructionsPerCpuS => format!("{:.2}", value / 1e9),
         Measure::ShareRan => format!("{:.0}", 100.0 * value),
     };
-    let (what, unit) = match speed.measure {
-        Measure::InstructionsPerCpuS => ("speed", "billion instructions per CPU-second"),
-        Measure::ShareRan => ("share of CPU time", "percent of the CPU time that it wanted"),
+    let (verb, what, unit) = match speed.measure {
+        Measure::InstructionsPerCpuS => ("ran at", "speed", "billion instructions per CPU-second"),
+        Measure::ShareRan => (
+            "got",
+            "share of CPU time",
+            "percent of the CPU time that it wanted",
+        ),
     };
     match speed.usual.zip(speed.ratio) {
         Some((usual, ratio)) => {
@@ -79,10 +83,6 @@ fn tell(answer: &Answer, out: &mut String) -> fmt::Result {
                 "had no drop of speed; it "
             } else {
                 ""
-            };
-            let verb = match speed.measure {
-                Measure::InstructionsPerCpuS => "ran at",
-                Measure::ShareRan => "got",
             };
             writeln!(
                 out,
@@ -95,7 +95,7 @@ fn tell(answer: &Answer, out: &mut String) -> fmt::Result {
         }
         None => writeln!(
             out,
-            "VM {name} had {} {unit} from {from} to {to}; its history is too short to tell whether that is usual",
+            "VM {name} {verb} {} {unit} from {from} to {to}; its history is too short to tell whether that is usual",
             of(speed.then)
         )?,
     }

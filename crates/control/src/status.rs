@@ -148,8 +148,8 @@ pub struct VmStatus {
     /// until this agent has seen it at work for a minute.
     #[serde(default)]
     pub instructions_per_cpu_s_usual: Option<f64>,
-    /// The VM's speed divided by its usual speed: 1 if it is as fast as usual, less if it is slower. `None` if one of these is not
-    /// known.
+    /// The VM's speed divided by its usual speed: 1 if it is as fast as usual, less if it is slower. `None` if one of these is
+    /// not known.
     #[serde(default)]
     pub speed_ratio: Option<f64>,
     /// CPU time that the VM saved through changes of its home, as trials measured them: what it did since then would have taken

@@ -143,10 +143,8 @@ impl Step {
     }
 
     fn done(&self) -> f64 {
-        match self.measure() {
-            Measure::InstructionsPerCpuS => self.get(Of::Instructions),
-            Measure::ShareRan => self.get(Of::Ran),
-        }
+        let is_counted = self.measure() == Measure::InstructionsPerCpuS;
+        self.get(if is_counted { Of::Instructions } else { Of::Ran })
     }
 
     /// Returns the measure of [`Step::speed`].

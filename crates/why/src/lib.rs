@@ -27,8 +27,8 @@
 //! # What may be missing
 //! Without counters, the cost is the time wanted divided by the time run, so only waiting and throttling can be found. If the
 //! traffic of nodes or links is not counted, these are never blamed. If the VM's history is shorter than window and baseline,
-//! [`within`] shortens the window; if there are too few steps to compare, the answer is the VM's speed only. Everything is derived
-//! from samples and the agent's recorded decisions; the host is not queried.
+//! [`within`] shortens the window; if there are too few steps to compare, the answer is the VM's speed only. Everything is
+//! derived from samples and the agent's recorded decisions; the host is not queried.
 //!
 //! # Sources
 //! The baseline is that of Netdata's metric correlations. The model's terms are from (Eyerman) TOCS 2009, the latency of a loaded
@@ -202,7 +202,7 @@ pub enum Measure {
 pub struct Speed {
     /// What both figures are measured in.
     pub measure: Measure,
-    /// Its usual speed, that in the baseline; `None` if too little was recorded before.
+    /// Its usual speed, that in the baseline; `None` if too little was recorded to compare.
     pub usual: Option<f64>,
     /// Its speed in the slow part; in the whole window if the VM was not slow.
     pub then: f64,
@@ -318,7 +318,8 @@ pub fn explain(
     let (Some(first), Some(end)) = (before.first().or(during.first()), during.last()) else {
         return Err(WhyError::Idle { name });
     };
-    let base = (before.len() >= SMOOTH).then(|| Step::mean(before));
+    let is_enough = before.len() >= SMOOTH && during.len() >= SMOOTH;
+    let base = is_enough.then(|| Step::mean(before));
     let mut explanation = Explanation {
         vm,
         name,
@@ -331,9 +332,11 @@ pub fn explain(
         causes: Vec::new(),
         notes: facts.notes(),
     };
-    let Some(base) = base.filter(|_| during.len() >= SMOOTH) else {
+    let Some(base) = base else {
         explanation.notes.push(format!(
-            "{} samples before and {} in the window are too few to tell whether the VM was slow: {SMOOTH} each are needed",
+            "the history of the VM is {:.0} s long: {} samples before and {} in the window are too few to tell whether it was \
+             slow, since {SMOOTH} each are needed",
+            explanation.history_ns.as_secs_f64(),
             before.len(),
             during.len()
         ));

@@ -110,7 +110,7 @@ fn an_agent_that_has_just_started_answers_from_the_history_that_it_has() {
             "VM web had no drop of speed; it ran at ",
             "the history of the VM is ",
         ),
-        ("4s", "VM web had ", "too few to tell"),
+        ("4s", "VM web ran at ", "too few to tell"),
     ] {
         let history = path(&format!("{duration}.sqlite"));
         let args = [

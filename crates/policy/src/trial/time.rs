@@ -11,8 +11,8 @@
 //!    measured. A change that is undone counts too, since the VM ran at that ratio while it lasted.
 //! 3. The ratio returns to 1 when the VM leaves the nodes on which the trials were kept.
 //!
-//! What is not measured is not counted: a change that is not tried, such as a home that an earlier agent or the operator assigned,
-//! and a trial whose result is unsure because the VM's company changed. A ratio was measured once, and is assumed to last.
+//! What is not measured is not counted: a change without a trial, such as a home that an earlier agent or the operator assigned,
+//! and a trial whose result is unsure because the VM's company changed. A ratio is measured once, and is assumed to last.
 
 use std::collections::BTreeMap;
 

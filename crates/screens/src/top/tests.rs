@@ -347,7 +347,7 @@ fn the_page_of_a_vm_says_how_fast_it_is_against_itself_and_what_it_gained() {
     view.key(KeyCode::Enter.into());
     let text = drawn(&view, 80, 24).backend().to_string();
     for part in [
-        "100% of its usual speed",
+        "100% of usual: ",
         "usually 1.31",
         "▃▄| usual: ▄",
         "13min of CPU time",

@@ -98,7 +98,7 @@ fn speed(vm: &VmStatus, bars: &str, all: &mut Vec<Said>) {
     let usual = vm.instructions_per_cpu_s_usual;
     let ratio = vm
         .speed_ratio
-        .map(|ratio| format!("{} of its usual speed: ", percent(ratio)));
+        .map(|ratio| format!("{} of usual: ", percent(ratio)));
     let now = vm
         .instructions_per_cpu_s
         .map_or_else(|| "not known now".to_owned(), billion);
