@@ -159,7 +159,7 @@ mod tests {
         for is_late in [false, true] {
             let said = said.clone();
             queue.set(VmId(1), Setting::Permit(None), move |set| {
-                said.send((is_late, set)).unwrap()
+                said.send((is_late, set)).unwrap();
             });
             if !is_late {
                 assert!(heard.try_recv().is_err(), "it waits for the loop");
