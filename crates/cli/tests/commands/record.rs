@@ -224,3 +224,51 @@ fn a_history_of_a_newer_version_is_left_as_it_is_and_the_agent_runs_without_one(
     );
     assert_eq!(std::fs::read(&path).unwrap(), newer);
 }
+
+#[test]
+fn commands_about_the_history_find_that_of_a_twin_that_runs_in_its_first_minute() {
+    let dir = tempfile::tempdir().unwrap();
+    let homenode = |args: &[&str]| {
+        let mut command = crate::common::homenode();
+        command
+            .args(args)
+            .env("TMPDIR", dir.path())
+            .stdin(std::process::Stdio::null());
+        command
+    };
+    let mut child = homenode(&["run", "--host", "twin:tavo-mixed"])
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("the program can be started");
+    let is_of_host = std::path::Path::new("/var/lib/homenode/history.sqlite").exists();
+    let mut found = None;
+    for _ in 0..200 {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let shown = homenode(&["record", "show", "--json"]).output().expect("it ends");
+        let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap_or_default();
+        if is_of_host
+            || shown["events"]
+                .as_array()
+                .is_some_and(|events| !events.is_empty())
+        {
+            found = Some(shown);
+            break;
+        }
+    }
+    let ended = rustix::process::kill_process(
+        rustix::process::Pid::from_child(&child),
+        rustix::process::Signal::TERM,
+    );
+    let status = child.wait().expect("its status");
+    ended.expect("it ran");
+    let found = found.expect("events within twenty seconds");
+    let path = found["history"].as_str().unwrap_or_default().to_owned();
+    assert!(
+        is_of_host || path.starts_with(&dir.path().display().to_string()),
+        "{path}"
+    );
+    assert!(
+        status.success() && (is_of_host || !std::path::Path::new(&path).exists()),
+        "{status} {path}"
+    );
+}
