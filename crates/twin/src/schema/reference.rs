@@ -92,7 +92,6 @@ impl Reference {
         let Some(properties) = schema["properties"].as_object() else {
             return;
         };
-        self.text.push_str("| key | value | meaning |\n|---|---|---|\n");
         let is_required = |key: &str| required(schema).any(|name| name == key);
         let (first, rest): (Vec<_>, Vec<_>) = properties.iter().partition(|(key, _)| is_required(key));
         for (key, of) in first.into_iter().chain(rest) {
@@ -103,12 +102,8 @@ impl Reference {
                 Value::String(text) if text.is_empty() => String::new(),
                 default => format!("; default `{default}`"),
             };
-            let _ = writeln!(
-                self.text,
-                "| `{key}` | {}{default} | {} |",
-                type_of(of, defs),
-                prose(of).replace('|', "\\|")
-            );
+            let kind = type_of(of, defs);
+            let _ = writeln!(self.text, "- `{key}` ({kind}{default}): {}", prose(of));
         }
     }
 }

@@ -430,7 +430,10 @@ fn the_reference_of_formats_has_every_key_and_every_type() {
                 .flatten()
                 .map(|(key, _)| key)
             {
-                assert!(text.contains(&format!("| `{key}` |")), "{path}: {key} is missing");
+                assert!(
+                    text.contains(&format!("\n- `{key}` (")),
+                    "{path}: {key} is missing"
+                );
             }
         }
     }
