@@ -263,6 +263,13 @@ impl FromStr for BytesPerSec {
             expected,
         };
         let size = text.trim().strip_suffix("/s").ok_or_else(error)?;
+        // Rates of links and cards are stated in bits: `12Gb/s` is an eighth of what a reader of `12GB/s` gets.
+        if size.ends_with('b') && size.contains(char::is_uppercase) {
+            return Err(ParseQuantityError {
+                text: text.to_owned(),
+                expected: "a data rate in bytes such as `17GB/s`; a small b stands for bits",
+            });
+        }
         parse_size(size, BINARY.iter().chain(&DECIMAL), expected)
             .map(BytesPerSec)
             .map_err(|_| error())
@@ -437,6 +444,8 @@ mod tests {
             assert!(bad.parse::<Ns>().is_err(), "{bad}");
         }
         assert!("17GB".parse::<BytesPerSec>().is_err());
+        let bits = "12Gb/s".parse::<BytesPerSec>().unwrap_err().to_string();
+        assert!(bits.contains("a small b stands for bits"), "{bits}");
         assert_eq!(
             "12q".parse::<Bytes>().unwrap_err().to_string(),
             "`12q` is not a size such as `16GiB` or `500MB`"

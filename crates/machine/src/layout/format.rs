@@ -2,7 +2,7 @@
 
 use homenode_units::{Bytes, BytesPerSec, CpuSet, NodeId, Ns};
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::model::Replacement;
 use crate::notation;
@@ -95,13 +95,13 @@ pub(super) struct NodeEntry {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LlcEntry {
-    /// Size of one cache.
+    /// Size of one cache, up to 64 GiB.
     #[serde(with = "homenode_units::text")]
     #[schemars(with = "notation::Size")]
     pub(super) size: Bytes,
-    /// Ways of a set; absent if not known.
+    /// Ways of a set, 1 to 65536; absent if not known.
     pub(super) ways: Option<u32>,
-    /// Bytes of a line.
+    /// Bytes of a line: a power of two from 8 to 4096.
     pub(super) line_bytes: u32,
     /// How a set chooses the line to evict.
     #[serde(default)]
@@ -115,7 +115,7 @@ pub(super) struct LlcEntry {
 }
 
 /// The CPUs that share a last-level cache.
-#[derive(Clone, Copy, Default, Deserialize, PartialEq, JsonSchema)]
+#[derive(Clone, Copy, Default, Serialize, Deserialize, PartialEq, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum SharedBy {
     /// Those of a node, or an equal part of them.
@@ -133,7 +133,7 @@ pub(super) struct LinkGroup {
     #[serde(default, with = "homenode_units::text::option")]
     #[schemars(with = "Option<notation::Rate>")]
     pub(super) bandwidth: Option<BytesPerSec>,
-    /// Latency in nanoseconds that a link adds; `hardware.link.hop_ns` if absent.
+    /// Latency in nanoseconds that a link adds, up to 100000; `hardware.link.hop_ns` if absent.
     pub(super) hop_ns: Option<f64>,
     /// Pairs of nodes that are joined in both directions.
     #[serde(default)]
@@ -185,23 +185,23 @@ pub(super) struct DeviceEntry {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct HardwareEntry {
-    /// Clock of the cores.
+    /// Clock of the cores, 100 MHz to 20 GHz.
     #[serde(deserialize_with = "hertz")]
     #[schemars(with = "notation::Clock")]
     pub(super) clock: u64,
     /// Whether the LLC also holds everything that L1 and L2 hold.
     pub(super) llc_inclusive: bool,
-    /// Most misses that one core can have in flight.
+    /// Most misses that one core can have in flight, 1 to 1024.
     pub(super) misses_in_flight_max: u32,
     /// Bandwidth of a memory controller for scattered lines, as a share of its bandwidth for streams, in (0, 1]; equal if absent.
     pub(super) scattered_throughput: Option<f64>,
     /// Throughput of a core that runs two hyperthreads, as a multiple of its throughput with one, in [1, 2].
     pub(super) smt_throughput: f64,
-    /// Entries of the data TLB for 4 KiB pages.
+    /// Entries of the data TLB for 4 KiB pages, 1 to 1048576.
     pub(super) tlb_entries_4k: u32,
-    /// Entries of the data TLB for 2 MiB pages.
+    /// Entries of the data TLB for 2 MiB pages, 1 to 1048576.
     pub(super) tlb_entries_2m: u32,
-    /// Size of a core's second-level cache.
+    /// Size of a core's second-level cache, up to 1 GiB.
     #[serde(with = "homenode_units::text")]
     #[schemars(with = "notation::Size")]
     pub(super) l2: Bytes,
@@ -237,9 +237,9 @@ pub(super) struct LatencyEntry {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct WalkEntry {
-    /// Without virtualization, at most 4.
+    /// Without virtualization, 0 to 35; 4 without page-walk caches.
     pub(super) native_refs: f64,
-    /// In a guest, at most 24.
+    /// In a guest, 0 to 35; 24 without page-walk caches.
     pub(super) nested_refs: f64,
 }
 
@@ -247,9 +247,9 @@ pub(super) struct WalkEntry {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct IpiEntry {
-    /// On the bare machine, nanoseconds.
+    /// On the bare machine, nanoseconds, 0 to 1000000.
     pub(super) native_ns: f64,
-    /// Between vCPUs, nanoseconds.
+    /// Between vCPUs, nanoseconds, 0 to 1000000.
     pub(super) virtual_ns: f64,
 }
 
@@ -269,9 +269,9 @@ pub(super) struct WakeEntry {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CurveEntry {
-    /// Coefficient of the linear term.
+    /// Coefficient of the linear term, 0 to 100.
     pub(super) alpha: f64,
-    /// Coefficient of the queueing term.
+    /// Coefficient of the queueing term, 0 to 100.
     pub(super) beta: f64,
 }
 

@@ -4,7 +4,7 @@ use crate::flip_pool::{self, Sizing};
 use homenode_machine::notation;
 use homenode_units::{Bytes, MemoryPolicy};
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{EventAction, Hypervisor, ReleaseCalls, Scenario, TwinError, VmSpec};
 
@@ -24,7 +24,7 @@ pub struct Backend {
 }
 
 /// How data gets into a VM's pages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transfer {
     /// The VM and the driver domain exchange pages.

@@ -24,7 +24,7 @@ pub enum TwinError {
     NoHardware { machine: String },
     #[error("machine {machine}: {what} is missing, and the twin needs it; add it to the machine's file")]
     MissingFigure { machine: String, what: String },
-    #[error("scenario {scenario}: {message} (key `{key}`)")]
+    #[error("scenario {scenario}: `{key}`: {message}")]
     Key {
         scenario: String,
         key: String,

@@ -18,7 +18,7 @@ use homenode_machine::notation;
 use homenode_machine_files::file::{Source, read_toml};
 use homenode_units::{Bytes, Candidates, Chance, CpuSet, MemoryPolicy, NodeSet, Ns, Permit};
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::index::{CpuIxSet, ThreadIx, marked};
 use crate::workload::{self, Rest, Waiting, Workload, WorkloadError};
@@ -37,7 +37,8 @@ pub struct Scenario {
     /// The scenario's purpose.
     #[serde(default)]
     pub about: String,
-    /// Preset of the machine that the scenario was written for; callers may run it on another.
+    /// Machine that the scenario was written for: a preset, or a machine file with its path relative to the scenario's. Callers may
+    /// run it on another; without any, it runs on `r910`.
     #[serde(default)]
     pub machine: Option<String>,
     /// Scheduler of vCPUs.
@@ -213,7 +214,7 @@ pub struct VmSpec {
 }
 
 /// Which of a VM's CPUs each of its vCPUs may use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pinning {
     /// Each vCPU may use all of them, and the scheduler chooses.
@@ -224,7 +225,7 @@ pub enum Pinning {
 }
 
 /// Sizes of pages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PageSize {
     /// 4 KiB.
     #[default]
@@ -246,7 +247,7 @@ impl PageSize {
 }
 
 /// What a guest knows of the host's nodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Vnuma {
     /// Nothing: the guest sees one node.
@@ -259,7 +260,7 @@ pub enum Vnuma {
 }
 
 /// What the library that hands out a program's memory (an allocator, a Java virtual machine) knows of nodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RuntimeNodes {
     /// Nothing.
@@ -272,7 +273,7 @@ pub enum RuntimeNodes {
 }
 
 /// Where a guest places pages among the nodes that it knows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Allocation {
     /// On the node of the vCPU that touches a page first.
@@ -283,7 +284,7 @@ pub enum Allocation {
 }
 
 /// How a guest notifies its hypervisor of pages that it releases [Policies, section 4.2].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReleaseCalls {
     /// The guest does not notify it: a page that was touched once stays.
@@ -298,7 +299,7 @@ pub enum ReleaseCalls {
 }
 
 /// Scheduler of vCPUs, and the costs of virtualisation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Hypervisor {
     /// No hypervisor: the "VM" is Linux on the bare machine, with the fair scheduler and native costs.
@@ -312,7 +313,7 @@ pub enum Hypervisor {
 
 /// The part of the host that holds VMs to their permits [Kyoto, sections 3.2.2 and 3.3.4]. An agent that watches the host may do
 /// this instead.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Enforcer {
     /// None: permits are metered, and an agent may enforce them.
@@ -327,7 +328,7 @@ pub enum Enforcer {
 }
 
 /// Which misses count as a VM's pollution. A VM must not be punished for the misses of others [Kyoto, section 3.2.3].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Attribution {
     /// The misses that the VM would have on its own, found by replaying its accesses on a model of the machine's cache.
@@ -338,7 +339,7 @@ pub enum Attribution {
 }
 
 /// The order in which VMs arrive.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ArrivalOrder {
     /// Each VM arrives at the time that it states.
@@ -349,7 +350,7 @@ pub enum ArrivalOrder {
 }
 
 /// What a VM does after its program has ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AfterProgram {
     /// The VM stays, keeps its memory and idles.
