@@ -58,7 +58,7 @@ pub enum TwinError {
     },
     #[error("VM {vm} has both an arrival and an event that starts it at {at}; remove one of them")]
     ArrivesTwice { vm: String, at: Ns },
-    #[error("VM {vm}: unknown workload `{workload}`{candidates}")]
+    #[error("VM {vm}: no workload is named `{workload}`, and file names end with `.toml`{candidates}")]
     UnknownWorkload {
         vm: String,
         workload: String,

@@ -113,7 +113,7 @@ fn names_and_figures_that_make_no_sense_are_refused() {
     let error = refused(&one(VmSpec::new("a", 1, Bytes::from_gib(1), "soplx")));
     assert_eq!(
         error.to_string(),
-        "VM a: unknown workload `soplx`; did you mean `soplex`?"
+        "VM a: no workload is named `soplx`, and file names end with `.toml`; did you mean `soplex`?"
     );
 }
 
@@ -237,7 +237,7 @@ fn every_complaint_about_a_scenario_names_file_line_column_and_key() {
         (
             "\"soplex\"",
             "\"soplx\"",
-            "x.toml:9:1: VM a: unknown workload `soplx`; did you mean `soplex`? (key `vm.workload`)",
+            "x.toml:9:1: VM a: no workload is named `soplx`, and file names end with `.toml`; did you mean `soplex`? (key `vm.workload`)",
         ),
         (
             "vcpus = 4",
