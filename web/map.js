@@ -103,8 +103,14 @@ function picture(page, seen, { drawn, filter, isCompact }) {
     row.map((node) => card(page, node, drawn.get(node.node) ?? [], { filter, isCompact })));
   const height = isCompact ? BAND_LOW : HEIGHT;
   return h("section", { class: isCompact ? "map compact" : "map", "aria-label": "Nodes", "data-key": "map" },
-    draw(rows[0]), rows[1].length > 0 && [band(links, (node) => places.get(node), width, height), draw(rows[1])]);
+    draw(rows[0]), rows[1].length > 0 && [band(links, (node) => places.get(node), width, height), draw(rows[1])],
+    isCompact && legend());
 }
+
+// Says what squares show. Like them it is for the eye: the table says the same in words.
+const legend = () => h("p", { class: "legend quiet", "aria-hidden": "true" },
+  "A square is a VM, filled as far as its vCPUs are busy; dashed: most of them are on another node; ",
+  `${SIGNS.warn} past a limit, ${SIGNS.bad} far past it.`);
 
 function meter(label, share, level, text) {
   return h("div", { class: `meter ${level}` },

@@ -3,7 +3,7 @@
 import { Gone, Problem, change, get, hasKey } from "./api.js";
 import { isSure } from "./ask.js";
 import { h } from "./dom.js";
-import { bytes, count, gain, moment, nodes } from "./format.js";
+import { bytes, gain, moment, nodes } from "./format.js";
 import { href } from "./router.js";
 
 const SIGNS = { open: "○", approved: "◔", applied: "✓", rejected: "✕", expired: "◷" };
@@ -21,7 +21,10 @@ export async function proposals(page) {
     tree: [
       h("div", { class: "row head" }, h("h1", {}, "Recommendations"),
         h("p", { class: "quiet" }, "What the agent would do, and leaves to you.")),
-      said && h("p", { class: said.isGood ? "note good" : "note bad", role: "status" }, `${said.isGood ? "✓" : "✕"} ${said.text}`),
+      said && h("div", { class: said.isGood ? "note good" : "note bad", role: "status" },
+        h("p", {}, `${said.isGood ? "✓" : "✕"} ${said.text}`),
+        said.parts && h("ul", { class: "notes" }, said.parts.map(([what, texts]) =>
+          h("li", {}, h("b", {}, `${what}: `), texts.join("; ") || "none")))),
       !hasKey() && location.protocol === "http:" && hint(),
       recommended.problem ? missing(recommended.problem, "recommendations") : recommendations(page, recommended.recommendations),
       h("div", { class: "row head" }, h("h2", {}, "Reservations"),
@@ -104,18 +107,25 @@ function about({ range }, one, heading) {
 function judge(page, group) {
   const all = group.length > 1 ? ` all ${group.length}` : "";
   const text = group.map((one) => one.text).join("; ");
-  const each = (verb) => async () => {
-    for (const [done, { id }] of group.entries()) {
+  const each = (verb, past) => async () => {
+    for (const [at, { id }] of group.entries()) {
       await change("POST", `/v1/recommendations/${id}/${verb}`).catch((error) => {
-        if (done > 0) error.message += ` (after ${done} of ${count(group.length, "recommendation")})`;
+        if (group.length > 1) error.parts = parts(group, at, past, error);
         throw error;
       });
     }
   };
   return h("div", { class: "row" },
-    act(page, `Apply${all}`, `${text}?`, "strong", each("apply"), `applied: ${text}`),
-    act(page, `Reject${all}`, `Not: ${text}. The agent does not recommend it again for a while.`, "", each("reject"),
+    act(page, `Apply${all}`, `${text}?`, "strong", each("apply", "Applied"), `applied: ${text}`),
+    act(page, `Reject${all}`, `Not: ${text}. The agent does not recommend it again for a while.`, "", each("reject", "Rejected"),
       `rejected: ${text}`));
+}
+
+// Says what became of each of a group after the one at this index failed.
+function parts(group, at, past, error) {
+  const texts = group.map((one) => one.text);
+  const failed = error instanceof Gone ? "Not known, for the agent did not answer" : "Refused";
+  return [[past, texts.slice(0, at)], [failed, [texts[at]]], ["Not tried", texts.slice(at + 1)]];
 }
 
 function reservations(page, all) {
@@ -140,7 +150,7 @@ function act(page, name, text, kind, does, done) {
       said = { isGood: true, text: done };
     } catch (error) {
       if (!(error instanceof Problem || error instanceof Gone)) throw error;
-      said = { isGood: false, text: failure(error) };
+      said = { isGood: false, text: failure(error), parts: error.parts };
     }
     page.again();
   };
@@ -149,7 +159,8 @@ function act(page, name, text, kind, does, done) {
 
 function failure(error) {
   if (error.status === 401 || error.status === 403) {
-    return `The agent does not let you: ${error.message} Its key is another with each start: open the address that it printed last.`;
+    return `The agent does not let you: ${error.message}. Its key is another with each start: open the address that it printed `
+      + "last.";
   }
   return error.title ? `${error.title}: ${error.message}` : error.message;
 }

@@ -47,7 +47,7 @@ export async function vm(page) {
   const found = seen.vms?.find((one) => one.name === name || one.id === name);
   if (past.problem && !found) throw past.problem.kind === "no-history" ? await noSuchVm(name, signal, past.problem) : past.problem;
   // By id, since a browser treats a name of dots as part of the path.
-  const answer = asked(page, found?.id ?? name, seen.recorded);
+  const answer = asked(page, found?.id ?? name);
   const decided = made.decisions ?? [];
   return {
     title: found?.name ?? name,

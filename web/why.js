@@ -28,45 +28,42 @@ const CAUSES = {
   "own-phase": "its guest did different work than before",
 };
 
-// Returns the window in question: around the time shown, or the whole range shown.
+// Returns the window in question: around the time shown, or the whole range shown. `at` is the time that the agent keeps in
+// the window if a short history makes it shorten that: null for the last time recorded.
 function stretch({ range, params, about }) {
   const name = params.get("window") ?? "300s";
-  if (name === SHOWN) return { from: range.from, to: range.to };
-  const length = WINDOWS[Object.hasOwn(WINDOWS, name) ? name : "300s"];
   const last = Date.parse(about.time);
-  const to = Math.min((isLive(range) ? last : range.at) + length / 2, last);
-  return { from: to - length, to };
+  if (name === SHOWN) {
+    const { from, to } = range;
+    return { from, to, at: to < last ? (from + to) / 2 : null };
+  }
+  const length = WINDOWS[Object.hasOwn(WINDOWS, name) ? name : "300s"];
+  const at = isLive(range) ? null : range.at;
+  const to = Math.min((at ?? last) + length / 2, last);
+  return { from: to - length, to, at };
 }
 
-// Returns the longest window up to the same time, or until now, that leaves four times as much of the history before it; null
-// if there is none that is shorter than the window asked about.
-function fitting({ from, to }, recorded) {
-  const length = recorded ? (to - Date.parse(recorded.from)) / 5 : 0;
-  return length >= SHORTEST && length < to - from ? { from: to - length, to } : null;
-}
-
-const question = (name, { from, to }) => {
+const question = (name, { from, to, at }) => {
   const window = Math.max(to - from, SHORTEST);
-  return get(ofVm(name, "/why"), { at: stamp((from + to) / 2), window: `${Math.floor(window / 1000)}s` });
+  return get(ofVm(name, "/why"), { at: at === null ? null : stamp(at), window: `${Math.floor(window / 1000)}s` });
 };
 
 let kept = { key: null, answer: null };
 
-// Returns the answer to the URL's question, if it has one. It is cached, since it costs the agent work and the past does not
-// change; the rest of the screen is shown without waiting for it.
-export function asked(page, name, recorded) {
+// Returns the answer to the URL's question, if it has one. It is cached until the button is pressed again, since it costs the
+// agent work; the rest of the screen is shown without waiting for it.
+export function asked(page, name) {
   if (!page.params.has("why")) return null;
-  const { from, to } = stretch(page);
-  const key = JSON.stringify([name, from, to, page.about.started]);
+  const { range, params, about } = page;
+  const wanted = stretch(page);
+  // The question, not the stretch: with time that follows the agent the stretch is another in each cycle.
+  const window = params.get("window");
+  const past = window === SHOWN ? [range.from, range.to] : range.at;
+  const key = JSON.stringify([name, window, isLive(range) ? null : past, about.started]);
   if (kept.key !== key) {
-    const mine = { key, answer: { isWaiting: true, stretches: [{ from, to, kind: "asked" }] } };
+    const mine = { key, answer: { isWaiting: true, stretches: [{ from: wanted.from, to: wanted.to, kind: "asked" }] } };
     kept = mine;
-    const shorter = fitting({ from, to }, recorded);
-    question(name, { from, to }).catch((error) => {
-      // A history that has just begun has a shorter stretch to compare.
-      if (!(error instanceof Problem && error.kind === "nothing-known" && shorter)) throw error;
-      return question(name, shorter).then((said) => ({ ...said, isShortened: true }));
-    }).then(told, (error) => {
+    question(name, wanted).then(told, (error) => {
       if (error instanceof Problem) return { problem: error, stretches: mine.answer.stretches };
       // The agent did not answer: ask again once it does.
       mine.key = null;
@@ -79,14 +76,17 @@ export function asked(page, name, recorded) {
   return kept.answer;
 }
 
+// Returns whether enough is recorded to tell whether the VM was slow.
+const isCompared = ({ speed }) => (speed?.ratio ?? null) !== null;
+
 function told(said) {
   const part = (from, to, kind) => ({ from: Date.parse(from), to: Date.parse(to), kind });
   return {
     said,
     stretches: [
-      part(said.compared_from, said.asked.from, "before"),
+      ...(isCompared(said) ? [part(said.compared_from, said.asked.from, "before")] : []),
       part(said.asked.from, said.asked.to, "asked"),
-      ...(said.causes.length ? [part(said.slow.from, said.slow.to, "slow")] : []),
+      ...(said.lost > 0 ? [part(said.slow.from, said.slow.to, "slow")] : []),
     ],
   };
 }
@@ -97,8 +97,11 @@ export function panel(page, name, answer, seen) {
   const window = params.get("window") ?? "300s";
   const isWindow = window === SHOWN || Object.hasOwn(WINDOWS, window);
   if (!isWindow) page.wrong.push(`${quoted(`window=${window}`)} is not a stretch to ask about.`);
-  // Leave live mode, or each cycle of the agent would ask about another time.
-  const ask = () => page.go({ why: 1 }, isLive(range) ? moveTo({ ...range, last: null }, range.to) : range);
+  // Leave live mode: the answer is about a time that stays.
+  const ask = () => {
+    kept = { key: null, answer: null };
+    page.go({ why: 1 }, isLive(range) ? moveTo({ ...range, last: null }, range.to) : range);
+  };
   return h("section", { class: "why", "aria-label": "Why", "data-key": "why" },
     h("h2", {}, "Why was it slow?"),
     h("div", { class: "row" },
@@ -109,18 +112,12 @@ export function panel(page, name, answer, seen) {
       h("button", { type: "button", class: "strong", "data-why": true, title: "Why was it slow? (w)", on: { click: ask } }, "Why?"),
       params.has("why") && h("a", { href: changed({ why: null, window: null }, range) }, "close")),
     answer ? h("div", { role: "status" }, answer.isWaiting ? h("p", { class: "quiet answer" }, "The agent compares…")
-      : [answer.problem ? trouble(answer, seen?.recorded) : verdict(page, name, answer.said),
-        (answer.problem || answer.said.isShortened) && present(name, seen)])
+      : [answer.problem ? trouble(answer.problem) : verdict(page, name, answer.said),
+        (answer.problem || !isCompared(answer.said)) && present(name, seen)])
       : h("p", { class: "quiet" }, "Compares the stretch with four times as long before it, and says what changed, by how much, and who changed it."));
 }
 
-function trouble({ problem, stretches: [{ from }] }, recorded) {
-  const begun = recorded ? Date.parse(recorded.from) : 0;
-  const hint = begun > from ? `The history begins at ${clock(begun)}: there is something to compare with a minute later.`
-    : "A later time, or a shorter stretch, leaves more before it to compare with.";
-  return h("div", { class: "problem" },
-    h("h3", {}, problem.title), h("p", {}, problem.message), h("p", { class: "quiet" }, hint));
-}
+const trouble = ({ title, message }) => h("div", { class: "problem" }, h("h3", {}, title), h("p", {}, message));
 
 // Returns what is past a limit for the VM at the time shown: that needs nothing to compare with.
 function present(name, seen) {
@@ -145,18 +142,42 @@ function present(name, seen) {
       : h("p", { class: "quiet" }, "No figure of the VM, or of its nodes, is past a limit at the time shown."));
 }
 
-function verdict(page, name, said) {
+// How each measure of speed is told, as by `homenode why`.
+const MEASURES = {
+  "instructions-per-cpu-s": {
+    ran: "ran at", what: "speed", unit: "billion instructions per CPU-second", text: (value) => decimals(value && value / 1e9, 2),
+  },
+  "share-ran": {
+    ran: "got", what: "share of CPU time", unit: "percent of the CPU time that it wanted",
+    text: (value) => decimals(value && 100 * value, 0),
+  },
+};
+
+// Says how fast the VM was, compared with its usual speed.
+function pace(said) {
+  const { speed } = said;
   const time = (text) => h("time", { class: "time" }, clock(Date.parse(text)));
-  const notes = said.notes.map((note) => h("li", {}, note));
-  const [slowFrom, slowTo] = [said.slow.from, said.slow.to].map(time);
+  const during = [" from ", time(said.slow.from), " to ", time(said.slow.to)];
+  const { ran, what, unit, text } = MEASURES[speed?.measure] ?? MEASURES["instructions-per-cpu-s"];
+  if (!isCompared(said)) {
+    return [h("p", { class: "answer" }, "Too little is recorded to tell whether it was slow."),
+      speed && h("p", {}, h("b", {}, said.name), ` ${ran} ${text(speed.then)} ${unit}`, during, ".")];
+  }
   return [
-    said.isShortened && h("p", { class: "answer quiet" }, "Too little is recorded before the stretch that was asked about. ",
-      `Compared are the last ${span(Date.parse(said.asked.to) - Date.parse(said.asked.from))} of it.`),
-    said.causes.length === 0
-      ? h("p", { class: "answer" }, "Nothing slowed it down from ", time(said.asked.from), " to ", time(said.asked.to), ", compared with the time since ",
-        time(said.compared_from), ". A VM that has been slow for long is explained where it became slow: go to that time, or ask about a longer stretch.")
-      : h("p", { class: "answer" }, h("b", {}, said.name), " lost ", h("b", {}, percent(said.lost)), " of its speed from ", slowFrom, " to ", slowTo,
-        ", compared with the time since ", time(said.compared_from), "."),
+    h("p", { class: "answer" }, h("b", {}, said.name), said.lost > 0 ? ` ${ran} ` : ` had no drop of speed; it ${ran} `,
+      h("b", {}, percent(speed.ratio)), ` of its usual ${what}`, during,
+      ` (${text(speed.usual)} → ${text(speed.then)} ${unit}).`),
+    h("p", { class: "quiet" }, "Usual: since ", time(said.compared_from), ".",
+      speed.measure === "share-ran" && " Its instructions are not counted, so its share of CPU time is compared.",
+      said.lost === 0 && " A VM that has been slow for long is explained where it became slow: go to that time, or ask about "
+        + "a longer stretch."),
+  ];
+}
+
+function verdict(page, name, said) {
+  const notes = said.notes.map((note) => h("li", {}, note));
+  return [
+    pace(said),
     h("ol", { class: "causes" }, said.causes.map((cause, index) => h("li", { "data-key": `${cause.code}-${index}`, "data-cause": cause.code },
       h("h3", {}, h("span", { class: "lost" }, percent(cause.lost)), " ", CAUSES[cause.code] ?? cause.code),
       h("span", { class: "bar", "aria-hidden": "true" }, h("i", { css: { width: `${100 * Math.min(cause.lost, 1)}%` } })),

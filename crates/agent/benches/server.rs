@@ -50,14 +50,9 @@ fn answers(c: &mut Criterion) {
         control: Arc::new(Mutex::new(control)),
         clock: WallClock::start(Clock::Host),
         drains: homenode_agent::drain_file::DrainFile::default(),
+        settings: SettingQueue::new(&WakeSignal::default()),
     };
-    let _server = Server::open(
-        dir.path(),
-        Readers::default(),
-        handler,
-        SettingQueue::new(&WakeSignal::default()),
-    )
-    .expect("a server");
+    let _server = Server::open(dir.path(), Readers::default(), handler).expect("a server");
     let answered = |_| {
         let vms: Option<Vms> = ask(dir.path(), &Request::Vms).expect("an answer");
         vms.expect("an agent").vms.len()

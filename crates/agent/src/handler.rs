@@ -22,6 +22,7 @@ use crate::answers::reservations::{dropped, reservations};
 use crate::answers::working_sets::{can_be_watched, working_sets};
 use crate::answers::{Predictions, permits, placed};
 use crate::drain_file::DrainFile;
+use crate::setting_queue::{NotSet, SettingQueue};
 use crate::wall_clock::WallClock;
 
 /// The reason given if there is no advice on a VM's memory policy.
@@ -39,6 +40,8 @@ pub struct Handler {
     pub clock: WallClock,
     /// The file of drained nodes.
     pub drains: DrainFile,
+    /// Settings for the loop to carry out. It is closed once the loop has ended.
+    pub settings: SettingQueue,
 }
 
 /// An answer that is valid now, or one that becomes valid when a setting has been carried out.
@@ -121,6 +124,9 @@ impl Handler {
     pub(crate) fn answer(&self, request: Request) -> Result<Answered, ApiError> {
         let machine = &self.machine;
         let mut control = self.looked()?;
+        if self.settings.is_closed() && needs_the_loop(&request) {
+            return Err(ApiError::refused(NotSet::Ended.to_string()));
+        }
         Ok(Answered::Now(match request {
             Request::Announce(announcement) => {
                 control.announce(announcement);
@@ -153,7 +159,8 @@ impl Handler {
             Request::PermitSet { vm, permit } => {
                 let id = named(&control.status(machine).vms, &vm)?.id;
                 let unmetered = permit.and_then(|_| control.permit_unmetered(id));
-                let note = control.permits_idle().or(unmetered);
+                let waits = permit.and_then(|_| control.permit_waits(id));
+                let note = control.permits_idle().or(unmetered).or(waits);
                 let done = PermitSet { vm, permit, note }.into();
                 return Ok(Answered::Once(id, Setting::Permit(permit), done));
             }
@@ -195,6 +202,16 @@ impl Handler {
             Request::PermitUsage { vm } => permit_usage(&control, machine, vm.as_deref())?.into(),
         }))
     }
+}
+
+/// Returns true if a request changes something that takes effect only in a later cycle. A VM's start, and what is known of a
+/// working set, are answered even when there is no later cycle.
+fn needs_the_loop(request: &Request) -> bool {
+    let is_answered = matches!(
+        request,
+        Request::Announce(_) | Request::Reserve(_) | Request::WorkingSets { .. }
+    );
+    !is_answered && !request.only_reads()
 }
 
 fn place(control: &Control, machine: &Machine, ask: &Ask) -> Placed {
@@ -264,7 +281,8 @@ fn set_policy(
         let why = format!("VM {vm} cannot have memory policy {policy}: {why}");
         return Err(ApiError::Refused { why });
     }
-    let idle = control.memory_policies_idle();
+    let waits = || policy.and_then(|_| control.memory_policy_waits(id));
+    let idle = control.memory_policies_idle().or_else(waits);
     let cautions = policy.map(|policy| control.cautions(id, policy));
     let notes: Vec<String> = idle.into_iter().chain(cautions.unwrap_or_default()).collect();
     let done = PolicySet { vm, policy, notes }.into();
@@ -285,7 +303,10 @@ fn set_floor(
         (Some(floor), Some(most)) if floor >= most => {
             Some("the floor is all of its memory, so nothing is taken from it".to_owned())
         }
-        (Some(_), Some(_)) => control.memory_floors_idle(),
+        (Some(_), Some(_)) => {
+            let waits = || control.memory_floor_waits(found.id);
+            control.memory_floors_idle().or_else(waits)
+        }
     };
     let done = FloorSet {
         vm,

@@ -31,7 +31,7 @@ use crate::run::{Agent, Pace, Show};
 use crate::server::Server;
 use crate::service::Service;
 use crate::setting_queue::SettingQueue;
-use crate::trace::Tracer;
+use crate::trace::{TraceFile, Tracer};
 use crate::usage_file::{Clock, UsageFile};
 use crate::wall_clock::WallClock;
 
@@ -98,8 +98,7 @@ pub fn run(
     let heartbeat = Heartbeat::heard_by(move || heard_by.feed());
     let machine = vms.machine()?;
     // Comes first, because failing to create this file is a mistake on the command line: nothing must have been changed yet.
-    let begin = |path: &PathBuf| Tracer::begin(path, &machine.name, &machine, WhenFull::LeaveOut);
-    let trace = run.trace.as_ref().map(begin).transpose()?;
+    let trace_file = run.trace.as_deref().map(TraceFile::create).transpose()?;
     let mut host = connect((run, config), &machine, wake_signal, &heartbeat)?;
     // A dry run leaves nothing on disk.
     let kept = (!is_dry).then_some(state.as_path());
@@ -114,32 +113,32 @@ pub fn run(
     let watched = |state| Watched::start(state, vms, &heartbeat);
     let mut guard = kept.map(watched).transpose()?;
     host.right_mut().set_guarded(guard.is_some());
-    let settings = SettingQueue::new(wake_signal);
     let handler = Handler {
         machine: Arc::new(machine.clone()),
         control: Arc::clone(&control),
         clock,
         drains,
+        settings: SettingQueue::new(wake_signal),
     };
     let readers = Readers::of(&config.http)?;
-    let server = kept.map(|state| Server::open(state, readers, handler.clone(), settings.clone()));
+    let server = kept.map(|state| Server::open(state, readers, handler.clone()));
     let server = server.transpose()?;
     let site = Site::new(
         Feed::new(clock),
         About::new(named.clone(), config, mode, run.commit),
         path.as_deref().filter(|_| history.is_kept()),
-        (handler, settings.clone(), run.reload.clone()),
+        (handler.clone(), run.reload.clone()),
     );
     let http = HttpServer::open_where_asked(run.listen, kept, (&config.http, readers), site)?;
     let mut agent = Agent {
         control: Arc::clone(&control),
-        settings,
+        settings: handler.settings,
         reload: run.reload.clone(),
         service,
         usage: usage_file,
         history,
         feed: http.as_ref().map(|http| http.feed().clone()),
-        trace,
+        trace: begin_trace(trace_file, &machine)?,
         output,
         commit: run.commit,
         wake_signal: wake_signal.clone(),
@@ -164,6 +163,12 @@ pub fn run(
         state.display()
     );
     Ok(())
+}
+
+/// Begins the trace, which replaces a former one.
+fn begin_trace(file: Option<TraceFile>, machine: &Machine) -> anyhow::Result<Option<Tracer>> {
+    let begin = |file| Tracer::begin_in(file, &machine.name, machine, WhenFull::LeaveOut);
+    Ok(file.map(begin).transpose()?)
 }
 
 /// Returns the host's notices, and a notice if the guard was lost.

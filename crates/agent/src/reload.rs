@@ -2,12 +2,14 @@
 //! between two cycles, since only the loop uses them. Invalid settings change nothing.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use homenode_api::http::Reloaded;
 use homenode_control::{Config, Control};
 use homenode_host::WakeSignal;
 use serde_json::Value;
+
+use crate::setting_queue::NotSet;
 
 /// Reads the settings, or returns why they cannot be read.
 type Read = dyn Fn() -> Result<Config, String> + Send + Sync;
@@ -19,7 +21,14 @@ type Told = Box<dyn FnOnce(Result<Reloaded, String>) + Send>;
 pub struct Reload {
     wake_signal: WakeSignal,
     read: Arc<Read>,
-    waiting: Arc<Mutex<Vec<Told>>>,
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+/// Requests that wait for the loop.
+#[derive(Default)]
+struct Waiting {
+    told: Vec<Told>,
+    is_closed: bool,
 }
 
 impl fmt::Debug for Reload {
@@ -50,24 +59,35 @@ impl Reload {
 
     /// Requests a reload; the loop calls `told` with the result.
     pub fn ask(&self, told: impl FnOnce(Result<Reloaded, String>) + Send + 'static) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.push(Box::new(told));
+        let mut waiting = self.lock();
+        if waiting.is_closed {
+            drop(waiting);
+            return told(Err(NotSet::Ended.to_string()));
+        }
+        waiting.told.push(Box::new(told));
         drop(waiting);
         self.wake_signal.wake();
     }
 
+    /// Refuses the requests that wait, and all that come later: the loop has ended, but the servers go on answering.
+    pub fn close(&self) {
+        let mut waiting = self.lock();
+        waiting.is_closed = true;
+        let all = std::mem::take(&mut waiting.told);
+        drop(waiting);
+        for told in all {
+            told(Err(NotSet::Ended.to_string()));
+        }
+    }
+
     /// Returns whether a reload was requested.
     pub(crate) fn is_wanted(&self) -> bool {
-        !self
-            .waiting
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_empty()
+        !self.lock().told.is_empty()
     }
 
     /// Reloads once on behalf of all waiting requests; returns a notice for the operator.
     pub(crate) fn carry_out(&self, control: &Mutex<Control>) -> String {
-        let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        let waiting = std::mem::take(&mut self.lock().told);
         let read = (self.read)();
         let done = read.map(|newer| {
             let mut control = control.lock().unwrap_or_else(PoisonError::into_inner);
@@ -84,6 +104,10 @@ impl Reload {
         };
         waiting.into_iter().for_each(|told| told(done.clone()));
         said
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -158,5 +182,21 @@ mod tests {
         let said = reload.carry_out(&control);
         assert!(said.contains("stay as they are"), "{said}");
         assert_eq!(*control.lock().unwrap().config(), Config::default());
+    }
+
+    #[test]
+    fn a_reload_after_the_end_of_the_loop_is_refused_at_once() {
+        let reload = Reload::never(&WakeSignal::default());
+        let (tell, told) = std::sync::mpsc::channel();
+        for is_late in [false, true] {
+            let tell = tell.clone();
+            reload.ask(move |done| tell.send((is_late, done.unwrap_err())).unwrap());
+            if !is_late {
+                assert!(told.try_recv().is_err(), "it waits for the loop");
+                reload.close();
+            }
+            assert_eq!(told.try_recv(), Ok((is_late, NotSet::Ended.to_string())));
+        }
+        assert!(!reload.is_wanted());
     }
 }

@@ -26,7 +26,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 
 use crate::handler::{Answered, Handler};
 use crate::role::{OPERATORS, Readers, Role, VIEWERS_READ};
-use crate::setting_queue::{NotSet, SettingQueue};
+use crate::setting_queue::NotSet;
 
 /// How long a client may take in total to send its request, and then to read its answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -63,12 +63,7 @@ pub struct Server {
 
 impl Server {
     /// Opens the server. Replaces the socket of a dead agent; the caller must hold the agent's lock.
-    pub fn open(
-        state: &Path,
-        readers: Readers,
-        handler: Handler,
-        settings: SettingQueue,
-    ) -> anyhow::Result<Server> {
+    pub fn open(state: &Path, readers: Readers, handler: Handler) -> anyhow::Result<Server> {
         let path = socket_path(state);
         anyhow::ensure!(
             net::UnixStream::connect(&path).is_err(),
@@ -86,7 +81,6 @@ impl Server {
         let serving = Serving {
             readers,
             handler,
-            settings,
             listener,
             poll,
             waker: Arc::clone(&waker),
@@ -164,7 +158,6 @@ type CarriedOut = Arc<Mutex<Vec<(usize, Result<(), NotSet>)>>>;
 struct Serving {
     readers: Readers,
     handler: Handler,
-    settings: SettingQueue,
     listener: UnixListener,
     poll: Poll,
     waker: Arc<Waker>,
@@ -335,7 +328,7 @@ impl Serving {
             Ok(Answered::Once(vm, setting, answer)) => {
                 let carried_out = Arc::clone(&self.carried_out);
                 let waker = Arc::clone(&self.waker);
-                self.settings.set(vm, setting, move |done| {
+                self.handler.settings.set(vm, setting, move |done| {
                     let mut all = carried_out.lock().unwrap_or_else(PoisonError::into_inner);
                     all.push((key, done));
                     // This fails if the server has closed, and then no client waits.

@@ -20,7 +20,7 @@ pub enum NotSet {
     #[error("another client changed the settings of that VM meanwhile")]
     Changed,
     /// The run has ended, and its loop carries out nothing more.
-    #[error("the run has ended: no setting takes effect any more")]
+    #[error("the run has ended: no change takes effect any more")]
     Ended,
 }
 
@@ -104,6 +104,11 @@ impl SettingQueue {
         for pending in waits {
             (pending.told)(Err(NotSet::Ended));
         }
+    }
+
+    /// Returns whether the loop has ended, so that no change takes effect any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().is_closed
     }
 
     /// Carries out the settings that wait now; answers and the feed show them from then on. Settings that arrive meanwhile wait

@@ -51,12 +51,17 @@ pub struct TraceFile {
 }
 
 impl TraceFile {
-    /// Creates the file.
+    /// Opens the file, and creates it if there is none. A former trace stays until the first run begins.
     ///
     /// # Errors
-    /// If it cannot be created.
+    /// If it cannot be opened or created.
     pub fn create(path: &Path) -> Result<TraceFile, TraceError> {
-        let file = File::create(path).map_err(|error| failed(path, &error))?;
+        let options = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path);
+        let file = options.map_err(|error| failed(path, &error))?;
         Ok(TraceFile {
             path: path.to_owned(),
             lanes: None,
@@ -70,9 +75,9 @@ impl TraceFile {
         let done = match (&mut self.lanes, self.file.take()) {
             (Some(lanes), _) => lanes.next_run(name, machine),
             (None, None) => Ok(()),
-            (None, Some(file)) => {
-                Lanes::new(BufWriter::new(file), name, machine).map(|lanes| self.lanes = Some(lanes))
-            }
+            (None, Some(file)) => emptied(&file)
+                .and_then(|()| Lanes::new(BufWriter::new(file), name, machine))
+                .map(|lanes| self.lanes = Some(lanes)),
         };
         self.note(done);
     }
@@ -102,14 +107,26 @@ impl TraceFile {
         }
     }
 
-    /// Ends the trace.
+    /// Ends the trace. It is empty if no run began.
     ///
     /// # Errors
     /// The first write error.
     pub fn finish(mut self) -> Result<(), TraceError> {
-        let finished = self.lanes.take().map_or(Ok(()), Lanes::finish);
+        let finished = match (self.lanes.take(), self.file.take()) {
+            (Some(lanes), _) => lanes.finish(),
+            (None, Some(file)) => emptied(&file),
+            (None, None) => Ok(()),
+        };
         let done = self.failed.map_or(finished, Err);
         done.map_err(|error| failed(&self.path, &error))
+    }
+}
+
+/// Removes the former content of a regular file; pipes and devices have none.
+fn emptied(file: &File) -> io::Result<()> {
+    match file.metadata()?.is_file() {
+        true => file.set_len(0),
+        false => Ok(()),
     }
 }
 
@@ -143,7 +160,20 @@ impl Tracer {
         machine: &Machine,
         when_full: WhenFull,
     ) -> Result<Tracer, TraceError> {
-        let mut file = TraceFile::create(path)?;
+        Tracer::begin_in(TraceFile::create(path)?, name, machine, when_full)
+    }
+
+    /// Begins a trace of a run in this file, and so replaces a former trace.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub(crate) fn begin_in(
+        mut file: TraceFile,
+        name: &str,
+        machine: &Machine,
+        when_full: WhenFull,
+    ) -> Result<Tracer, TraceError> {
+        let path = file.path.clone();
         file.run(name, machine);
         let (cycles, waiting) = sync_channel::<(Cycle, Option<Sample>)>(WAITING_MAX);
         let (end, ended) = channel();
@@ -163,7 +193,7 @@ impl Tracer {
             when_full,
             cycles: Some(cycles),
             ended,
-            writer: Some(writer.map_err(|error| failed(path, &error))?),
+            writer: Some(writer.map_err(|error| failed(&path, &error))?),
             missed_count: 0,
         })
     }

@@ -102,17 +102,17 @@ pub fn run(
     let (usage_file, usage) = UsageFile::open(state, Clock::Host);
     let control = Control::new(config.clone(), run.mode).with_usage(usage);
     let control = Arc::new(Mutex::new(control));
-    let settings = SettingQueue::new(wake_signal);
-    let to_close = settings.clone();
     let clock = WallClock::start(Clock::Host);
     let handler = Handler {
         machine: Arc::new(spec.machine.clone()),
         control: Arc::clone(&control),
         clock,
         drains: crate::drain_file::DrainFile::default(),
+        settings: SettingQueue::new(wake_signal),
     };
+    let to_close = handler.settings.clone();
     let readers = Readers::of(&config.http)?;
-    let server = state.map(|state| Server::open(state, readers, handler.clone(), settings.clone()));
+    let server = state.map(|state| Server::open(state, readers, handler.clone()));
     let server = server.transpose()?;
     let (machine, scenario) = (&spec.machine.name, &spec.scenario.name);
     let name = format!("the twin of {machine} with scenario {scenario}");
@@ -130,7 +130,7 @@ pub fn run(
         Feed::new(clock),
         About::new(name.clone(), config, run.mode, run.commit),
         run.history.as_deref().filter(|_| history.is_kept()),
-        (handler, settings.clone(), run.reload.clone()),
+        (handler.clone(), run.reload.clone()),
     );
     let http = HttpServer::open_where_asked(run.listen, state, (&config.http, readers), site)?;
     let trace = run
@@ -140,7 +140,7 @@ pub fn run(
     let trace = trace.transpose()?;
     let mut agent = Agent {
         control,
-        settings,
+        settings: handler.settings,
         reload: run.reload.clone(),
         service: Service::of_environment(),
         usage: usage_file,
@@ -158,6 +158,7 @@ pub fn run(
     agent.announce_address(http.as_ref().and_then(HttpServer::url));
     agent.run(&mut twin, |_| Vec::new(), Twin::finished);
     to_close.close();
+    run.reload.close();
     Ok(Served {
         _server: server,
         http,

@@ -18,6 +18,8 @@ use crate::history::read_recorded;
 const DECIDED_EARLIER: i64 = 5_000_000_000;
 /// Most events that are read. If there are more, the last ones are read.
 const EVENTS_MAX: u32 = 10_000;
+/// How many times as close samples are read, each time that a VM turns out to be younger than the distance between samples.
+const CLOSER: u64 = 30;
 /// A decision made up to this long after a window, in nanoseconds, may still concern it.
 const DECIDED_LATER: i64 = 60_000_000_000;
 
@@ -78,7 +80,7 @@ pub fn ask(
     }
     let begin = from.saturating_sub(long.saturating_mul(homenode_why::BASELINE.cast_signed()));
     let (_, apart) = homenode_why::wanted(Ns(0), window);
-    let frames = sparse(archive, (begin, to), apart, until)?;
+    let frames = sparse(archive, None, (begin, to), apart, until)?;
     // If the window contains parts of two runs, use the run that contains the time.
     let about = at.and_then(|at| frames.iter().rev().find(|frame| frame.wall_ns <= at));
     let Some(end) = about.or(frames.last()) else {
@@ -89,31 +91,23 @@ pub fn ask(
     let host = |wall: i64| Ns(wall.saturating_sub(offset).max(0).unsigned_abs());
     let wall = |at: Ns| WallTime(at.0.cast_signed().saturating_add(offset));
     let machine = machine_of(archive, run)?;
-    let mut samples = samples_of(frames, run);
-    if find(&samples, vm)?.is_none() {
-        // The VM may have appeared after the last of these samples.
-        let after = to.saturating_sub(apart.0.cast_signed());
-        samples = samples_of(sparse(archive, (after, to), Ns(0), until)?, run);
-    }
-    let id = find(&samples, vm)?.ok_or_else(|| not_there(vm))?;
-    let (asked_from, end) = (host(from), host(to));
-    let within = |samples: &[Sample]| {
-        let first = samples.iter().find(|sample| sample.vm(id).is_some());
-        let since = first.map_or(host(begin), |sample| sample.at);
-        homenode_why::within(since, at.map(host), (asked_from, end)).0
+    let question = Question {
+        vm,
+        about: at.map(host),
+        begin: host(begin),
+        window: (host(from), host(to)),
+        apart,
     };
-    let mut start = within(&samples);
-    let is_shorter = start != asked_from;
-    if is_shorter {
-        // The samples of a short window are closer to each other, and the VM is in one between those that were read.
-        let (_, apart) = homenode_why::wanted(start, end);
-        samples = samples_of(sparse(archive, (begin, to), apart, until)?, run);
-        start = within(&samples);
-    }
+    let read = |since: Ns, apart: Ns| -> Result<Vec<Sample>, AskError> {
+        let frames = sparse(archive, Some(run), (wall(since).0, to), apart, until)?;
+        Ok(samples_of(frames, run))
+    };
+    let Found { id, samples, start } = question.look(samples_of(frames, run), read)?;
+    let (asked_from, end) = question.window;
     let (from, window) = (wall(start).0, (start, end));
     let happenings = happenings(archive, run, (from, to))?;
     let mut explanation = homenode_why::explain(&machine, &samples, id, window, &happenings)?;
-    if is_shorter && explanation.speed.usual.is_some() {
+    if start != asked_from && explanation.speed.usual.is_some() {
         let (all, part) = (explanation.history_ns, end.saturating_sub(start));
         explanation.notes.push(format!(
             "the history of the VM is {:.0} s long, so its last {:.0} s are compared with the time before",
@@ -134,6 +128,87 @@ pub fn ask(
         compared_from: wall(explanation.baseline_from_ns),
         explanation,
     })
+}
+
+/// A question about one run, in the time of its host.
+#[derive(Clone, Copy, Debug)]
+struct Question<'a> {
+    /// The VM's name or id.
+    vm: &'a str,
+    /// The time that the client named.
+    about: Option<Ns>,
+    /// When the baseline of the window begins.
+    begin: Ns,
+    /// The window to explain.
+    window: (Ns, Ns),
+    /// The distance between samples that suffices for this window.
+    apart: Ns,
+}
+
+/// What was read to answer a question.
+#[derive(Debug)]
+struct Found {
+    id: VmId,
+    samples: Vec<Sample>,
+    /// When the window to explain begins: later than the one in question if the VM is young.
+    start: Ns,
+}
+
+impl Question<'_> {
+    /// Finds the VM, and the samples that explain its window. `samples` are those since [`Question::begin`], at the distance
+    /// that suffices; `read` returns others, from a time on and with a distance.
+    ///
+    /// A young VM needs closer samples, but the history may be much longer than its life. So only those since the last known
+    /// sample without it are read. While it is younger than the distance between samples, closer ones tell when it appeared.
+    fn look(
+        &self,
+        mut samples: Vec<Sample>,
+        mut read: impl FnMut(Ns, Ns) -> Result<Vec<Sample>, AskError>,
+    ) -> Result<Found, AskError> {
+        let (from, to) = self.window;
+        let (mut since, mut apart) = (self.begin, self.apart);
+        let parts = [CLOSER, CLOSER * CLOSER];
+        let mut distances = parts
+            .map(|part| Ns(self.apart.0 / part))
+            .into_iter()
+            .chain([Ns(0)]);
+        let mut seen: Option<(VmId, Ns)> = None;
+        loop {
+            let now = find(&samples, self.vm)?.and_then(|id| Some((id, first_of(&samples, id)?)));
+            seen = match (seen, now) {
+                // Closer samples do not always include the sample that has the VM.
+                (Some((id, at)), Some((same, later))) if id == same && at < later => seen,
+                _ => now.or(seen),
+            };
+            let before = |at: &Ns| seen.is_none_or(|(_, first)| *at < first);
+            since = samples
+                .iter()
+                .rev()
+                .map(|sample| sample.at)
+                .find(before)
+                .unwrap_or(since);
+            if seen.is_some_and(|(_, first)| to.saturating_sub(first) >= apart) {
+                break;
+            }
+            let Some(closer) = distances.next() else { break };
+            (samples, apart) = (read(since, closer)?, closer);
+        }
+        let (id, first) = seen.ok_or_else(|| not_there(self.vm))?;
+        let start_of = |first| homenode_why::within(first, self.about, (from, to)).0;
+        let mut start = start_of(first);
+        if start != from || apart != self.apart {
+            let (_, apart) = homenode_why::wanted(start, to);
+            samples = read(since, apart)?;
+            start = start_of(first_of(&samples, id).map_or(first, |at| at.min(first)));
+        }
+        Ok(Found { id, samples, start })
+    }
+}
+
+/// Returns the time of the first sample that has a VM.
+fn first_of(samples: &[Sample], vm: VmId) -> Option<Ns> {
+    let first = samples.iter().find(|sample| sample.vm(vm).is_some());
+    first.map(|sample| sample.at)
 }
 
 /// Returns the decisions and other events of a run that may explain a window.
@@ -179,16 +254,17 @@ fn samples_of(frames: Vec<Frame>, run: i64) -> Vec<Sample> {
         .collect()
 }
 
-/// Returns samples between two times, at least `apart` from each other. Not all are needed, and deriving figures from a sample
-/// takes longer than reading it.
+/// Returns samples between two times, of one run or of all, at least `apart` from each other. Not all are needed, and deriving
+/// figures from a sample takes longer than reading it.
 fn sparse(
     archive: &Archive,
+    run: Option<i64>,
     span: (i64, i64),
     apart: Ns,
     until: Option<Instant>,
 ) -> Result<Vec<Frame>, AskError> {
     let mut samples: Vec<Frame> = Vec::new();
-    let mut frames = archive.iter(None, Kind::Sample, span)?.apart(apart);
+    let mut frames = archive.iter(run, Kind::Sample, span)?.apart(apart);
     for frame in frames.by_ref() {
         samples.push(frame?);
         if until.is_some_and(|until| Instant::now() >= until) {
@@ -221,6 +297,80 @@ mod tests {
     use homenode_host::VmSample;
 
     use super::*;
+
+    /// End of the history in tests, in seconds. There is a sample for each second.
+    const END: u64 = 200_000;
+
+    /// Asks about the last six hours of `web`, which appeared `age_s` ago. Also returns the number of samples read.
+    fn asked(vm: &str, age_s: u64) -> (Result<Found, AskError>, usize) {
+        let (window, to) = (Ns::from_secs(6 * 3600), Ns::from_secs(END));
+        let from = to.saturating_sub(window);
+        let (begin, apart) = homenode_why::wanted(from, to);
+        let question = Question {
+            vm,
+            about: None,
+            begin,
+            window: (from, to),
+            apart,
+        };
+        let mut read_count = 0;
+        let mut read = |since: Ns, apart: Ns| -> Result<Vec<Sample>, AskError> {
+            let mut samples: Vec<Sample> = Vec::new();
+            for second in since.0.div_ceil(1_000_000_000)..=END {
+                let at = Ns::from_secs(second);
+                let is_apart = |last: &Sample| at.saturating_sub(last.at) >= apart;
+                if samples.last().is_none_or(is_apart) {
+                    let is_there = second + age_s >= END;
+                    let web = is_there.then(|| VmSample::new(VmId(1), "web".to_owned()));
+                    samples.push(Sample {
+                        at,
+                        vms: web.into_iter().collect(),
+                        ..Sample::default()
+                    });
+                }
+            }
+            read_count += samples.len();
+            Ok(samples)
+        };
+        let samples = read(begin, apart).unwrap();
+        let found = question.look(samples, &mut read);
+        (found, read_count)
+    }
+
+    #[test]
+    fn of_a_long_history_few_samples_are_read_for_a_young_vm() {
+        for age_s in [0, 1, 5, 60, 700, 719, 720, 721, 1439, 1441, 7200, 20_000] {
+            let (found, read_count) = asked("web", age_s);
+            let found = found.unwrap();
+            assert!(read_count <= 500, "{age_s} s: {read_count}");
+            // A fifth of its life is explained, and all of it is read, from close samples.
+            let explained = Ns::from_secs(END).saturating_sub(found.start);
+            let part = Ns(Ns::from_secs(age_s).0 / 5);
+            assert!(
+                explained.0.abs_diff(part.0) <= 500_000_000 + part.0 / 50,
+                "{age_s} s: {explained}"
+            );
+            let first = first_of(&found.samples, found.id).unwrap().as_secs_f64();
+            let late = first - (END - age_s) as f64;
+            assert!(
+                (0.0..=1.0 + age_s as f64 / 100.0).contains(&late),
+                "{age_s} s: {late}"
+            );
+        }
+    }
+
+    #[test]
+    fn for_a_vm_that_is_old_or_unknown_no_more_is_read_than_for_the_window() {
+        let (found, read_count) = asked("web", 90_000);
+        let found = found.unwrap();
+        assert_eq!(found.start, Ns::from_secs(END - 6 * 3600));
+        assert_eq!((found.samples.len(), read_count), (151, 151));
+        let (found, read_count) = asked("wbe", 90_000);
+        assert!(
+            matches!(found, Err(AskError::Nothing(_))) && read_count <= 250,
+            "{read_count}"
+        );
+    }
 
     #[test]
     fn a_name_means_the_vm_that_had_it_last_and_of_two_at_once_neither() {

@@ -67,12 +67,13 @@ fn changes(text: &str) -> anyhow::Result<Changes> {
 pub(crate) fn run(args: &ExperimentArgs) -> anyhow::Result<()> {
     let design = Design::open(&args.file).map_err(bad_input)?;
     let changes: Vec<End> = args.vary.iter().flat_map(|changes| changes.0.clone()).collect();
+    let figures = args.figures.as_ref().map(OutDir::create).transpose()?;
     let progress = Progress::new("");
     let cache = args.runs.cache(&progress);
     let made = experiment(&design, &changes, args.runs.jobs(), cache.as_ref(), &progress);
     drop(progress);
     let made = made.map_err(|error| anyhow::anyhow!("{}: {error}", args.file.display()))?;
-    if let Some(directory) = &args.figures {
+    if let Some(directory) = figures {
         let drawn = made.first().map_or(&[][..], |made| &made.decision.figures);
         write_figures(directory, drawn)?;
     }

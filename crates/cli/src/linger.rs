@@ -9,9 +9,9 @@ use homenode_units::Ns;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 
-use crate::output::Output;
+use crate::output::{Output, Style};
 
-/// How long the page stays by default, for a user at a terminal.
+/// How long the page stays by default, for a user who reads text at a terminal.
 const AT_TERMINAL: Ns = Ns::from_secs(60);
 /// Longest time before a key or a signal is noticed.
 const LOOK_EVERY: Timespec = Timespec {
@@ -19,12 +19,11 @@ const LOOK_EVERY: Timespec = Timespec {
     tv_nsec: 100_000_000,
 };
 
-/// Returns how long the page stays: as requested, else a minute at a terminal.
-pub(crate) fn time(asked: Option<Ns>) -> Ns {
-    let usual = if stdout().is_terminal() {
-        AT_TERMINAL
-    } else {
-        Ns::ZERO
+/// Returns how long the page stays: as requested, else a minute if the output is text on a terminal.
+pub(crate) fn time(asked: Option<Ns>, style: Style) -> Ns {
+    let usual = match style {
+        Style::Terminal => AT_TERMINAL,
+        Style::Lines | Style::Json => Ns::ZERO,
     };
     asked.unwrap_or(usual)
 }
@@ -36,7 +35,7 @@ pub(crate) fn wait(url: &str, time: Ns, output: &mut Output, wake_signal: &WakeS
         Some(_) => "press a key, or Ctrl-C, to end now",
         None => "SIGINT (Ctrl-C) ends it now",
     };
-    output.line(&format!(
+    output.notice(&format!(
         "The run has ended. Its page stays at {url} for {time}; {end}."
     ));
     let end = Instant::now() + Duration::from_nanos(time.0);

@@ -175,7 +175,14 @@ fn kept(command: &Command) -> Option<&'static str> {
     Some(match command {
         Command::Sim(_) | Command::WhatIf(_) | Command::Replay(_) | Command::Why(_) => "there is no result",
         Command::Search(_) => "there is no result, and no --known file was changed",
+        Command::Calibrate(args) if args.validate && args.output.is_some() => {
+            "without a comparison yet, the measurement is dropped; else its file is complete"
+        }
         Command::Calibrate(_) => "the measurement is dropped",
+        Command::Record(RecordArgs {
+            command: Some(RecordCommand::Export(args)),
+            ..
+        }) if !args.is_to_file() => "its output is incomplete",
         Command::Record(RecordArgs {
             command: Some(RecordCommand::Export(_) | RecordCommand::Scenario(_)),
             ..
@@ -242,4 +249,34 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Man { command, to } => manual(command.as_deref(), to.as_deref())?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[test]
+    fn a_signal_says_of_each_output_what_is_left_of_it() {
+        for (words, said) in [
+            (
+                &["record", "export", "--csv"][..],
+                Some("its output is incomplete"),
+            ),
+            (
+                &["record", "export", "--trace", "/dev/null"],
+                Some("its file is missing or incomplete"),
+            ),
+            (&["calibrate", "--validate"], Some("the measurement is dropped")),
+            (
+                &["calibrate", "--validate", "--output", "/dev/null"],
+                Some("without a comparison yet, the measurement is dropped; else its file is complete"),
+            ),
+            (&["vm"], None),
+        ] {
+            let args = Args::try_parse_from([&["homenode"], words].concat()).unwrap();
+            assert_eq!(kept(&args.command), said, "{words:?}");
+        }
+    }
 }

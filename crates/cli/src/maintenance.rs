@@ -5,8 +5,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use homenode_api::Request;
-use homenode_api::answer::Maintenance;
+use homenode_api::answer::{Maintenance, Recommendation, Recommendations};
 use homenode_control::LeftBehind;
+use homenode_control::recommendations::State;
+use homenode_host::Lever;
 use homenode_reproduce::jobs::Progress;
 use homenode_screens::printable::OneLine;
 use homenode_units::{Bytes, NodeSet, Ns};
@@ -18,8 +20,8 @@ use crate::print::{or_dash, print_json, span, table};
 /// The end of `drain`'s help.
 pub(crate) const DRAIN_HELP: &str = "VMs that have their home on the node get another; unplaced VMs get a home elsewhere as long as the drain lasts. Their memory
 follows, and no VM gets a home on the node. A drain lasts until you end it or the host restarts; it survives a restart of the
-agent. Memory that cannot move, and VMs whose operator chose that node, stay; the command lists them with the reasons, and its
-exit status is 1. Interrupting the command ends only the waiting.
+agent. Memory that cannot move, VMs whose operator chose that node, and VMs that need your approval to move (mode `recommend`)
+stay; the command lists them with the reasons, and its exit status is 1. Interrupting the command ends only the waiting.
 
 Examples:
   homenode drain 1                     empty node 1, and wait until it is
@@ -42,6 +44,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Waiting ends if what is left has not shrunk for this long, and for this many of the agent's samples.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PATIENCE_LOOKS: u32 = 10;
+/// After this many of the agent's samples, each VM on the nodes has its recommendation, if it needs one.
+const RECOMMENDED_LOOKS: u32 = 3;
 
 /// Options of `drain`.
 #[derive(Debug, clap::Args)]
@@ -100,7 +104,7 @@ pub(crate) fn drain(args: &DrainArgs) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let end = wait(args, nodes, begun)?;
+    let (end, waiting) = wait(args, nodes, begun)?;
     let is_empty = left(&end, nodes).next().is_none();
     match (args.agent.json(), is_empty) {
         (true, _) => print_json("maintenance", &end)?,
@@ -109,24 +113,48 @@ pub(crate) fn drain(args: &DrainArgs) -> anyhow::Result<ExitCode> {
         }
         (false, false) => {
             show(args, &end)?;
+            if waiting > 0 {
+                say!("{}", wait_for_approval(waiting));
+            }
             say!("what is left on node {nodes} will not move by itself; new VMs are kept off it");
         }
     }
     Ok(ExitCode::from(u8::from(!is_empty)))
 }
 
-/// Waits until the nodes are empty, the VMs and memory left on them stop shrinking, or another client ends the drain.
-fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result<Maintenance> {
+fn wait_for_approval(count: usize) -> String {
+    let wait = if count == 1 {
+        "recommendation waits"
+    } else {
+        "recommendations wait"
+    };
+    format!("{count} {wait} for your approval: `homenode recommend` lists them")
+}
+
+/// Waits until the nodes are empty, the VMs and memory left on them stop shrinking, another client ends the drain, or VMs move
+/// only once the operator approves it. Also returns the number of recommendations that wait for that.
+fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result<(Maintenance, usize)> {
     let (started, at_first) = (Instant::now(), memory(&begun, nodes));
     let of = |drains: &Maintenance| (left(drains, nodes).count(), memory(drains, nodes));
     let progress = Progress::new("");
     let mut least = of(&begun);
-    let (mut last, mut changed, mut looks) = (begun, started, 0);
+    let (mut last, mut changed, mut looks, mut samples) = (begun, started, 0, 0);
     loop {
         let vms = left(&last, nodes).count();
         let is_over = last.drains.iter().all(|drain| !nodes.contains(drain.node));
         if vms == 0 || is_over || changed.elapsed() >= PATIENCE && looks >= PATIENCE_LOOKS {
-            return Ok(last);
+            let waiting = if is_over {
+                0
+            } else {
+                waiting(&last, nodes, &recommended(args)?)
+            };
+            return Ok((last, waiting));
+        }
+        if samples >= RECOMMENDED_LOOKS && left(&last, nodes).all(|vm| vm.why.is_some()) {
+            let waiting = waiting(&last, nodes, &recommended(args)?);
+            if waiting > 0 {
+                return Ok((last, waiting));
+            }
         }
         let (now, spent) = (memory(&last, nodes), started.elapsed().as_secs_f64());
         let rate = at_first.saturating_sub(now).as_f64() / spent.max(1e-3);
@@ -138,6 +166,7 @@ fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result
         sleep(LOOK);
         let next: Maintenance = ask_agent(args.agent.dir(), &Request::Maintenance)?;
         looks += u32::from(next.at_ns != last.at_ns);
+        samples += u32::from(next.at_ns != last.at_ns);
         // NUMA balancing moves pages of a VM that stays back and forth, so only a new minimum counts as progress.
         let now = of(&next);
         if now.0 < least.0 || now.1 < least.1 {
@@ -146,6 +175,19 @@ fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result
         }
         last = next;
     }
+}
+
+fn recommended(args: &DrainArgs) -> anyhow::Result<Vec<Recommendation>> {
+    let all: Recommendations = ask_agent(args.agent.dir(), &Request::Recommendations)?;
+    Ok(all.recommendations)
+}
+
+/// Returns the number of open recommendations that would move VMs that are left on these nodes.
+fn waiting(of: &Maintenance, nodes: &NodeSet, all: &[Recommendation]) -> usize {
+    let is_left = |one: &Recommendation| left(of, nodes).any(|vm| vm.id == one.vm_id);
+    let moves = |one: &Recommendation| matches!(one.action.lever(), Lever::Home | Lever::Pages);
+    let is_open = |one: &&Recommendation| one.state == State::Open && moves(one) && is_left(one);
+    all.iter().filter(is_open).count()
 }
 
 /// Returns the VMs that are left on these nodes.
@@ -212,4 +254,44 @@ pub(crate) fn pause(args: &PauseArgs) -> anyhow::Result<()> {
         (false, None) => say!("the agent is not paused; `homenode pause --for 10min` pauses it"),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use homenode_control::DrainStatus;
+    use homenode_units::{NodeId, VmId};
+
+    use super::*;
+    use crate::recommend::recommendation;
+
+    #[test]
+    fn what_waits_is_open_and_moves_a_vm_that_is_left_on_the_nodes() {
+        let vm = |id: u128| LeftBehind {
+            name: "web".to_owned(),
+            id: VmId(id),
+            memory_bytes: None,
+            vcpus: 1,
+            why: Some("mode recommend is in force for it".to_owned()),
+        };
+        let maintenance = |id| Maintenance {
+            at_ns: Ns(1),
+            drains: vec![DrainStatus {
+                node: NodeId(1),
+                vms: vec![vm(id)],
+            }],
+            paused_for_ns: None,
+            note: None,
+        };
+        // These give VM 1 a home.
+        let all = [
+            recommendation(1, State::Open, &[]),
+            recommendation(2, State::Expired, &[]),
+        ];
+        let node = |node| NodeSet::one(NodeId(node));
+        assert_eq!(waiting(&maintenance(1), &node(1), &all), 1);
+        assert_eq!(waiting(&maintenance(2), &node(1), &all), 0);
+        assert_eq!(waiting(&maintenance(1), &node(2), &all), 0);
+        assert!(wait_for_approval(1).starts_with("1 recommendation waits"));
+        assert!(wait_for_approval(16).starts_with("16 recommendations wait"));
+    }
 }

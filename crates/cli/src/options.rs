@@ -11,6 +11,8 @@ use homenode_twin::Scenario;
 use homenode_units::{Bytes, Ns};
 use rustix::fs::{Access, access};
 
+use crate::bad_input;
+
 /// A host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum HostArg {
@@ -130,7 +132,7 @@ pub(crate) fn time_within(text: &str, (least, most): (&str, &str)) -> anyhow::Re
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OutFile(PathBuf);
 
-/// The path of a directory for results. Parsing creates the directory and checks that the user may write into it.
+/// The path of a directory for results. Parsing checks that it can be created or that the user may write into it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OutDir(PathBuf);
 
@@ -140,6 +142,9 @@ pub(crate) enum Unwritable {
     /// The path of a file is that of a directory.
     #[error("it is a directory; name a file")]
     IsDirectory,
+    /// The path of a file ends as that of a directory.
+    #[error("a path that ends in a slash is that of a directory; name a file")]
+    EndsAsDirectory,
     /// The file's directory does not exist.
     #[error("its directory does not exist; create it first")]
     NoDirectory,
@@ -149,6 +154,9 @@ pub(crate) enum Unwritable {
     /// The user may not create a file in the directory.
     #[error("you may not write into its directory; name another")]
     Directory,
+    /// The user may write to the file, but not replace it by another.
+    #[error("a new file replaces this one, but you may not write into its directory; name another")]
+    Irreplaceable,
     /// The directory for results cannot be created.
     #[error("this directory cannot be created: {0}; name another")]
     CannotCreate(String),
@@ -161,37 +169,90 @@ fn may_write(path: &Path) -> bool {
     access(path, Access::WRITE_OK).is_ok()
 }
 
+/// Returns the directory of a file. A bare name is in the current directory.
+fn directory_of(path: &Path) -> &Path {
+    path.parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
+}
+
 impl OutFile {
     /// Checks that a file can be written at this path.
     ///
     /// # Errors
     /// [`Unwritable`].
     pub(crate) fn at(path: PathBuf) -> Result<OutFile, Unwritable> {
-        let parent = path
-            .parent()
-            .filter(|parent| !parent.as_os_str().is_empty())
-            .unwrap_or(Path::new("."));
+        let parent = directory_of(&path);
+        let end = path.as_os_str().as_encoded_bytes();
         match (path.is_dir(), parent.is_dir()) {
             (true, _) => Err(Unwritable::IsDirectory),
+            // The standard library's paths ignore these ends; the kernel does not.
+            _ if end.ends_with(b"/") || end.ends_with(b"/.") => Err(Unwritable::EndsAsDirectory),
             (_, false) => Err(Unwritable::NoDirectory),
             _ if path.exists() && !may_write(&path) => Err(Unwritable::File),
             _ if !path.exists() && !may_write(parent) => Err(Unwritable::Directory),
             _ => Ok(OutFile(path)),
         }
     }
+
+    /// Checks, before the work, that a further file that belongs to the file of this option can be written.
+    ///
+    /// # Errors
+    /// Bad input: [`Unwritable`], with the option and the path.
+    pub(crate) fn further(option: &str, path: PathBuf) -> anyhow::Result<OutFile> {
+        let shown = path.display().to_string();
+        OutFile::at(path).map_err(|why| bad_input(format!("{option} writes {shown}, too: {why}")))
+    }
+
+    /// Checks, before the work, that this file of an option can be replaced by one that is first written at `new`.
+    ///
+    /// # Errors
+    /// As [`OutFile::further`].
+    pub(crate) fn replaced_by(&self, option: &str, new: PathBuf) -> anyhow::Result<()> {
+        OutFile::further(option, new)?;
+        let why = Unwritable::Irreplaceable;
+        match may_write(directory_of(&self.0)) {
+            true => Ok(()),
+            false => Err(bad_input(format!("{option} {}: {why}", self.0.display()))),
+        }
+    }
 }
 
 impl OutDir {
-    /// Creates a directory at this path if there is none, and checks that the user may write into it.
+    /// Checks that this is a directory that the user may write into, or that it can be created.
     ///
     /// # Errors
     /// [`Unwritable`].
     pub(crate) fn at(path: PathBuf) -> Result<OutDir, Unwritable> {
-        std::fs::create_dir_all(&path).map_err(|error| Unwritable::CannotCreate(error.to_string()))?;
-        match may_write(&path) {
-            true => Ok(OutDir(path)),
-            false => Err(Unwritable::NoEntry),
+        let mut ancestors = path.ancestors().map(|path| match path.as_os_str().is_empty() {
+            true => Path::new("."),
+            false => path,
+        });
+        let nearest = ancestors.find(|path| path.symlink_metadata().is_ok());
+        match nearest {
+            Some(nearest) if !nearest.is_dir() => Err(Unwritable::CannotCreate(format!(
+                "{} is not a directory",
+                nearest.display()
+            ))),
+            Some(nearest) if may_write(nearest) => Ok(OutDir(path)),
+            Some(nearest) if nearest == path => Err(Unwritable::NoEntry),
+            Some(nearest) => Err(Unwritable::CannotCreate(format!(
+                "you may not write into {}",
+                nearest.display()
+            ))),
+            None => Err(Unwritable::CannotCreate("it has no parent directory".to_owned())),
         }
+    }
+
+    /// Creates the directory if there is none. Called once the rest of the command line is known to be right.
+    ///
+    /// # Errors
+    /// Bad input: [`Unwritable`], with the path.
+    pub(crate) fn create(&self) -> anyhow::Result<&Path> {
+        let why = |error: std::io::Error| Unwritable::CannotCreate(error.to_string());
+        std::fs::create_dir_all(&self.0)
+            .map_err(|error| bad_input(format!("{}: {}", self.0.display(), why(error))))?;
+        Ok(&self.0)
     }
 }
 
@@ -204,13 +265,6 @@ impl std::ops::Deref for OutFile {
 
 impl AsRef<Path> for OutFile {
     fn as_ref(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl std::ops::Deref for OutDir {
-    type Target = Path;
-    fn deref(&self) -> &Path {
         &self.0
     }
 }
@@ -273,5 +327,58 @@ impl<T: std::str::FromStr> std::str::FromStr for OrNone<T> {
             "none" => Ok(OrNone::None),
             value => value.parse().map(OrNone::Some),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_refused_if_its_path_is_that_of_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| OutFile::at(PathBuf::from(format!("{}/{name}", dir.path().display())));
+        assert!(at("new.toml").is_ok() && at("./new.toml").is_ok());
+        assert_eq!(at("new/"), Err(Unwritable::EndsAsDirectory));
+        assert_eq!(at("new/."), Err(Unwritable::EndsAsDirectory));
+        assert_eq!(at(""), Err(Unwritable::IsDirectory));
+        assert_eq!(at("none/new.toml"), Err(Unwritable::NoDirectory));
+        assert!(!dir.path().join("new.toml").exists());
+    }
+
+    #[test]
+    fn a_file_next_to_the_result_is_checked_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = OutFile::at(dir.path().join("known.toml")).unwrap();
+        let new = dir.path().join("known.toml.new");
+        file.replaced_by("--known", new.clone()).unwrap();
+        std::fs::create_dir(&new).unwrap();
+        let refused = file.replaced_by("--known", new).unwrap_err().to_string();
+        assert!(
+            refused.contains("--known") && refused.contains("known.toml.new, too: it is a directory"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn a_directory_is_checked_when_it_is_named_and_created_when_the_work_begins() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        let named = OutDir::at(path.clone()).unwrap();
+        assert!(!dir.path().join("a").exists());
+        assert_eq!(named.create().unwrap(), path);
+        assert!(path.is_dir());
+        assert!(OutDir::at(path).is_ok(), "one that exists");
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        let refused = OutDir::at(dir.path().join("file/figures")).unwrap_err();
+        assert!(
+            refused.to_string().contains("file is not a directory"),
+            "{refused}"
+        );
+        assert!(
+            OutDir::at("figures-of-no-run".into()).is_ok(),
+            "in the current directory"
+        );
+        assert!(!Path::new("figures-of-no-run").exists());
     }
 }

@@ -44,6 +44,8 @@ pub(crate) struct Output {
     at: Ns,
     /// The systemd journal, if standard output is connected to it.
     journal: Option<Journal>,
+    /// Notices for programs that wait for the first document of the run.
+    held: Vec<String>,
 }
 
 /// The clock that stamps events.
@@ -92,6 +94,7 @@ impl Output {
             clock: Clock::Simulated,
             at: Ns::ZERO,
             journal: (style == Style::Lines).then(Journal::of_output).flatten(),
+            held: Vec::new(),
         }
     }
 
@@ -162,6 +165,18 @@ impl Output {
         }
     }
 
+    /// Prints a notice for the operator, in any format.
+    pub(crate) fn notice(&mut self, text: &str) {
+        self.line(text);
+        self.object("notice", json!(Notice::new(text)));
+    }
+
+    /// As [`Output::notice`], before the run begins. A program gets it after the document `start`, which comes first.
+    pub(crate) fn early_notice(&mut self, text: &str) {
+        self.line(text);
+        self.held.push(text.to_owned());
+    }
+
     fn write(&mut self, entry: Entry) {
         match &mut self.to {
             To::Thread(backlog) => backlog.push(entry),
@@ -181,6 +196,11 @@ impl Show for Output {
     fn object(&mut self, kind: &str, object: Value) {
         if self.style == Style::Json {
             self.write(Entry::Lines(object_line(kind, object)));
+        }
+        if kind == "start" {
+            for text in std::mem::take(&mut self.held) {
+                self.object("notice", json!(Notice::new(&text)));
+            }
         }
     }
 

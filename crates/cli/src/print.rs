@@ -68,6 +68,16 @@ pub(crate) fn print_json(kind: &str, value: &impl Serialize) -> anyhow::Result<(
     Ok(())
 }
 
+/// Prints what a command has done as a JSON document of this kind, and returns the command's result. That includes what it did
+/// before an error: a program cannot learn it in another way.
+///
+/// # Errors
+/// The command's error, or as [`print_json`].
+pub(crate) fn print_done(kind: &str, value: &impl Serialize, done: anyhow::Result<()>) -> anyhow::Result<()> {
+    print_json(kind, value)?;
+    done
+}
+
 /// Returns a table in the project's style: right-aligned except for the first column, each cell on one line.
 pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Table {
     let mut table = Table::new();

@@ -27,12 +27,13 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithOrigin;
 
 use crate::bad_input;
 use crate::options::{OutFile, ShownArgs};
 use crate::output::Output;
-use crate::twin;
+use crate::{signals, twin};
 
 /// Options of `profile`.
 #[derive(Debug, clap::Args)]
@@ -252,10 +253,10 @@ fn stdout(args: &ProfileArgs) -> anyhow::Result<Stdio> {
     }
 }
 
-/// Starts the program and waits for its end. Passes SIGTERM on to it, and SIGINT unless the terminal has already sent it to the
-/// program; a second SIGINT kills the program.
+/// Starts the program and waits for its end. Passes SIGTERM on to it, and SIGINT unless it is a terminal's Ctrl-C, which the
+/// program gets, too; a second SIGINT kills the program.
 fn watch(command: &mut Command, name: &str, args: &ProfileArgs) -> std::io::Result<ExitStatus> {
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let mut signals = SignalsInfo::<WithOrigin>::new(signals::heeded([SIGINT, SIGTERM]))?;
     let mut child = command.spawn()?;
     let (started, progress) = (Instant::now(), Progress::new(""));
     // Progress must not overwrite the program's output on a shared terminal.
@@ -265,12 +266,13 @@ fn watch(command: &mut Command, name: &str, args: &ProfileArgs) -> std::io::Resu
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        for signal in signals.pending() {
-            match (signal, interrupts) {
+        for origin in signals.pending() {
+            match (origin.signal, interrupts) {
                 (SIGTERM, _) => send(&child, Signal::TERM),
                 (_, 0) => {
                     interrupts += 1;
-                    if !has_terminals_signals() {
+                    // A terminal's signal comes from the kernel, which sends it to all processes in the foreground.
+                    if origin.process.is_some() {
                         send(&child, Signal::INT);
                     }
                     progress.note(&format!(
@@ -287,13 +289,6 @@ fn watch(command: &mut Command, name: &str, args: &ProfileArgs) -> std::io::Resu
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-}
-
-/// Returns true if a terminal sends its signals to this process and so also to its child.
-fn has_terminals_signals() -> bool {
-    let terminal = fs::File::open("/dev/tty").ok();
-    let foreground = terminal.and_then(|terminal| rustix::termios::tcgetpgrp(terminal).ok());
-    foreground.is_some_and(|group| group == rustix::process::getpgrp())
 }
 
 fn send(child: &Child, signal: Signal) {

@@ -167,6 +167,14 @@ pub(crate) fn place(args: &PlaceArgs) -> anyhow::Result<()> {
             }
         }
     };
+    show_place(args, answer)
+}
+
+/// Prints the place of a VM.
+///
+/// # Errors
+/// The VM fits nowhere.
+fn show_place(args: &PlaceArgs, answer: Placed) -> anyhow::Result<()> {
     if args.agent.json() {
         print_json("placed", &answer)?;
     }
@@ -252,6 +260,9 @@ pub(crate) fn vm(args: &VmArgs) -> anyhow::Result<()> {
         "VM", "home", "memory", "CPUs", "speed", "CPI", "LLC miss", "local", "traffic", "time", "",
     ];
     say_vms(&header, rows);
+    if answer.vms.is_empty() {
+        return Ok(());
+    }
     say!(
         "\nspeed: of the VM's usual speed; time: CPU time that changes of its home gained and lost (`homenode report`)"
     );

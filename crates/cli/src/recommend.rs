@@ -3,6 +3,10 @@
 
 mod walk;
 
+#[cfg(test)]
+pub(crate) use walk::tests::recommendation;
+
+use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
 
 use clap::Subcommand;
@@ -21,7 +25,7 @@ use serde::Serialize;
 
 use crate::ask::{ask_agent, vms};
 use crate::options::{AgentArgs, OrNone};
-use crate::print::{or_dash, print_json, say_vms, table};
+use crate::print::{or_dash, print_done, print_json, say_vms, table};
 
 /// The end of `recommend`'s help.
 pub(crate) const HELP: &str = "In mode `recommend` (of the run, of a policy, or of a VM: `homenode mode`) each decision waits for you. An approved decision is
@@ -188,8 +192,8 @@ fn list(args: &RecommendArgs) -> anyhow::Result<()> {
 
 fn judge(args: &IdArgs, request: impl Fn(u64) -> Request) -> anyhow::Result<()> {
     let mut recommendations: Vec<Recommendation> = Vec::new();
-    for id in &args.ids {
-        let answer: Recommendation = ask_agent(args.agent.dir(), &request(*id))?;
+    let mut judge_one = |id: u64| -> anyhow::Result<()> {
+        let answer: Recommendation = ask_agent(args.agent.dir(), &request(id))?;
         if !args.agent.json() {
             say!(
                 "{} is {}: {}",
@@ -199,11 +203,54 @@ fn judge(args: &IdArgs, request: impl Fn(u64) -> Request) -> anyhow::Result<()> 
             );
         }
         recommendations.push(answer);
+        Ok(())
+    };
+    let done = args.ids.iter().try_for_each(|id| judge_one(*id));
+    match args.agent.json() && (done.is_ok() || !recommendations.is_empty()) {
+        true => print_done("recommendations", &Recommendations { recommendations }, done),
+        false => done.and_then(|()| say_partners(&recommendations, &args.agent)),
     }
-    match args.agent.json() {
-        true => print_json("recommendations", &Recommendations { recommendations }),
-        false => Ok(()),
+}
+
+/// Says which open recommendations were predicted together with those that were just approved.
+fn say_partners(decided: &[Recommendation], agent: &AgentArgs) -> anyhow::Result<()> {
+    let is_one_of_several = |one: &Recommendation| one.state == State::Approved && !one.together.is_empty();
+    if decided.iter().any(is_one_of_several) {
+        let all: Recommendations = ask_agent(agent.dir(), &Request::Recommendations)?;
+        if let Some(partners) = partners(decided, &all.recommendations) {
+            say!("{partners}");
+        }
     }
+    Ok(())
+}
+
+/// Returns a sentence about the open recommendations with which approved ones were predicted; `None` if there are none.
+fn partners(decided: &[Recommendation], all: &[Recommendation]) -> Option<String> {
+    let of = |one: &Recommendation| -> Vec<u64> {
+        let is_open = |id: &u64| all.iter().any(|one| one.id == *id && one.state == State::Open);
+        one.together.iter().copied().filter(is_open).collect()
+    };
+    let approved = decided.iter().filter(|one| one.state == State::Approved);
+    let (with, left): (Vec<u64>, Vec<Vec<u64>>) = approved
+        .map(|one| (one.id, of(one)))
+        .filter(|(_, left)| !left.is_empty())
+        .unzip();
+    let left: BTreeSet<u64> = left.into_iter().flatten().collect();
+    (!left.is_empty()).then(|| {
+        format!(
+            "the predicted gain of {} is for applying {} together with {}; apply the rest with \
+             `homenode recommend apply {}`",
+            list_of(&with, ", "),
+            if with.len() == 1 { "it" } else { "them" },
+            list_of(&left, ", "),
+            list_of(&left, " ")
+        )
+    })
+}
+
+fn list_of<'a>(ids: impl IntoIterator<Item = &'a u64>, separator: &str) -> String {
+    let ids: Vec<String> = ids.into_iter().map(u64::to_string).collect();
+    ids.join(separator)
 }
 
 /// `homenode mode`.
@@ -293,25 +340,51 @@ pub(crate) struct Dropped {
 }
 
 fn drop_reservations(args: &IdArgs) -> anyhow::Result<()> {
-    let mut ids = Vec::new();
-    for id in &args.ids {
-        let dropped: ReservationDropped = match ask(args.agent.dir(), &Request::ReservationDrop { id: *id })?
-        {
+    let mut ids: Vec<u64> = Vec::new();
+    let mut drop_one = |id: u64| -> anyhow::Result<()> {
+        let dropped: ReservationDropped = match ask(args.agent.dir(), &Request::ReservationDrop { id })? {
             Some(dropped) => dropped,
-            None => standalone::drop_reservation(args.agent.dir(), *id)?,
+            None => standalone::drop_reservation(args.agent.dir(), id)?,
         };
         if !args.agent.json() {
             say!("reservation {id} is cancelled");
         }
         ids.push(dropped.id);
-    }
-    match args.agent.json() {
-        true => print_json("reservations-dropped", &Dropped { ids }),
-        false => Ok(()),
+        Ok(())
+    };
+    let done = args.ids.iter().try_for_each(|id| drop_one(*id));
+    match args.agent.json() && (done.is_ok() || !ids.is_empty()) {
+        true => print_done("reservations-dropped", &Dropped { ids }, done),
+        false => done,
     }
 }
 
 /// Formats a time of day, in the host's time zone.
 fn until(time: WallTime) -> String {
     local(time.0).format("%H:%M:%S").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_approved_recommendation_names_its_open_partners_and_the_command_that_applies_them() {
+        let decided = [recommendation(6, State::Approved, &[14, 7, 15])];
+        let open = |id| recommendation(id, State::Open, &[]);
+        let all = [
+            open(7),
+            open(14),
+            recommendation(15, State::Rejected, &[]),
+            open(16),
+        ];
+        assert_eq!(
+            partners(&decided, &all).unwrap(),
+            "the predicted gain of 6 is for applying it together with 7, 14; apply the rest with \
+             `homenode recommend apply 7 14`"
+        );
+        // The others were approved by the same command, or nothing was approved.
+        assert_eq!(partners(&decided, &[open(16)]), None);
+        assert_eq!(partners(&[recommendation(6, State::Rejected, &[14])], &all), None);
+    }
 }

@@ -150,6 +150,13 @@ pub(crate) struct ExportArgs {
     history: HistoryArgs,
 }
 
+impl ExportArgs {
+    /// Returns true if the result is a file, and not standard output.
+    pub(crate) fn is_to_file(&self) -> bool {
+        self.form.parquet.is_some() || self.form.trace.is_some()
+    }
+}
+
 /// The output format.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
@@ -227,7 +234,8 @@ impl HistoryArgs {
 fn usual_place() -> PathBuf {
     let of_host = PathBuf::from(HISTORY);
     match of_running_twin() {
-        Some(of_twin) if !of_host.exists() => of_twin,
+        // A history that this user may not look for counts as one that exists.
+        Some(of_twin) if !of_host.try_exists().unwrap_or(true) => of_twin,
         _ => of_host,
     }
 }
@@ -454,9 +462,10 @@ fn export_trace(archive: &Archive, span: (i64, i64), path: &Path) -> anyhow::Res
 }
 
 fn export_parquet(archive: &Archive, span: (i64, i64), vm: Option<&str>, path: &Path) -> anyhow::Result<()> {
-    let mut parquet = Parquet::create(path)?;
     let failed = || format!("cannot write {}", path.display());
     let mut frames = archive.iter(None, Kind::Status, span)?;
+    // Comes after the history was found readable: this replaces a former file.
+    let mut parquet = Parquet::create(path)?;
     for frame in frames.by_ref() {
         parquet.frame(&frame?, vm).with_context(failed)?;
     }

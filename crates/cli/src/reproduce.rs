@@ -86,11 +86,8 @@ pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
             "--document needs the results of every claim; select `all`",
         ));
     }
-    let details = args.document.as_ref().map(|path| {
-        let path = beside(path, "-DETAILS");
-        let shown = path.display().to_string();
-        OutFile::at(path).map_err(|why| bad_input(format!("--document: {shown}: {why}")))
-    });
+    let details = args.document.as_ref();
+    let details = details.map(|path| OutFile::further("--document", beside(path, "-DETAILS")));
     let details = details.transpose()?;
     // Read it before hours of runs: a file that does not parse would lose them.
     let log = args
@@ -103,6 +100,7 @@ pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
         .as_ref()
         .map(|path| Ok::<_, anyhow::Error>((path, known_bands(path)?)));
     let bands = bands.transpose()?;
+    let figures = args.figures.as_ref().map(OutDir::create).transpose()?;
     let (jobs, progress) = (args.runs.jobs(), Progress::new(""));
     let cache = args.runs.cache(&progress);
     let results = match bands {
@@ -115,7 +113,7 @@ pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
         }
     };
     drop(progress);
-    if let Some(directory) = &args.figures {
+    if let Some(directory) = figures {
         let decisions = results.iter().filter_map(|one| one.decision.as_ref());
         let own = decisions.flat_map(|decision| &decision.figures);
         write_figures(directory, own)?;

@@ -36,7 +36,17 @@ fn web(args: &RunArgs, host: For, output: &mut Output) -> anyhow::Result<Web> {
         For::Host => args.web,
         For::Twin => args.web || (!args.fast && args.state.is_none()),
     };
-    if is_needed { web.with_history() } else { Ok(web) }
+    match (is_needed, args.web) {
+        (false, _) => Ok(web),
+        (true, true) => web.with_history(),
+        (true, false) => {
+            let (web, why_not) = web.with_history_if_possible();
+            if let Some(why_not) = why_not {
+                output.early_notice(&why_not);
+            }
+            Ok(web)
+        }
+    }
 }
 
 /// The host of a run, as far as it decides about the history.
@@ -106,7 +116,7 @@ pub(crate) struct RunArgs {
     /// If the run keeps no history, it keeps a temporary one until it ends
     #[arg(long)]
     pub web: bool,
-    /// On the twin, how long the page stays after the run [default: 1min at a terminal, else 0s]
+    /// On the twin, how long the page stays after the run [default: 1min at a terminal without --json, else 0s]
     #[arg(long, value_name = "TIME", requires = "web")]
     pub linger: Option<Ns>,
     /// TLS and passwords for --listen, in the format of Prometheus' exporters (docs/API.md)
@@ -222,7 +232,7 @@ fn simulate(
     let web = web(args, For::Twin, output)?;
     if let Some(path) = web.temporary() {
         output.line(&format!(
-            "`homenode why`, `record` and `top --at` read this run's history, {}, until the run ends",
+            "`homenode why VM --history {}` reads this run's history until the run ends, as do `record` and `top --at`",
             path.display()
         ));
     }
@@ -258,23 +268,27 @@ fn simulate(
     let is_stopped = wake_signal.is_stopping();
     // From now on, a signal can stop only the comparison.
     wake_signal.stop();
-    if is_stopped {
+    if is_stopped && mode == Mode::Act {
         output.line("stopped: comparing with other policies; a second SIGINT (Ctrl-C) skips the comparison");
     }
-    let compared = summary::compare(&spec, &config, output, &comparison)?;
+    let compared = match mode {
+        Mode::Act => summary::compare(&spec, &config, output, &comparison)?,
+        Mode::Observe | Mode::Recommend => summary::leave_out(mode, output),
+    };
     if let Some(url) = served
         .url()
         .filter(|_| args.web && !is_stopped && compared == Ended::Whole)
     {
-        let time = linger::time(args.linger);
+        signals::all_is_done();
+        let time = linger::time(args.linger, output.style());
         if time > Ns::ZERO {
             linger::wait(&url, time, output, &comparison);
         }
     }
     drop(web);
-    Ok(match comparison.is_stopping() || compared == Ended::CutShort {
-        false => ExitCode::SUCCESS,
-        true => ExitCode::from(signals::status()),
+    Ok(match compared {
+        Ended::Whole => ExitCode::SUCCESS,
+        Ended::CutShort => ExitCode::from(signals::status()),
     })
 }
 

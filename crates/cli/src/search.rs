@@ -77,7 +77,10 @@ pub(crate) fn run(args: &SearchArgs) -> anyhow::Result<()> {
     let seed = args.seed.unwrap_or(scenario.seed);
     let setup = Setup::new(machine, scenario, seed);
     let mut known = match &args.known {
-        Some(path) => Known::read(path, &setup).map_err(bad_input)?,
+        Some(path) => {
+            path.replaced_by("--known", Known::new_file(path))?;
+            Known::read(path, &setup).map_err(bad_input)?
+        }
         None => Known::default(),
     };
     let effort = Effort {

@@ -96,7 +96,7 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
 
 /// Shows the settings in a file, in the usual file, or the defaults.
 fn show(file: Option<PathBuf>, defaults: bool, shown: &ShownArgs) -> anyhow::Result<()> {
-    let usual = Some(PathBuf::from(FILE)).filter(|file| !defaults && file.exists());
+    let usual = Some(PathBuf::from(FILE)).filter(|file| !defaults && may_exist(file));
     let file = file.or(usual);
     let text = file
         .as_deref()
@@ -122,6 +122,11 @@ fn show(file: Option<PathBuf>, defaults: bool, shown: &ShownArgs) -> anyhow::Res
 /// The mode of a run on a real host that neither the command line nor the settings name: as in the package's settings, the agent
 /// changes nothing before its operator has seen what it would do.
 pub(crate) const MODE_OF_HOST: Mode = Mode::Recommend;
+
+/// Returns false if there is no such file. One that this user may not look for counts as one that exists: reading it says why.
+fn may_exist(file: &Path) -> bool {
+    file.try_exists().unwrap_or(true)
+}
 
 /// Returns whether this file of settings, which was read without an error, names a mode.
 fn names_mode(text: &str) -> bool {
@@ -206,7 +211,7 @@ pub(crate) struct Wanted {
 impl Wanted {
     /// Returns the file to read, if any.
     pub(crate) fn file(&self) -> Option<&Path> {
-        let usual = self.usual.as_deref().filter(|file| file.exists());
+        let usual = self.usual.as_deref().filter(|file| may_exist(file));
         self.file.as_deref().or(usual)
     }
 

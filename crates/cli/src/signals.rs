@@ -8,11 +8,12 @@
 //! | SIGHUP | reads the settings again; on the twin, ends the run like SIGTERM if the terminal was closed (not under `nohup`) |
 //! | SIGUSR1, SIGUSR2 | nothing, although by default they would end the process |
 //!
-//! A further SIGINT or SIGTERM ends the process at once.
+//! A further SIGINT or SIGTERM ends the process at once. SIGINT and SIGTERM have no effect if they were ignored when the process
+//! started.
 
 use std::fs::File;
 use std::io::{IsTerminal as _, Write as _};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -29,6 +30,9 @@ const UNDOING_SILENT: Duration = Duration::from_secs(2);
 
 /// Exit status of a command that a signal cut short, as in shells; 0 before any signal.
 static SIGNALLED: AtomicU8 = AtomicU8::new(0);
+
+/// Whether everything is done but for a page that lingers.
+static IS_DONE: AtomicBool = AtomicBool::new(false);
 
 /// What signals act on.
 pub(crate) struct Reached {
@@ -52,12 +56,17 @@ pub(crate) fn status() -> u8 {
     SIGNALLED.load(Ordering::Relaxed)
 }
 
+/// Says that a run on the twin and its comparison are done. A signal that ends the process from now on is no failure.
+pub(crate) fn all_is_done() {
+    IS_DONE.store(true, Ordering::Relaxed);
+}
+
 /// Starts a thread that ends the process at SIGINT or SIGTERM and says what becomes of the work: `kept` is a sentence.
 ///
 /// # Errors
 /// If the thread cannot start.
 pub(crate) fn end_at_once(kept: &'static str) -> anyhow::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let mut signals = Signals::new(heeded([SIGINT, SIGTERM]))?;
     let named = std::thread::Builder::new().name("signals".into());
     let thread = named.spawn(move || {
         if let Some(signal) = signals.forever().next() {
@@ -106,6 +115,12 @@ fn is_ignored(signal: i32) -> bool {
     ignored.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
+/// Returns those of these signals that end this process. A signal that was ignored when it started stays ignored: SIGINT is in
+/// a shell script's background jobs. Must be called before any of them is caught.
+pub(crate) fn heeded<const N: usize>(signals: [i32; N]) -> impl Iterator<Item = i32> {
+    signals.into_iter().filter(|signal| !is_ignored(*signal))
+}
+
 /// Starts a thread that waits for signals, including earlier ones.
 ///
 /// # Errors
@@ -115,8 +130,9 @@ pub(crate) fn wait_for(caught: Caught, reached: Reached) -> anyhow::Result<()> {
         mut signals,
         ends_with_terminal,
     } = caught;
-    signals.add_signal(SIGINT)?;
-    signals.add_signal(SIGTERM)?;
+    for signal in heeded([SIGINT, SIGTERM]) {
+        signals.add_signal(signal)?;
+    }
     let named = std::thread::Builder::new().name("signals".into());
     let thread = named.spawn(move || {
         for signal in signals.forever() {
@@ -162,7 +178,10 @@ impl Reached {
 
 /// Ends the process if the simulation takes too long to end.
 fn end_soon(signal: i32) {
-    after(SIMULATION_ENDS, move || std::process::exit(128 + signal));
+    after(SIMULATION_ENDS, move || match IS_DONE.load(Ordering::Relaxed) {
+        true => std::process::exit(0),
+        false => std::process::exit(128 + signal),
+    });
 }
 
 /// Does something after a while, if the process has not ended by then. Without a thread, it is not done.

@@ -165,12 +165,24 @@ mod tests {
         for (command, words) in MEANT {
             let parts: Vec<&str> = command.split(' ').collect();
             let of = all.find_subcommand(parts[0]).expect(command);
-            for part in parts.iter().skip(1) {
-                let is_known = match part.strip_prefix("--") {
-                    Some(option) => of.get_arguments().any(|arg| arg.get_long() == Some(option)),
-                    None => {
-                        of.has_subcommands() && of.find_subcommand(part).is_some()
-                            || of.get_arguments().any(|arg| arg.get_long() != Some(*part))
+            for pair in parts.windows(2) {
+                let (before, part) = (pair[0], pair[1]);
+                let option = |word: &str| {
+                    let long = word.strip_prefix("--")?;
+                    of.get_arguments().find(|arg| arg.get_long() == Some(long))
+                };
+                let is_value = |arg: &clap::Arg| {
+                    let known = arg.get_possible_values();
+                    known.is_empty() || known.iter().any(|value| value.matches(part, false))
+                };
+                let is_known = match option(before) {
+                    Some(option) if option.get_action().takes_values() => is_value(option),
+                    _ if part.starts_with("--") => option(part).is_some(),
+                    _ if part.chars().all(char::is_uppercase) => of.get_positionals().next().is_some(),
+                    _ => {
+                        let is_named =
+                            |arg: &clap::Arg| !arg.get_possible_values().is_empty() && is_value(arg);
+                        of.find_subcommand(part).is_some() || of.get_positionals().any(is_named)
                     }
                 };
                 assert!(is_known, "{command}");

@@ -1,11 +1,11 @@
-//! The comparison after a run: the same VMs and seed under the default scheduler, the baselines and Homenode.
+//! The comparison after a run: the same VMs and seed under the default scheduler, the baselines and the run's policies.
 
 use std::sync::mpsc::{self, TryRecvError};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use homenode_agent::Show;
-use homenode_control::{Config, PolicySet};
+use homenode_control::{Config, Mode, PolicySet};
 use homenode_host::WakeSignal;
 use homenode_search::contender::Contender;
 use homenode_search::trial::{Trial, run_all, sentences};
@@ -38,13 +38,36 @@ pub(crate) enum Ended {
 /// Longest wait before checking for the next result. Each result and each signal end the wait earlier.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What is compared: the host's own scheduler, two usual baselines and all of Homenode.
-const COMPARED: [PolicySet; 4] = [
-    PolicySet::Default,
-    PolicySet::FfPin,
-    PolicySet::Numad,
-    PolicySet::Homenode,
-];
+/// The host's own scheduler, and two usual baselines.
+const BASELINES: [PolicySet; 3] = [PolicySet::Default, PolicySet::FfPin, PolicySet::Numad];
+
+/// Returns what is compared after a run of these policies: the baselines and the policies, or all of Homenode if the run was one
+/// of a baseline.
+fn compared(policies: PolicySet) -> [PolicySet; 4] {
+    let [default, ff_pin, numad] = BASELINES;
+    let last = match BASELINES.contains(&policies) {
+        true => PolicySet::Homenode,
+        false => policies,
+    };
+    [default, ff_pin, numad, last]
+}
+
+/// Says that a run in a mode other than `act` has nothing to compare: all policies would leave the VMs alike.
+pub(crate) fn leave_out(mode: Mode, output: &mut Output) -> Ended {
+    output.notice(&left_out(mode));
+    Ended::Whole
+}
+
+fn left_out(mode: Mode) -> String {
+    let carried_out = match mode {
+        Mode::Recommend => "nothing but what you approved",
+        Mode::Observe | Mode::Act => "nothing",
+    };
+    format!(
+        "In mode {mode} the agent carried out {carried_out}, so the run is not compared with other policies; \
+         `homenode sim` compares them on a scenario."
+    )
+}
 
 /// Runs the scenario to its end under each set of policies and shows the runtimes side by side. If the wake signal requests a
 /// stop, returns at once with the results so far.
@@ -66,8 +89,9 @@ pub(crate) fn compare(
     let (to_us, results) = mpsc::channel();
     let (spec, config, worker) = (spec.clone(), config.clone(), wake_signal.clone());
     let named = std::thread::Builder::new().name("comparison".into());
+    let compared = compared(config.policies);
     let thread = named.spawn(move || {
-        let contenders = COMPARED.map(Contender::PolicySet);
+        let contenders = compared.map(Contender::PolicySet);
         for trial in run_all(&spec, &config, &contenders, |_, _, _| ()) {
             let goes_on = trial.is_ok() && !worker.is_stopping();
             if to_us.send(trial.map_err(about_input)).is_err() || !goes_on {
@@ -84,14 +108,14 @@ pub(crate) fn compare(
     let is_whole = loop {
         if output.style() == Style::Terminal
             && shown_count <= policies.len()
-            && let Some(now) = COMPARED.get(policies.len())
+            && let Some(now) = compared.get(policies.len())
         {
             output.line(&format!("  … {}", now.name()));
             shown_count += 1;
         }
         match results.try_recv() {
             Ok(trial) => policies.push(trial?),
-            Err(TryRecvError::Disconnected) => break policies.len() == COMPARED.len(),
+            Err(TryRecvError::Disconnected) => break policies.len() == compared.len(),
             Err(TryRecvError::Empty) if wake_signal.is_stopping() => break false,
             Err(TryRecvError::Empty) => drop(wake_signal.wait(LOOK_EVERY)),
         }
@@ -103,7 +127,7 @@ pub(crate) fn compare(
         output.line(&sentence);
     }
     if !is_whole {
-        output.line(&cut_short(policies.len()));
+        output.line(&cut_short(&compared[policies.len()..]));
     }
     let cut_short = !is_whole;
     output.object("summary", json!(Summary { policies, cut_short }));
@@ -113,10 +137,37 @@ pub(crate) fn compare(
     })
 }
 
-fn cut_short(compared: usize) -> String {
-    let left: Vec<&str> = COMPARED[compared..]
-        .iter()
-        .map(|policies| policies.name())
-        .collect();
+fn cut_short(left: &[PolicySet]) -> String {
+    let left: Vec<&str> = left.iter().map(|policies| policies.name()).collect();
     format!("stopped by a signal: no results for {}", left.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_policies_of_the_run_are_compared_with_the_baselines() {
+        for policies in PolicySet::ALL {
+            let compared = compared(policies);
+            let is_baseline = BASELINES.contains(&policies);
+            assert_eq!(compared[..3], BASELINES);
+            assert_eq!(compared[3] == policies, !is_baseline, "{policies:?}");
+            assert_eq!(
+                compared[3] == PolicySet::Homenode,
+                is_baseline || policies == PolicySet::Homenode
+            );
+        }
+    }
+
+    #[test]
+    fn a_run_that_carried_out_nothing_names_the_command_that_compares() {
+        let said = left_out(Mode::Observe);
+        assert!(
+            said.contains("mode observe") && said.contains("carried out nothing,"),
+            "{said}"
+        );
+        assert!(said.contains("`homenode sim`"), "{said}");
+        assert!(left_out(Mode::Recommend).contains("nothing but what you approved"));
+    }
 }

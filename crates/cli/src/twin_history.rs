@@ -26,6 +26,16 @@ impl TwinHistory {
         TwinHistory::create_in(&std::env::temp_dir())
     }
 
+    /// Creates a directory that other commands do not find without its name. Another user, who may have taken the usual
+    /// directory's name, cannot prevent that.
+    ///
+    /// # Errors
+    /// If it cannot be created.
+    pub(crate) fn create_aside() -> std::io::Result<TwinHistory> {
+        let directory = tempfile::Builder::new().prefix("homenode-").tempdir()?;
+        Ok(TwinHistory(directory))
+    }
+
     fn create_in(temporary: &Path) -> std::io::Result<TwinHistory> {
         let all = of_user(temporary);
         // It may be there already; whether it may be used is checked next.
@@ -131,5 +141,10 @@ mod tests {
         assert_eq!(of_running_twin_in(temporary.path()), None);
         let refused = TwinHistory::create_in(temporary.path()).unwrap_err();
         assert!(refused.to_string().contains("remove it"), "{refused}");
+        let aside = TwinHistory::create_aside().unwrap();
+        let directory = aside.path().parent().unwrap().to_owned();
+        assert!(is_own(&directory), "closed to others");
+        drop(aside);
+        assert!(!directory.exists());
     }
 }

@@ -45,18 +45,38 @@ impl Web {
         Ok(self)
     }
 
-    /// Adds a temporary history if none is kept.
+    /// Adds a temporary history for the page if none is kept.
     ///
     /// # Errors
     /// Its directory cannot be created.
-    pub(crate) fn with_history(mut self) -> anyhow::Result<Web> {
-        if self.history.is_none() {
-            let own = TwinHistory::create();
-            let own = own.context("cannot create a temporary history: name a file with --history")?;
-            self.history = Some(own.path());
-            self.own = Some(own);
+    pub(crate) fn with_history(self) -> anyhow::Result<Web> {
+        if self.history.is_some() {
+            return Ok(self);
         }
-        Ok(self)
+        let own = TwinHistory::create().or_else(|_| TwinHistory::create_aside());
+        let own = own.context("cannot create a temporary history: name a file with --history")?;
+        Ok(self.keeping(own))
+    }
+
+    /// Adds a temporary history if none is kept and one can be created. Also says why there is none.
+    pub(crate) fn with_history_if_possible(self) -> (Web, Option<String>) {
+        if self.history.is_some() {
+            return (self, None);
+        }
+        match TwinHistory::create() {
+            Ok(own) => (self.keeping(own), None),
+            Err(error) => {
+                let why =
+                    format!("this run keeps no history: {error}; name a file with --history to keep one");
+                (self, Some(why))
+            }
+        }
+    }
+
+    fn keeping(mut self, own: TwinHistory) -> Web {
+        self.history = Some(own.path());
+        self.own = Some(own);
+        self
     }
 
     /// Returns the path of the temporary history, if there is one.

@@ -55,7 +55,7 @@ pub struct Reserved {
 /// What it costs to place a VM on a crowded home, as the predictor sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Price {
-    /// The VM's speed there, over its speed alone on this host.
+    /// The VM's speed there, over its speed alone on this host where the kernel puts it. It is comparable between homes.
     pub own: f64,
     /// Each VM at work, with its speed with the newcomer over without it.
     pub neighbours: Vec<Slowed>,
@@ -204,9 +204,10 @@ impl Control {
         })
     }
 
+    /// Predicts the price of a home, whether or not this agent would assign it.
     fn each_beside(&self, machine: &Machine, request: &Request, nodes: &NodeSet) -> (f64, Vec<Slowed>) {
-        let home = (self.mode == Mode::Act).then_some(nodes);
         let needs = (request.vcpus, request.bandwidth);
+        let home = Some(nodes);
         self.look(machine, |view| {
             arrange::each_beside(view, self.config.of_homes(), &self.states.arrange, needs, home)
         })

@@ -9,6 +9,7 @@ use homenode_host::{
     Plan, Rates, Receipt, Refusal, Sample, View, VmSample, VmView,
 };
 use homenode_machine::Machine;
+use homenode_policy::arrange::what_if::Obstacle;
 use homenode_policy::{arrange, levers, topology_feed, working_set};
 use homenode_units::{NodeSet, Ns, VmId};
 use schemars::JsonSchema;
@@ -433,7 +434,8 @@ fn give_home(
     plan.decisions.extend(decisions);
 }
 
-/// Predicts the gains of VMs from new homes, all assigned together. Leaves out VMs for which there is no prediction.
+/// Predicts the gains of VMs from new homes, all assigned together. Leaves out VMs for which there is no prediction, and those
+/// that cannot have the home.
 fn gains(
     view: &View<'_>,
     config: &Config,
@@ -450,7 +452,9 @@ fn gains(
     let gain = |vm: &arrange::what_if::VmForecast| {
         let slow = vm.slow_down.ok()?;
         let gain = slow.now / slow.then - 1.0;
-        (wanted.contains_key(&vm.vm) && gain.is_finite()).then_some((vm.vm, gain))
+        let is_impossible = matches!(vm.obstacle, Some(Obstacle::Forbidden(_) | Obstacle::LeftAlone(_)));
+        let is_predicted = wanted.contains_key(&vm.vm) && !is_impossible && gain.is_finite();
+        is_predicted.then_some((vm.vm, gain))
     };
     forecast.vms.iter().filter_map(gain).collect()
 }

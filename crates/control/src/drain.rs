@@ -2,7 +2,11 @@
 //!
 //! A *drained* node cannot be a home: [`homenode_host::View::cpus`] has none of its CPUs, so each policy avoids it without
 //! further rules. VMs whose home is there get another home. Unplaced VMs get a home elsewhere for as long as the drain lasts.
-//! Memory follows the home.
+//! Memory follows the home. If homes wait for approval, their recommendations end with the drain.
+//!
+//! # Properties (`tests/control/drain.rs`)
+//! - `what_a_drain_recommends_ends_with_it`
+//! - `the_arranger_recommends_homes_again_after_a_drain`
 
 use homenode_host::{Sample, View, VmView};
 use homenode_machine::Machine;
@@ -99,8 +103,14 @@ fn why_it_stays(view: &View<'_>, vm: &VmView<'_>, node: NodeId, mode: Mode) -> O
             "its operator set its home to this node; set another home, or remove that setting".to_owned(),
         );
     }
-    if mode != Mode::Act {
-        return Some(format!("mode {mode} is in force for it"));
+    match mode {
+        Mode::Act => {}
+        Mode::Recommend => {
+            return Some(format!(
+                "mode {mode} is in force for it: it moves once you approve that (`homenode recommend`)"
+            ));
+        }
+        Mode::Observe => return Some(format!("mode {mode} is in force for it")),
     }
     if let Some(fixed) = vm.memory_fixed() {
         return Some(fixed.to_string());
@@ -134,6 +144,11 @@ impl Control {
             return Err(NotDrained::Idle(why));
         }
         self.inputs.push(Input::Drained { nodes: nodes.clone() });
+        if nodes.is_empty() {
+            let now = self.now();
+            self.recommendations
+                .end_of_drain(self.states.placement.sheltered(), now);
+        }
         self.drained = nodes;
         Ok(())
     }
@@ -152,7 +167,10 @@ impl Control {
     /// Returns what is left on each drained node, by ascending node.
     pub fn drains(&self, machine: &Machine) -> Vec<DrainStatus> {
         let of_policy = self.config.modes.of(placement::POLICY);
-        let mode = |vm: &VmView<'_>| most_careful(self.mode, of_policy, vm.sample.settings.mode);
+        let mode = |vm: &VmView<'_>| match most_careful(self.mode, of_policy, vm.sample.settings.mode) {
+            Mode::Recommend if self.recommendations.moves(vm.sample.id) => Mode::Act,
+            mode => mode,
+        };
         let of = |view: &View<'_>, node: NodeId| {
             let left = view
                 .vms

@@ -1,13 +1,40 @@
 //! Says why the agent does not carry out what a policy would do, according to the table of stages.
 
 use homenode_policy::{arrange, memory, overcommit, permits, topology_feed, working_set};
+use homenode_units::VmId;
 
+use crate::recommendations::most_careful;
 use crate::{Control, Mode, stages};
 
 impl Control {
     /// Returns why permits are recorded but not enforced, or `None` if they are enforced.
     pub fn permits_idle(&self) -> Option<String> {
         self.idle(permits::POLICY, "hold no VM to a permit")
+    }
+
+    /// Returns that a VM's permit is enforced only after approval, or `None` if it needs none.
+    pub fn permit_waits(&self, vm: VmId) -> Option<String> {
+        self.waits(permits::POLICY, vm, "holding it to the permit")
+    }
+
+    /// Returns that a VM's memory policy is applied only after approval, or `None` if it needs none.
+    pub fn memory_policy_waits(&self, vm: VmId) -> Option<String> {
+        self.waits(memory::POLICY, vm, "applying the memory policy")
+    }
+
+    /// Returns that a VM's memory is taken only after approval, or `None` if it needs none.
+    pub fn memory_floor_waits(&self, vm: VmId) -> Option<String> {
+        self.waits(overcommit::POLICY, vm, "taking its memory")
+    }
+
+    fn waits(&self, policy: &str, vm: VmId, what: &str) -> Option<String> {
+        let of_vm = self.settings(vm)?.mode;
+        let mode = most_careful(self.mode, self.config.modes.of(policy), of_vm);
+        (mode == Mode::Recommend).then(|| {
+            format!(
+                "mode {mode} is in force for it: {what} waits as a recommendation for your approval (`homenode recommend`)"
+            )
+        })
     }
 
     /// Returns why memory policies are recorded but not applied, or `None` if they are applied.

@@ -14,11 +14,12 @@
 //!            wanted              the operator's word            carried out
 //!   nothing ───────▶ open ──────────────────────────▶ approved ────────────▶ applied ──▶ over
 //!                     │ └──── the operator's word ──▶ rejected
-//!                     └── not wanted for long, too old, or its VM is gone ──▶ expired
+//!                     └── not wanted for long, too old, or its VM or cause is gone ──▶ expired
 //! ```
 //! 1. A decision that waits becomes a recommendation, or renews the open one of its subject. A home on other nodes is a different
 //!    recommendation, since an operator must see what they approve. The arranger's homes are predicted together, so a new
-//!    arrangement ends the open recommendations of the previous arrangement.
+//!    arrangement ends the open recommendations of the previous arrangement. It waits, however, until its mean gain is predicted
+//!    to be greater by [`Config::much_more`], or a VM needs a home that had none in the previous arrangement.
 //! 2. An approved decision goes through from the next cycle on, for as long as its policy wants it, because pages take many
 //!    cycles and leases must be renewed. The approval ends when the policy has not wanted the decision for [`Config::pause_max`],
 //!    and at the latest after [`Config::life_max`]. A home is decided only once, so its policy need not want it again: it is
@@ -26,17 +27,26 @@
 //! 3. A rejected decision is not recommended again for [`Config::rejected_for`], unless its predicted gain grows by
 //!    [`Config::much_more`].
 //!
+//! 4. A recommendation ends at once if its cause is gone: the VM's permit or memory floor was removed, its operator lets the
+//!    agent only observe it, or [`placement`](homenode_policy::placement) no longer seeks a home for it, as at the end of a
+//!    drain.
+//!
 //! Nothing here acts or reads a clock. Recommendations are part of the loop, whose inputs are recorded.
 //!
 //! # Properties
 //! - `what_is_wanted_again_is_one_recommendation_and_told_once`
 //! - `a_home_on_other_nodes_is_another_recommendation`
 //! - `a_new_arrangement_takes_the_place_of_the_one_before`
+//! - `an_arrangement_stays_open_until_another_is_predicted_to_gain_much_more`
+//! - `what_has_lost_its_cause_ends_at_once`
+//! - `what_was_replaced_names_its_successor`
 //! - `what_is_rejected_stays_away_unless_much_more_is_predicted`
 //! - `what_nobody_wants_any_more_expires`
 //! - `what_is_approved_goes_through_until_it_is_no_longer_wanted_or_too_old`
 //! - `pages_follow_an_approved_home_and_go_nowhere_else`
 //! - `what_is_kept_is_bounded`
+
+mod closing;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -72,7 +82,8 @@ pub struct Config {
     /// How long an approved recommendation lets decisions through after its policy last wanted it.
     #[serde(with = "homenode_units::text")]
     pub pause_max: Ns,
-    /// How much the predicted gain of a rejected recommendation must grow, as a share of the VM's speed, for it to be made again.
+    /// How much the predicted gain of a rejected recommendation must grow, as a share of the VM's speed, for it to be made again;
+    /// also by how much a new arrangement must be better than the open one, on average, to replace it.
     pub much_more: f64,
 }
 
@@ -164,6 +175,12 @@ impl Recommendation {
         }
     }
 
+    /// Notes that the policy of this open recommendation still wants it.
+    fn renew(&mut self, config: &Config, now: Ns) {
+        self.wanted_at = now;
+        self.expires_at = (now + config.quiet_max).min(self.made_at + config.life_max);
+    }
+
     /// Returns true if this recommendation is approved and lets a decision through.
     fn lets_through(&self, decision: &Decision) -> bool {
         if !matches!(self.state, State::Approved | State::Applied) {
@@ -205,6 +222,18 @@ pub enum NotThat {
     Unknown {
         /// The unknown number.
         id: u64,
+        /// Numbers of the open recommendations.
+        open: Vec<u64>,
+    },
+    /// A newer recommendation has replaced it.
+    #[error("recommendation {id} was replaced by {by} ({text}); {}", open_ones(.open))]
+    Replaced {
+        /// The number.
+        id: u64,
+        /// Number of the open recommendation that replaced it.
+        by: u64,
+        /// The newer recommendation in words.
+        text: String,
         /// Numbers of the open recommendations.
         open: Vec<u64>,
     },
@@ -260,6 +289,13 @@ impl Recommendations {
         self.of(decision.action.vm).any(|one| one.lets_through(decision))
     }
 
+    /// Returns true if the operator approved another home of a VM, to which it now moves.
+    pub(crate) fn moves(&self, vm: VmId) -> bool {
+        let is_approved = |one: &Recommendation| matches!(one.state, State::Approved | State::Applied);
+        self.of(vm)
+            .any(|one| one.is_home_on().is_some() && is_approved(one))
+    }
+
     /// Returns true if the operator approved what a policy has in force on a lever of a VM.
     pub(crate) fn lets_stand(&self, vm: VmId, policy: &'static str, lever: Lever) -> bool {
         let found = self.live.get(&(vm, policy, lever));
@@ -271,29 +307,6 @@ impl Recommendations {
         of_vm
             .take_while(move |((id, ..), _)| *id == vm)
             .map(|(_, one)| one)
-    }
-
-    /// Ends recommendations whose time is over or whose VM is gone.
-    pub(crate) fn expire(&mut self, config: &Config, sample: &Sample) {
-        let now = sample.at;
-        self.rejected.retain(|_, (until, _)| *until > now);
-        let is_over = |one: &Recommendation| {
-            let rests = one.state == State::Applied && now.saturating_sub(one.wanted_at) >= config.pause_max;
-            rests || now >= one.expires_at || sample.vm(one.decision.action.vm).is_none()
-        };
-        let over: Vec<Subject> = self
-            .live
-            .iter()
-            .filter(|(_, one)| is_over(one))
-            .map(|(at, _)| *at)
-            .collect();
-        for subject in over {
-            let state = match self.live[&subject].state {
-                State::Applied => State::Applied,
-                _ => State::Expired,
-            };
-            self.end(&subject, state, now);
-        }
     }
 
     fn end(&mut self, subject: &Subject, state: State, now: Ns) {
@@ -329,9 +342,10 @@ impl Recommendations {
         config: &Config,
         sample: &Sample,
         waiting: Vec<Decision>,
-        gains: impl FnOnce(&[(VmId, NodeSet)]) -> BTreeMap<VmId, f64>,
+        gains: impl Fn(&[(VmId, NodeSet)]) -> BTreeMap<VmId, f64>,
     ) {
-        let groups = groups(waiting);
+        let mut groups = groups(waiting);
+        self.keep_arrangement(config, sample.at, &mut groups, &gains);
         let arranged: Vec<Subject> = groups
             .iter()
             .filter(|group| group[0].policy == arrange::POLICY && home_of(&group[0]).is_some())
@@ -350,6 +364,7 @@ impl Recommendations {
                 fresh.push((subject, group));
             }
         }
+        self.end_unwanted(sample.at);
         let gains = match homes.is_empty() {
             true => BTreeMap::new(),
             false => gains(&homes),
@@ -362,24 +377,6 @@ impl Recommendations {
             self.recommend(config, sample, subject, group, gain);
         }
         self.note_together(&arranged, &gains);
-    }
-
-    /// Ends the open recommendations of the previous arrangement that are not part of the new one.
-    fn replace_arrangement(&mut self, arranged: &[Subject], now: Ns) {
-        if arranged.is_empty() {
-            return;
-        }
-        let is_old = |(subject, one): &(&Subject, &Recommendation)| {
-            subject.1 == arrange::POLICY && one.state == State::Open && !arranged.contains(subject)
-        };
-        let old: Vec<Subject> = self
-            .live
-            .iter()
-            .filter(is_old)
-            .map(|(subject, _)| *subject)
-            .collect();
-        old.iter()
-            .for_each(|subject| self.end(subject, State::Expired, now));
     }
 
     /// Renews the recommendation of a subject. Returns false if there is none. If the home is on other nodes now, ends the open
@@ -397,8 +394,7 @@ impl Recommendations {
             self.end(subject, State::Expired, now);
             return false;
         }
-        one.wanted_at = now;
-        one.expires_at = (now + config.quiet_max).min(one.made_at + config.life_max);
+        one.renew(config, now);
         if one.is_home_on().is_none() {
             (one.text, _) = words(sample, &group[0]);
             one.decision = group[0].clone();
@@ -472,13 +468,34 @@ impl Recommendations {
         };
         match self.all().into_iter().find(|one| one.id == id) {
             Some(one) if one.state == State::Open => Ok(one.subject()),
-            Some(Recommendation { state, .. }) => Err(NotThat::Over {
-                id,
-                state: *state,
-                open: open(),
+            Some(one) => Err(match self.successor(one) {
+                Some(newer) => NotThat::Replaced {
+                    id,
+                    by: newer.id,
+                    text: newer.text.clone(),
+                    open: open(),
+                },
+                None => NotThat::Over {
+                    id,
+                    state: one.state,
+                    open: open(),
+                },
             }),
             None => Err(NotThat::Unknown { id, open: open() }),
         }
+    }
+
+    /// Returns the open recommendation that replaced an expired one: the newest on the lever of its VM, of any policy.
+    fn successor(&self, one: &Recommendation) -> Option<&Recommendation> {
+        let (vm, _, lever) = one.subject();
+        let is_newer = |newer: &&Recommendation| {
+            newer.state == State::Open && newer.id > one.id && newer.subject().2 == lever
+        };
+        let is_expired = one.state == State::Expired;
+        self.of(vm)
+            .filter(is_newer)
+            .filter(|_| is_expired)
+            .max_by_key(|newer| newer.id)
     }
 
     /// Approves a recommendation.

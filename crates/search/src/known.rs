@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use homenode_machine_files::file::{FileError, read_toml};
 use serde::{Deserialize, Serialize};
@@ -191,6 +191,11 @@ impl Known {
         is_better
     }
 
+    /// Returns where [`Known::write`] first writes what then replaces the file at this path.
+    pub fn new_file(path: &Path) -> PathBuf {
+        path.with_extension("toml.new")
+    }
+
     /// Writes the file atomically.
     ///
     /// # Errors
@@ -201,7 +206,7 @@ impl Known {
             error,
         };
         let text = toml::to_string(self).map_err(|error| failed(std::io::Error::other(error)))?;
-        let beside = path.with_extension("toml.new");
+        let beside = Known::new_file(path);
         fs::write(&beside, format!("{HEAD}{text}")).map_err(failed)?;
         fs::rename(&beside, path).map_err(failed)
     }

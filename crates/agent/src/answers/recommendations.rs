@@ -31,7 +31,7 @@ pub(crate) fn judge(
             id,
             known: open,
         },
-        NotThat::Over { .. } => ApiError::Conflict { why: why.to_string() },
+        NotThat::Replaced { .. } | NotThat::Over { .. } => ApiError::Conflict { why: why.to_string() },
     })?;
     Ok(told(&judged, clock, now))
 }

@@ -47,7 +47,6 @@ use tokio::sync::Semaphore;
 use crate::feed::{Feed, Seen};
 use crate::handler::{Answered, Handler};
 use crate::reload::Reload;
-use crate::setting_queue::SettingQueue;
 use access::Access;
 use exposition::Format;
 use problem::Failed;
@@ -111,10 +110,8 @@ pub struct Site {
     pub about: Arc<About>,
     /// Path of the history, if one is kept.
     pub history: Option<Arc<Path>>,
-    /// Answers from the loop's own state.
+    /// Answers from the loop's own state, and queues settings for the loop.
     pub handler: Handler,
-    /// Settings for the loop to carry out.
-    pub settings: SettingQueue,
     /// Reloads of the agent's own settings.
     pub reload: Reload,
     threads: Arc<Semaphore>,
@@ -126,14 +123,13 @@ impl Site {
         feed: Feed,
         about: About,
         history: Option<&Path>,
-        (handler, settings, reload): (Handler, SettingQueue, Reload),
+        (handler, reload): (Handler, Reload),
     ) -> Site {
         Site {
             feed,
             about: Arc::new(about),
             history: history.map(Arc::from),
             handler,
-            settings,
             reload,
             threads: Arc::new(Semaphore::new(THREADS)),
         }

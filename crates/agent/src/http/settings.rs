@@ -60,7 +60,7 @@ pub(super) async fn put(
     let handler = site.handler.clone();
     let settings = site.on_a_thread(move || handler.check(&wish)).await??;
     let holds = move |settings: &_| is_one_of(&tags, &tag(vm, VmSettings::of(settings)));
-    match of_loop(|told| site.settings.set_where(vm, settings, holds, told)).await? {
+    match of_loop(|told| site.handler.settings.set_where(vm, settings, holds, told)).await? {
         Ok(()) => Ok(with_tag(vm, wanted)),
         Err(NotSet::Changed) => Err(Failed::changed("a different one")),
         Err(error @ (NotSet::Failed(_) | NotSet::Ended)) => Err(Failed::refused(error.to_string())),

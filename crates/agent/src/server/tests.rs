@@ -1,4 +1,5 @@
 use super::*;
+use crate::setting_queue::SettingQueue;
 use crate::usage_file::Clock;
 use crate::wall_clock::WallClock;
 use homenode_api::answer::Vms;
@@ -13,20 +14,18 @@ fn server() -> (tempfile::TempDir, Server) {
 
 fn serving(control: Control) -> (tempfile::TempDir, Server) {
     let dir = tempfile::tempdir().unwrap();
-    let handler = Handler {
+    let server = Server::open(dir.path(), Readers::default(), handler(control)).unwrap();
+    (dir, server)
+}
+
+fn handler(control: Control) -> Handler {
+    Handler {
         machine: Arc::new(homenode_machine_files::preset("r910").unwrap()),
         control: Arc::new(Mutex::new(control)),
         clock: WallClock::start(Clock::Host),
         drains: crate::drain_file::DrainFile::default(),
-    };
-    let server = Server::open(
-        dir.path(),
-        Readers::default(),
-        handler,
-        SettingQueue::new(&WakeSignal::default()),
-    )
-    .unwrap();
-    (dir, server)
+        settings: SettingQueue::new(&WakeSignal::default()),
+    }
 }
 
 fn connect(dir: &tempfile::TempDir) -> net::UnixStream {
@@ -178,6 +177,39 @@ fn whoever_asks_for_a_setting_waits_for_the_loop_and_keeps_nobody() {
         matches!(told.as_slice(), [(CLIENTS, Err(_))]),
         "no such VM: {told:?}"
     );
+}
+
+#[test]
+fn after_the_end_of_the_run_changes_are_refused_and_questions_answered() {
+    let machine = homenode_machine_files::preset("r910").unwrap();
+    let scenario = homenode_twin::Scenario::tavo_mixed();
+    let mut twin = homenode_twin::Twin::new(machine.clone(), &scenario, 1).unwrap();
+    let mut control = Control::new(Config::default(), Mode::Act);
+    control.begin(&machine, homenode_host::Host::sample(&mut twin).unwrap());
+    let handler = handler(control);
+    let ended = ApiError::refused(NotSet::Ended.to_string());
+    for is_ended in [false, true] {
+        if is_ended {
+            handler.settings.close();
+        }
+        for change in [
+            Request::RecommendationApply { id: 1 },
+            Request::RecommendationReject { id: 1 },
+            Request::ReservationDrop { id: 1 },
+            Request::Drain {
+                nodes: "1".parse().unwrap(),
+                is_on: true,
+            },
+            Request::Pause {
+                span_ns: homenode_units::Ns::from_secs(60),
+            },
+        ] {
+            let named = format!("{change:?}");
+            let is_refused = handler.answer(change).err().as_ref() == Some(&ended);
+            assert_eq!(is_refused, is_ended, "{named}");
+        }
+        assert!(matches!(handler.answer(Request::Vms), Ok(Answered::Now(_))));
+    }
 }
 
 #[test]

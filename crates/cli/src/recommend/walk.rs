@@ -13,7 +13,7 @@ use homenode_screens::printable::OneLine;
 use super::until;
 use crate::ask::ask_agent;
 use crate::options::AgentArgs;
-use crate::print::{print, print_json};
+use crate::print::{print, print_done};
 
 /// What an operator must know before the first decision.
 const INTRODUCTION: &str = "A recommendation is a change that the agent would make to a VM; it waits until you apply or reject it.
@@ -183,32 +183,11 @@ fn go_through(all: &[Recommendation], args: &AgentArgs, mut talk: Talk<impl BufR
     }
     let count = steps.iter().flatten().count();
     let mut decided: Vec<Recommendation> = Vec::new();
-    for step in &steps {
-        talk.show(step);
-        let request = match talk.ask()? {
-            Said::Apply => |id| Request::RecommendationApply { id },
-            Said::Reject => |id| Request::RecommendationReject { id },
-            Said::Skip => continue,
-            Said::Quit => break,
-        };
-        for one in step {
-            match ask_agent::<Recommendation>(args.dir(), &request(one.id)) {
-                Ok(answer) => decided.push(answer),
-                // It lapsed or another operator decided on it while this one was reading.
-                Err(error) if matches!(error.downcast_ref(), Some(AskError::Agent(_))) => {
-                    talk.line(&format!("{}: {error:#}", one.id));
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
+    let ask = |request: &Request| ask_agent::<Recommendation>(args.dir(), request);
+    let done = decide(&steps, &mut talk, ask, &mut decided);
     if is_json {
-        return print_json(
-            "recommendations",
-            &Recommendations {
-                recommendations: decided,
-            },
-        );
+        let recommendations = decided;
+        return print_done("recommendations", &Recommendations { recommendations }, done);
     }
     if count > 0 {
         let rejected = decided.iter().filter(|one| one.state == State::Rejected).count();
@@ -218,18 +197,50 @@ fn go_through(all: &[Recommendation], args: &AgentArgs, mut talk: Talk<impl BufR
             decided.len() - rejected
         );
     }
+    done
+}
+
+/// Asks about each step and has the agent do what is answered, until the operator quits. `decided` gets the agent's answers.
+///
+/// # Errors
+/// The agent does not answer, or input cannot be read: the steps that follow are left as they are.
+fn decide(
+    steps: &[Vec<&Recommendation>],
+    talk: &mut Talk<impl BufRead>,
+    ask: impl Fn(&Request) -> anyhow::Result<Recommendation>,
+    decided: &mut Vec<Recommendation>,
+) -> anyhow::Result<()> {
+    for step in steps {
+        talk.show(step);
+        let request = match talk.ask()? {
+            Said::Apply => |id| Request::RecommendationApply { id },
+            Said::Reject => |id| Request::RecommendationReject { id },
+            Said::Skip => continue,
+            Said::Quit => break,
+        };
+        for one in step {
+            match ask(&request(one.id)) {
+                Ok(answer) => decided.push(answer),
+                // It lapsed or another operator decided on it while this one was reading.
+                Err(error) if matches!(error.downcast_ref(), Some(AskError::Agent(_))) => {
+                    talk.line(&format!("{}: {error:#}", one.id));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
     Ok(())
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use homenode_api::http::WallTime;
     use homenode_host::Act;
     use homenode_units::{NodeId, VmId};
 
     use super::*;
 
-    fn recommendation(id: u64, state: State, together: &[u64]) -> Recommendation {
+    pub(crate) fn recommendation(id: u64, state: State, together: &[u64]) -> Recommendation {
         Recommendation {
             id,
             time: WallTime(0),

@@ -109,6 +109,8 @@ pub(crate) fn scenario(args: &ScenarioArgs) -> anyhow::Result<()> {
     let mut recorded =
         Recorded::of(&machine, &seen).map_err(|error: RecordedError| said(error.to_string()))?;
     let (named, machine_file) = name_machine(&machine, &args.output)?;
+    let machine_file = machine_file.map(|file| OutFile::further("--output", file));
+    let machine_file = machine_file.transpose()?;
     let about = about(&stretch, named);
     let lead = recorded.lead;
     let progress = Progress::new("");

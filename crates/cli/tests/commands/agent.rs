@@ -484,3 +484,10 @@ fn a_permit_on_a_host_without_counters_is_said_to_hold_nothing_and_with_counters
         assert!(!said.contains("not held"), "{said}");
     }
 }
+
+#[test]
+fn without_a_vm_there_is_no_legend_of_a_table() {
+    let later = POLLUTER.replace("work_share", "arrival = \"3000s\"\nwork_share");
+    let agent = Agent::on(tempfile::tempdir().unwrap(), &later, &[]);
+    assert_eq!(common::text(&agent.ask(&["vm"])), "no VM runs on this host\n");
+}

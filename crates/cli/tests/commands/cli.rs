@@ -157,6 +157,40 @@ action.migrate = { nodes = \"0\" }
 ";
 
 #[test]
+fn a_run_is_compared_under_its_policies_and_one_that_carries_out_nothing_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("short.toml");
+    std::fs::write(&path, SHORT).unwrap();
+    let host = format!("twin:{}", path.display());
+    let said = |args: &[&str]| {
+        let base = ["run", "--host", &host, "--fast", "--duration", "10s"];
+        stdout(&run(&[&base[..], args].concat()))
+    };
+    let last = said(&["--policies", "tavo", "--json"]);
+    let summary: Value = serde_json::from_str(last.lines().last().unwrap()).unwrap();
+    let policies: Vec<&str> = summary["policies"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|trial| trial["policy"].as_str().unwrap())
+        .collect();
+    assert_eq!(policies, ["default", "ff-pin", "numad", "tavo"]);
+    for (args, mode) in [
+        (&["--dry-run"][..], "observe"),
+        (&["--mode", "recommend"], "recommend"),
+    ] {
+        let text = said(args);
+        let last = text.lines().last().unwrap();
+        let start = format!("In mode {mode} the agent carried out nothing");
+        assert!(
+            last.starts_with(&start) && last.contains("`homenode sim`"),
+            "{text}"
+        );
+        assert!(!text.contains("The same VMs and seed"), "{text}");
+    }
+}
+
+#[test]
 fn a_simulation_is_the_same_every_time_and_names_every_option() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("short.toml");

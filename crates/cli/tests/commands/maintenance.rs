@@ -103,6 +103,47 @@ fn what_stays_on_a_node_is_said_with_the_reason_and_status_1() {
 }
 
 #[test]
+fn a_drain_that_waits_for_approval_says_so_with_status_1_and_its_recommendations_end_with_it() {
+    let agent = agent(&["--mode", "recommend"]);
+    let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
+    let has_memory = |vm: &Value| vm["name"] == "web" && vm["memory_bytes"].as_u64() > Some(0);
+    let node = agent.eventually("web has memory on a node", || {
+        ["0", "1", "2", "3"].into_iter().find(|node| {
+            let now = ask(&["drain", node, "--no-wait"]);
+            let is_there = now["drains"][0]["vms"].as_array().unwrap().iter().any(has_memory);
+            if !is_there {
+                ask(&["drain", node, "--end"]);
+            }
+            is_there
+        })
+    });
+    let output = agent.ask(&["drain", node]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("for your approval: `homenode recommend`")
+            && said.contains("mode recommend is in force"),
+        "{said}"
+    );
+    let of_placement = || {
+        let all = ask(&["recommend"])["recommendations"].as_array().unwrap().clone();
+        all.into_iter()
+            .filter(|one| one["policy"] == "placement")
+            .collect::<Vec<_>>()
+    };
+    let all = of_placement();
+    let why = format!("because node {node} is drained");
+    assert!(!all.is_empty(), "{said}");
+    assert!(
+        all.iter()
+            .all(|one| one["reason"].as_str().unwrap().contains(&why)),
+        "{all:?}"
+    );
+    ask(&["drain", node, "--end"]);
+    assert_eq!(of_placement(), [] as [Value; 0]);
+}
+
+#[test]
 fn a_pause_is_begun_shown_and_ended() {
     let agent = agent(&[]);
     let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));

@@ -34,7 +34,7 @@ fn homenode(folder: &Path) -> Command {
             "the plugin does not build"
         );
     });
-    let mut command = Command::new(program);
+    let mut command = crate::common::heeding_signals(program);
     command.current_dir(folder).stdin(Stdio::null());
     command
 }
@@ -316,6 +316,38 @@ fn a_plugin_that_is_none_is_the_emulators_complaint() {
         "{}",
         stderr(&output)
     );
+}
+
+#[test]
+fn on_a_terminal_sigint_reaches_the_program_whoever_sends_it() {
+    use std::io::Write as _;
+
+    use rustix::process::{Pid, Signal, kill_process};
+
+    use crate::signals::OnTerminal;
+    let folder = folder();
+    // Builds the plugin.
+    let _ = homenode(folder.path());
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (profile, out) = (path("sh.toml"), path("out"));
+    let script = "while :; do :; done";
+    let args = [
+        "profile", "--output", &profile, "--stdout", &out, "--", "sh", "-c", script,
+    ];
+    for is_typed in [false, true] {
+        let mut run = OnTerminal::start(&args);
+        std::thread::sleep(Duration::from_secs(2));
+        match is_typed {
+            true => {
+                let terminal = run.terminal.as_mut().expect("it is open");
+                terminal.write_all(b"\x03").expect("Ctrl-C");
+            }
+            false => kill_process(Pid::from_child(&run.child), Signal::INT).expect("it runs"),
+        }
+        assert!(run.ends_within(Duration::from_secs(3)), "typed: {is_typed}");
+        let status = run.child.wait().expect("its status");
+        assert_eq!(status.code(), Some(130), "typed: {is_typed}");
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 
 use serde_json::{Value, json};
 
@@ -374,23 +374,57 @@ fn an_agent_that_acts_says_that_nothing_waits_and_bad_modes_are_refused_at_the_s
     );
 }
 
+/// Walks through the recommendations with these answers.
+fn walk(agent: &Agent, args: &[&str], answers: &[u8]) -> Output {
+    let state = agent.dir.path().join("state").display().to_string();
+    let mut command = homenode();
+    command.args(["recommend", "walk", "--state", &state]).args(args);
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(answers).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn what_was_decided_before_an_error_is_printed() {
+    let agent = Agent::on(tempfile::tempdir().unwrap(), SCENARIO, &RECOMMENDING);
+    let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
+    let both = agent.eventually("both VMs are recommended a home", || open(&ask(&["recommend"])));
+    let done = |output: &Output| {
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(output));
+        let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+        is_as_its_schema_says(&document);
+        document["recommendations"].as_array().unwrap().clone()
+    };
+    // The second answer is not text.
+    let decided = done(&walk(&agent, &["--json"], b"r\n\xff\n"));
+    assert_eq!(decided.len(), 1, "{decided:?}");
+    assert_eq!(decided[0]["state"], "rejected");
+    let (first, other) = match decided[0]["id"] == both[0]["id"] {
+        true => (&both[0], &both[1]),
+        false => (&both[1], &both[0]),
+    };
+    // The second number is of a recommendation that is closed.
+    let (first, other) = (first["id"].to_string(), other["id"].to_string());
+    let decided = done(&agent.ask(&["recommend", "reject", &other, &first, "--json"]));
+    assert_eq!(decided.len(), 1, "{decided:?}");
+    assert_eq!(decided[0]["id"].to_string(), other);
+    let nothing = agent.ask(&["recommend", "reject", &first, "--json"]);
+    assert!(
+        !nothing.status.success() && nothing.stdout.is_empty(),
+        "{nothing:?}"
+    );
+}
+
 #[test]
 fn a_walk_explains_then_asks_about_each_recommendation_and_does_what_is_answered() {
     let agent = Agent::on(tempfile::tempdir().unwrap(), SCENARIO, &RECOMMENDING);
     let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
     agent.eventually("both VMs are recommended a home", || open(&ask(&["recommend"])));
-    let walk = |args: &[&str], answers: &str| {
-        let state = agent.dir.path().join("state").display().to_string();
-        let mut command = homenode();
-        command.args(["recommend", "walk", "--state", &state]).args(args);
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        child.stdin.take().unwrap().write_all(answers.as_bytes()).unwrap();
-        child.wait_with_output().unwrap()
-    };
+    let walk = |args: &[&str], answers: &str| walk(&agent, args, answers.as_bytes());
     // The end of the input quits, and nothing was decided.
     let said = text(&walk(&[], "\n"));
     assert!(said.starts_with("A recommendation is a change"), "{said}");

@@ -74,6 +74,18 @@ fn a_decided_claim_is_the_same_at_any_number_of_jobs_and_from_the_cache() {
 }
 
 #[test]
+fn a_selection_of_nothing_leaves_no_directory_for_figures() {
+    let directory = tempfile::tempdir().unwrap();
+    let figures = directory.path().join("figures");
+    let output = reproduce(&["tavo.ncb", "--figures", figures.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(!figures.exists());
+    let output = reproduce(&["tavo.ncb", "--figures", "/dev/null/figures"]);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.contains("/dev/null is not a directory"), "{complaint}");
+}
+
+#[test]
 fn bad_input_exits_with_2() {
     for (args, word) in [
         (&["tavo.ncb"][..], "did you mean `tavo.npb`?"),

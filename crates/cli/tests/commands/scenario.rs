@@ -276,6 +276,18 @@ fn what_cannot_be_a_scenario_is_refused_with_a_remedy() {
     assert!(status == 2 && said.contains("r910"), "{said}");
     let (status, said) = refused(&history, &["--rounds", "101"]);
     assert!(status == 2 && said.contains("100"), "{said}");
+    // The machine's file is next to the scenario's.
+    let mine = stdout(&run(&["machine", "--template", "--preset", "r420"]));
+    let renamed = mine.replacen("name = \"r420\"", "name = \"mine\"", 1);
+    assert_ne!(mine, renamed);
+    std::fs::write(path("mine.toml"), renamed).unwrap();
+    std::fs::create_dir(path("made.machine.toml")).unwrap();
+    let mine = path("mine.toml").display().to_string();
+    let (status, said) = refused(&history, &["--machine", &mine]);
+    assert!(
+        status == 2 && said.contains("made.machine.toml, too: it is a directory"),
+        "{said}"
+    );
     // `sim` would take the path of a file without `.toml` for the name of a scenario.
     let other = path("made").display().to_string();
     let args = [

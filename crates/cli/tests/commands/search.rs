@@ -116,6 +116,19 @@ fn the_best_known_is_found_said_and_kept() {
 }
 
 #[test]
+fn a_search_whose_result_could_not_replace_the_known_file_does_not_begin() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = scenario(folder.path()).display().to_string();
+    let known = folder.path().join("known.toml");
+    fs::create_dir(folder.path().join("known.toml.new")).unwrap();
+    let output = search(&[&path, "--known", known.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("known.toml.new, too: it is a directory"), "{said}");
+    assert!(output.stdout.is_empty() && !known.exists());
+}
+
+#[test]
 fn bad_input_exits_with_2_and_says_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let path = scenario(folder.path()).display().to_string();

@@ -181,14 +181,14 @@ fn long_work_ends_within_two_seconds_of_a_signal_and_says_what_is_kept() {
 }
 
 /// A process, and the other end of the terminal that controls it.
-struct OnTerminal {
-    terminal: Option<File>,
-    child: Child,
+pub(crate) struct OnTerminal {
+    pub terminal: Option<File>,
+    pub child: Child,
 }
 
 impl OnTerminal {
     /// Starts the program on a terminal of its own.
-    fn start(args: &[&str]) -> OnTerminal {
+    pub(crate) fn start(args: &[&str]) -> OnTerminal {
         use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
         let terminal =
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
@@ -205,7 +205,8 @@ impl OnTerminal {
         let copy = || other.try_clone().expect("a copy");
         // `setsid --ctty` makes standard input the controlling terminal.
         let child = std::process::Command::new("setsid")
-            .args(["--ctty", env!("CARGO_BIN_EXE_homenode")])
+            .args(["--ctty", "env", "--default-signal=HUP,INT,QUIT,TERM"])
+            .arg(env!("CARGO_BIN_EXE_homenode"))
             .args(args)
             .stdin(copy())
             .stdout(copy())
@@ -233,7 +234,7 @@ impl OnTerminal {
         }
     }
 
-    fn ends_within(&mut self, time: Duration) -> bool {
+    pub(crate) fn ends_within(&mut self, time: Duration) -> bool {
         let begun = Instant::now();
         while begun.elapsed() < time {
             if self.child.try_wait().expect("its status").is_some() {
@@ -257,9 +258,9 @@ fn a_run_on_the_twin_ends_with_its_terminal_and_its_history_with_it() {
     let mut run = OnTerminal::start(&["run", "--host", "twin"]);
     let shown = run.until("until the run ends");
     let path = shown
-        .split(" read this run's history, ")
+        .split("`homenode why VM --history ")
         .nth(1)
-        .and_then(|rest| rest.split(',').next());
+        .and_then(|rest| rest.split('`').next());
     let history = PathBuf::from(path.expect("its path"));
     // While the terminal is there, SIGHUP reloads the settings.
     kill_process(Pid::from_child(&run.child), Signal::HUP).expect("it runs");
@@ -271,7 +272,7 @@ fn a_run_on_the_twin_ends_with_its_terminal_and_its_history_with_it() {
 }
 
 /// A run of one simulated second, whose comparison ends soon, too.
-const SHORT: &str = "name = \"short\"\nmachine = \"r420\"\n[[vm]]\nname = \"web\"\nvcpus = 1\nmemory = \"1GiB\"\n\
+pub(crate) const SHORT: &str = "name = \"short\"\nmachine = \"r420\"\n[[vm]]\nname = \"web\"\nvcpus = 1\nmemory = \"1GiB\"\n\
                      workload = \"cg.B\"\nwork_share = 0.01\n";
 
 #[test]
@@ -308,6 +309,109 @@ fn a_page_outlives_its_run_on_a_terminal_until_a_key_and_elsewhere_only_on_reque
         (said.contains("Its page stays"), begun.elapsed())
     };
     assert!(!piped(&[]).0);
-    let (stays, took) = piped(&["--linger", "2s"]);
-    assert!(stays && took >= Duration::from_secs(2), "{took:?}");
+    let formats: [&[&str]; 2] = [&[], &["--json"]];
+    for format in formats {
+        let (stays, took) = piped(&[&["--linger", "2s"], format].concat());
+        assert!(stays && took >= Duration::from_secs(2), "{format:?}: {took:?}");
+    }
+
+    // A program that reads JSON does not wait for a page.
+    let mut run = OnTerminal::start(&[&args[..], &["--json"]].concat());
+    run.until("\"type\":\"summary\"");
+    assert!(run.ends_within(Duration::from_secs(10)));
+
+    // Everything is done by then, so a signal is no failure.
+    let mut child = common::homenode()
+        .args(args)
+        .args(["--linger", "60s"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the program can be started");
+    let mut out = BufReader::new(child.stdout.take().expect("piped"));
+    let mut line = String::new();
+    while !line.contains("Its page stays") {
+        line.clear();
+        assert!(out.read_line(&mut line).expect("text") > 0, "it does not stay");
+    }
+    let (code, took) = signal(&mut child, Signal::INT);
+    assert_eq!(code, Some(0));
+    assert!(took < Duration::from_secs(3), "{took:?}");
+}
+
+#[test]
+fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("long.toml");
+    std::fs::write(&path, LONG).expect("written");
+    let scenario = path.display().to_string();
+    let host = format!("twin:{scenario}");
+    for (args, status) in [
+        (&["sim", &scenario][..], 143),
+        (&["run", "--host", &host, "--fast"], 0),
+    ] {
+        let mut child = std::process::Command::new("sh")
+            .args([
+                "-c",
+                "trap '' INT; exec \"$0\" \"$@\"",
+                env!("CARGO_BIN_EXE_homenode"),
+            ])
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("a shell");
+        std::thread::sleep(Duration::from_millis(700));
+        kill_process(Pid::from_child(&child), Signal::INT).expect("it runs");
+        std::thread::sleep(Duration::from_millis(700));
+        assert_eq!(child.try_wait().expect("its status"), None, "{args:?}");
+        assert_eq!(signal(&mut child, Signal::TERM).0, Some(status), "{args:?}");
+    }
+}
+
+#[test]
+fn another_user_who_takes_the_place_of_a_temporary_history_stops_no_run() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let temporary = tempfile::tempdir().expect("a directory");
+    let user = rustix::process::geteuid().as_raw();
+    // A file cannot be used as a directory, whoever made it.
+    std::fs::write(temporary.path().join(format!("homenode-twin-{user}")), "").expect("written");
+    let path = dir.path().join("short.toml");
+    std::fs::write(&path, SHORT).expect("written");
+    let run = |args: &[&str]| {
+        let ran = common::homenode()
+            .args([
+                "run",
+                "--host",
+                &format!("twin:{}", path.display()),
+                "--duration",
+                "1s",
+            ])
+            .args(args)
+            .env("TMPDIR", temporary.path())
+            .stdin(Stdio::null())
+            .output();
+        common::text(&ran.expect("the program can be started"))
+    };
+    assert!(run(&[]).contains("this run keeps no history: "));
+    let documents: Vec<serde_json::Value> = run(&["--json"])
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!(documents[0]["type"], "start");
+    assert_eq!(documents[1]["type"], "notice");
+    common::is_as_its_schema_says(&documents[1]);
+    // The page needs a history, so it gets one elsewhere.
+    let said = run(&["--web", "--listen", "127.0.0.1:0"]);
+    let aside = format!("--history {}/homenode-", temporary.path().display());
+    assert!(
+        said.contains(&aside) && !said.contains("keeps no history"),
+        "{said}"
+    );
+    let left = std::fs::read_dir(temporary.path())
+        .expect("a directory")
+        .flatten();
+    let left = left.filter(|entry| entry.file_name().to_string_lossy().starts_with("homenode-"));
+    assert_eq!(left.count(), 1, "only the file is left");
 }

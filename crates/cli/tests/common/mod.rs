@@ -9,8 +9,16 @@ use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
+/// Returns a command that starts a program without the signals that this process was started to ignore: a shell ignores SIGINT in
+/// what it runs in the background, and `homenode` leaves ignored signals ignored.
+pub(crate) fn heeding_signals(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP,INT,QUIT,TERM").arg(program);
+    command
+}
+
 pub(crate) fn homenode() -> Command {
-    let mut program = Command::new(env!("CARGO_BIN_EXE_homenode"));
+    let mut program = heeding_signals(env!("CARGO_BIN_EXE_homenode"));
     // Help is wrapped to the width of the reader's terminal.
     program.env_remove("COLUMNS");
     program

@@ -1,5 +1,7 @@
+use std::collections::BTreeSet;
+
 use homenode_host::{CpuQuota, Limit, VmSample};
-use homenode_units::{CpuSet, Pages};
+use homenode_units::{CpuSet, Pages, Permit};
 
 use super::*;
 
@@ -9,9 +11,13 @@ fn nodes(list: &str) -> NodeSet {
     list.parse().unwrap()
 }
 
-/// Returns a sample at this second, with VMs 1 and 2.
+/// Returns a sample at this second, with VMs 1 and 2, which have permits.
 fn at(second: u64) -> Sample {
-    let vm = |id: u128| VmSample::new(VmId(id), format!("vm{id}"));
+    let vm = |id: u128| {
+        let mut vm = VmSample::new(VmId(id), format!("vm{id}"));
+        vm.settings.permit = Some(Permit::pollution(10_000).unwrap());
+        vm
+    };
     Sample {
         at: Ns::from_secs(second),
         vms: vec![vm(1), vm(2)],
@@ -56,6 +62,20 @@ impl Recommendations {
         self.expire(config, &sample);
         self.take(config, &sample, waiting, |homes| {
             homes.iter().filter_map(|(vm, _)| Some((*vm, gain?))).collect()
+        });
+    }
+
+    /// Takes these decisions in. `gain` predicts the gain of each VM from homes that are assigned together.
+    fn takes_gaining(
+        &mut self,
+        second: u64,
+        waiting: Vec<Decision>,
+        gain: impl Fn(&[(VmId, NodeSet)]) -> f64,
+    ) {
+        let sample = at(second);
+        self.expire(&CONFIG(), &sample);
+        self.take(&CONFIG(), &sample, waiting, |homes| {
+            homes.iter().map(|(vm, _)| (*vm, gain(homes))).collect()
         });
     }
 
@@ -105,15 +125,113 @@ fn a_new_arrangement_takes_the_place_of_the_one_before() {
     all.takes(0, [home(1, "0"), home(2, "1")].concat(), Some(0.1));
     assert_eq!(together(&all), [(1, vec![2]), (2, vec![1])]);
     all.takes(1, vec![quota(0.5)], None);
-    all.takes(120, [home(1, "0"), home(2, "2")].concat(), Some(0.3));
+    let better_on_2 = |homes: &[(VmId, NodeSet)]| match homes.iter().any(|(_, on)| *on == nodes("2")) {
+        true => 0.3,
+        false => 0.1,
+    };
+    all.takes_gaining(120, [home(1, "0"), home(2, "2")].concat(), better_on_2);
     assert_eq!(together(&all), [(1, vec![4]), (3, vec![]), (4, vec![1])]);
     assert!(
         all.all()
             .iter()
             .all(|one| one.id == 2 || one.id == 3 || one.gain == Some(0.3))
     );
-    all.takes(240, home(2, "2"), Some(0.3));
+    let better_alone = |homes: &[(VmId, NodeSet)]| if homes.len() == 1 { 2.0 } else { 0.3 };
+    all.takes_gaining(240, home(2, "2"), better_alone);
     assert_eq!(together(&all), [(3, vec![]), (4, vec![])]);
+}
+
+#[test]
+fn an_arrangement_stays_open_until_another_is_predicted_to_gain_much_more() {
+    let better_by = |more: f64| {
+        move |homes: &[(VmId, NodeSet)]| match homes.iter().any(|(_, on)| *on == nodes("2")) {
+            true => 0.2 + more,
+            false => 0.2,
+        }
+    };
+    let mut all = Recommendations::default();
+    all.takes_gaining(0, [home(1, "0"), home(2, "1")].concat(), better_by(0.0));
+    for look in 1..40 {
+        let other = if look % 2 == 0 { "3" } else { "2" };
+        all.takes_gaining(5 * look, [home(1, "0"), home(2, other)].concat(), better_by(0.09));
+    }
+    assert_eq!(all.states(), [(1, State::Open), (2, State::Open)]);
+    assert_eq!(all.take_events().len(), 2);
+    let kept = all.all()[1].clone();
+    assert_eq!(
+        (kept.text.as_str(), kept.gain),
+        ("give VM vm2 a home on node 1", Some(0.2))
+    );
+    assert_eq!(
+        (kept.together, kept.expires_at),
+        (vec![1], Ns::from_secs(195 + 300))
+    );
+    all.takes_gaining(200, [home(1, "0"), home(2, "2")].concat(), better_by(0.11));
+    let states = [(1, State::Open), (2, State::Expired), (3, State::Open)];
+    assert_eq!(all.states(), states);
+    // A VM without a home in the open arrangement does not wait for the end of that arrangement.
+    let mut all = Recommendations::default();
+    all.takes_gaining(0, home(1, "0"), |_| 0.2);
+    all.takes_gaining(5, [home(1, "1"), home(2, "2")].concat(), |_| 0.2);
+    let states = [(1, State::Expired), (2, State::Open), (3, State::Open)];
+    assert_eq!(all.states(), states);
+    // An arrangement that is predicted to cost speed by now does not stay.
+    let mut all = Recommendations::default();
+    all.takes_gaining(0, home(1, "0"), |_| 0.2);
+    let on_0 = |homes: &[(VmId, NodeSet)]| homes.iter().any(|(_, on)| *on == nodes("0"));
+    all.takes_gaining(5, home(1, "1"), |homes| if on_0(homes) { -0.1 } else { -0.05 });
+    assert_eq!(all.states(), [(1, State::Expired), (2, State::Open)]);
+}
+
+#[test]
+fn what_has_lost_its_cause_ends_at_once() {
+    let placed = |vm: u128| decision("placement", vm, Act::SetHome { nodes: nodes("0") });
+    let mut all = Recommendations::default();
+    all.takes(0, vec![quota(0.5), placed(2)], None);
+    // `placement` wants a home in each cycle, while `permits` decides now and then.
+    all.takes(1, vec![], None);
+    assert_eq!(all.states(), [(1, State::Expired), (2, State::Open)]);
+    let mut changed = at(2);
+    changed.vms[0].settings.permit = None;
+    all.expire(&CONFIG(), &changed);
+    assert_eq!(all.states().last(), Some(&(2, State::Expired)));
+    // An approval to hold a VM ends with the permit, too.
+    all.takes(3, vec![quota(0.5)], None);
+    all.approve(3, &CONFIG(), Ns::from_secs(3)).unwrap();
+    all.expire(&CONFIG(), &changed);
+    assert_eq!(all.states().last(), Some(&(3, State::Expired)));
+    all.takes(4, home(2, "1"), None);
+    let mut observed = at(5);
+    observed.vms[1].settings.mode = Some(Mode::Observe);
+    all.expire(&CONFIG(), &observed);
+    assert_eq!(all.states().last(), Some(&(4, State::Expired)));
+    // A home for the time of a drain ends with the drain, even if it was just approved.
+    all.takes(6, vec![placed(1)], None);
+    all.approve(5, &CONFIG(), Ns::from_secs(6)).unwrap();
+    all.end_of_drain(&BTreeSet::from([VmId(2)]), Ns::from_secs(7));
+    assert_eq!(all.states().last(), Some(&(5, State::Approved)));
+    all.end_of_drain(&BTreeSet::from([VmId(1)]), Ns::from_secs(7));
+    assert_eq!(all.states().last(), Some(&(5, State::Expired)));
+}
+
+#[test]
+fn what_was_replaced_names_its_successor() {
+    let mut all = Recommendations::default();
+    let approved = |all: &mut Recommendations, second: u64| {
+        let refused = all.approve(1, &CONFIG(), Ns::from_secs(second));
+        refused.unwrap_err().to_string()
+    };
+    all.takes(0, home(1, "0"), None);
+    all.takes(1, [home(1, "3"), home(2, "1")].concat(), None);
+    assert_eq!(
+        approved(&mut all, 2),
+        "recommendation 1 was replaced by 2 (give VM vm1 a home on node 3); open are: 2, 3"
+    );
+    all.reject(2, &CONFIG(), Ns::from_secs(2)).unwrap();
+    assert_eq!(
+        approved(&mut all, 3),
+        "recommendation 1 is already expired; open are: 3"
+    );
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! Nodes that are being drained, and a loop that is paused, on the twin.
 
-use homenode_control::{Config, Control, Cycle, Event, Mode, NotDrained, PolicySet};
+use homenode_control::recommendations::State;
+use homenode_control::{Config, Control, Cycle, Event, Mode, NotDrained, PolicySet, Recommendation};
 use homenode_host::{Act, Host as _, Lever, Outcome, Setting};
 use homenode_twin::{Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, NodeId, NodeSet, Ns, Pages, Permit};
+use proptest::prelude::*;
 
 const PERIOD: Ns = Ns::from_secs(1);
 
@@ -153,6 +155,109 @@ fn what_was_approved_waits_for_the_end_of_a_pause() {
     assert_eq!(control.status(&machine).vms[0].home, None);
     run(&mut control, &mut twin, 5);
     assert!(control.status(&machine).vms[0].home.is_some());
+}
+
+fn recommending() -> Control {
+    let config = Config {
+        policies: PolicySet::Homenode,
+        ..Config::default()
+    };
+    Control::new(config, Mode::Recommend)
+}
+
+/// Returns the open recommendations of a policy.
+fn open(control: &Control, policy: &str) -> Vec<Recommendation> {
+    let all = control.recommendations().into_iter();
+    all.filter(|one| one.state == State::Open && one.decision.policy == policy)
+        .cloned()
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn what_a_drain_recommends_ends_with_it(
+        node in 0..4_u16, before in 0..12_usize, during in 1..12_usize, after in 1..20_usize, is_approved in any::<bool>(),
+    ) {
+        let mut twin = twin(vms(&["lu.B", "mg.B", "povray", "stream"]));
+        let machine = twin.machine().clone();
+        let mut control = recommending();
+        run(&mut control, &mut twin, before);
+        control.drain(&machine, NodeSet::one(NodeId(node))).unwrap();
+        run(&mut control, &mut twin, during);
+        let caused = open(&control, "placement");
+        prop_assert_eq!(caused.len(), 4, "{:#?}", caused);
+        let why = format!("because node {node} is drained");
+        for one in &caused {
+            prop_assert!(one.decision.reason.contains(&why), "{}", one.decision.reason);
+        }
+        if is_approved {
+            control.approve(caused[0].id).unwrap();
+        }
+        control.drain(&machine, NodeSet::new()).unwrap();
+        for _ in 0..after {
+            step(&mut control, &mut twin);
+            let left = open(&control, "placement");
+            prop_assert!(left.is_empty(), "{:#?}", left);
+        }
+        let homes: Vec<_> = control.status(&machine).vms.into_iter().filter_map(|vm| vm.home).collect();
+        prop_assert!(homes.is_empty(), "{:?}", homes);
+    }
+}
+
+#[test]
+fn the_arranger_recommends_homes_again_after_a_drain() {
+    let kind = |n: usize| if n % 2 == 0 { "sp.B" } else { "lu.B" };
+    let spec = |n: usize| VmSpec::new(&format!("vm{n}"), 4, Bytes::from_gib(4), kind(n)).doing(1000.0);
+    let mut twin = twin((0..8).map(spec).collect());
+    let machine = twin.machine().clone();
+    let mut control = recommending();
+    step(&mut control, &mut twin);
+    control.drain(&machine, set("1")).unwrap();
+    run(&mut control, &mut twin, 5);
+    assert!(!open(&control, "placement").is_empty() && open(&control, "arrange").is_empty());
+    control.drain(&machine, NodeSet::new()).unwrap();
+    let mut cycles = 0;
+    while open(&control, "arrange").is_empty() {
+        step(&mut control, &mut twin);
+        cycles += 1;
+        assert!(cycles < 240, "nothing is recommended");
+    }
+}
+
+#[test]
+fn a_vm_that_must_be_approved_to_leave_a_drained_node_says_so_until_it_is() {
+    let mut twin = twin(vms(&["mg.B", "mg.B", "mg.B"]));
+    let machine = twin.machine().clone();
+    let mut control = recommending();
+    step(&mut control, &mut twin);
+    control.drain(&machine, set("0-2")).unwrap();
+    run(&mut control, &mut twin, 2);
+    let why = |control: &Control| -> Vec<Option<String>> {
+        let drains = control.drains(&machine).into_iter();
+        drains.flat_map(|drain| drain.vms).map(|vm| vm.why).collect()
+    };
+    let said = why(&control);
+    assert!(!said.is_empty());
+    for why in said {
+        assert!(
+            why.as_deref()
+                .unwrap_or_default()
+                .contains("`homenode recommend`"),
+            "{why:?}"
+        );
+    }
+    for one in open(&control, "placement") {
+        control.approve(one.id).unwrap();
+    }
+    let said = why(&control);
+    assert!(
+        said.iter()
+            .flatten()
+            .all(|why| !why.contains("`homenode recommend`")),
+        "{said:?}"
+    );
 }
 
 #[test]

@@ -340,6 +340,35 @@ fn a_vm_put_to_recommend_is_not_left_throttled() {
 }
 
 #[test]
+fn a_recommendation_to_hold_a_vm_ends_with_its_permit() {
+    let mut twin = various();
+    let id = twin.vm_id("polluter").unwrap();
+    let mut control = Control::new(of(PolicySet::Homenode), Mode::Recommend);
+    let is_recommended = |control: &Control| {
+        let mut open = open(control).into_iter();
+        open.any(|one| one.decision.policy == "permits")
+    };
+    let mut cycles = 0;
+    while !is_recommended(&control) {
+        step(&mut control, &mut twin);
+        cycles += 1;
+        assert!(cycles < 60, "it is never recommended to hold it to its permit");
+    }
+    let note = control.permit_waits(id).unwrap();
+    assert!(
+        note.contains("mode recommend") && note.contains("`homenode recommend`"),
+        "{note}"
+    );
+    twin.set(id, Setting::Permit(None)).unwrap();
+    step(&mut control, &mut twin);
+    assert!(!is_recommended(&control));
+    // In mode `act` nothing waits.
+    let mut acting = Control::new(of(PolicySet::Homenode), Mode::Act);
+    step(&mut acting, &mut twin);
+    assert_eq!(acting.permit_waits(id), None);
+}
+
+#[test]
 fn of_a_vm_put_to_observe_everything_is_given_back() {
     let mut twin = various();
     let all = twin.machine().cpu_set();
@@ -458,6 +487,34 @@ fn reservations_are_seen_and_a_dropped_one_is_room_at_once() {
     }
     assert!(control.reservations().is_empty());
     assert!(control.place(&machine, &wanted).is_ok());
+}
+
+#[test]
+fn the_price_of_a_home_is_that_of_the_named_home_in_every_mode() {
+    let mut twin = twin(["a", "b", "c"].map(|name| vm(name, "mg.B")).into());
+    twin.wait(PERIOD);
+    let sample = twin.sample().unwrap();
+    let machine = twin.machine().clone();
+    let wanted = Request {
+        vcpus: 64,
+        memory: Bytes::from_gib(1),
+        bandwidth: None,
+        huge_pages: Vec::new(),
+    };
+    let priced = |mode| {
+        let mut control = Control::new(of(PolicySet::Homenode), mode);
+        control.begin(&machine, sample.clone());
+        control.place_crowded(&machine, &wanted).unwrap()
+    };
+    let (home, price) = priced(Mode::Act);
+    assert!(
+        price.own < 1.0 && price.neighbours.len() == 3,
+        "{home:?} {price:?}"
+    );
+    for mode in [Mode::Observe, Mode::Recommend] {
+        // There the kernel places VMs, but this is the price of placing it on the named nodes.
+        assert_eq!(priced(mode), (home.clone(), price.clone()), "{mode}");
+    }
 }
 
 /// Returns a control that has sampled an idle host of four nodes. Node 1 has 350 free huge pages of 2 MiB, and node 3 has 100.

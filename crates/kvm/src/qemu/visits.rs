@@ -565,7 +565,7 @@ impl Visited {
             let name = &self.target.name;
             outcome
                 .notices
-                .push(format!("the state of VM {name} is only partly known: {refusal}"));
+                .push(format!("VM {name}'s state could not be read: {refusal}"));
         }
         self.tell(vm, outcome);
     }

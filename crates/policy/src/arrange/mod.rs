@@ -236,6 +236,7 @@ fn plan_places(
     history: &History,
     placed: &mut placement::State,
 ) -> Plan {
+    let released = placed.released(view);
     let with_reservation: Vec<VmId> = view
         .vms
         .iter()
@@ -245,7 +246,6 @@ fn plan_places(
     let mut plan = placement::plan_for(view, config, history, placed, |vm| {
         has_a_place(vm) || with_reservation.contains(&vm.sample.id)
     });
-    let released = placed.released(view);
     let released = |vm: &&VmView<'_>| released.contains(&vm.sample.id) && !has_a_place(vm);
     for vm in view.vms.iter().filter(released) {
         let why = "undone: it had a home only while a node was drained".to_owned();

@@ -9,12 +9,16 @@
 //!    requested bandwidth or, if none is requested, to wait for memory for a third of its time ([`Character::newcomer`]).
 //!    What VMs of its size do on this host is ignored: on another host they do something else, and the answers of hosts must
 //!    be comparable.
-//! 2. Three predictions are made: of the newcomer alone, of the present VMs in their current places, and of all together.
+//! 2. The newcomer's speed next to the present VMs is predicted, and the speed of each of them with and without it.
+//! 3. The newcomer's speed is divided by its speed alone. How much its neighbours cost it is told by its speed alone in the same
+//!    place ([`Beside`]). Places are compared by one speed alone, where the kernel puts it on an idle host ([`each_beside`]):
+//!    in a place that is too small it is slow even alone, so a speed alone there would make the place look good.
 //!
 //! # Properties
 //! - `on_an_idle_host_a_newcomer_is_as_fast_as_alone`
 //! - `a_newcomer_beside_a_polluter_is_predicted_slower_than_beside_nobody`
 //! - `what_a_newcomer_costs_its_neighbours_is_told`
+//! - `a_home_that_is_too_small_is_no_bargain`
 
 use std::fmt;
 
@@ -29,7 +33,7 @@ use crate::predict::{AsFound, Character, Place, Room};
 /// Relative speeds, each above 0 and at most about 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Beside {
-    /// The newcomer's speed next to the running VMs, over its speed alone on this host.
+    /// The newcomer's speed next to the running VMs, over its speed alone in the same place.
     pub own: f64,
     /// Speed of the VM that loses most, with the newcomer over without it. 1 if no VM is at work.
     pub worst_neighbour: f64,
@@ -40,8 +44,8 @@ impl fmt::Display for Beside {
         let percent = |share: f64| (share * 100.0).round();
         write!(
             f,
-            "predicted to run at {} percent of its speed alone on this host, and every other VM at {} percent of its \
-             present speed or more",
+            "predicted to run at {} percent of its speed alone there, and every other VM at {} percent of its present \
+             speed or more",
             percent(self.own),
             percent(self.worst_neighbour)
         )
@@ -66,21 +70,55 @@ pub fn beside(
     needs: (u32, Option<BytesPerSec>),
     home: Option<&NodeSet>,
 ) -> Beside {
-    let (own, neighbours) = each_beside(view, settings, state, needs, home);
+    let Predicted {
+        there,
+        alone_there,
+        neighbours,
+        ..
+    } = predict(view, settings, state, needs, home);
     Beside {
-        own,
+        own: ratio(there, alone_there),
         worst_neighbour: neighbours.iter().map(|slowed| slowed.speed).fold(1.0, f64::min),
     }
 }
 
-/// Predicts what [`beside`] predicts, for each VM at work: the newcomer's own speed, and every neighbour's.
+/// Predicts the price of a home, to compare it with others: the newcomer's speed there over its speed alone on this host, where
+/// the kernel puts it; and the speed of every VM at work.
 pub fn each_beside(
+    view: &View<'_>,
+    settings: Settings<'_>,
+    state: &State,
+    needs: (u32, Option<BytesPerSec>),
+    home: Option<&NodeSet>,
+) -> (f64, Vec<Slowed>) {
+    let Predicted {
+        there,
+        alone_unplaced,
+        neighbours,
+        ..
+    } = predict(view, settings, state, needs, home);
+    (ratio(there, alone_unplaced), neighbours)
+}
+
+/// Predicted speeds of a newcomer, and of its neighbours. `None` if there is nothing to predict them from.
+struct Predicted {
+    /// In its place, next to the running VMs.
+    there: Option<f64>,
+    /// In its place, without other VMs.
+    alone_there: Option<f64>,
+    /// Where the kernel puts it, without other VMs.
+    alone_unplaced: Option<f64>,
+    /// Each VM at work.
+    neighbours: Vec<Slowed>,
+}
+
+fn predict(
     view: &View<'_>,
     settings: Settings<'_>,
     state: &State,
     (vcpus, bandwidth): (u32, Option<BytesPerSec>),
     home: Option<&NodeSet>,
-) -> (f64, Vec<Slowed>) {
+) -> Predicted {
     let shape = state
         .shape(view, settings)
         .unwrap_or_else(|| settings.shape_of(view));
@@ -98,16 +136,26 @@ pub fn each_beside(
     let together = [&scene.characters[..], std::slice::from_ref(&newcomer)].concat();
     let then = speeds(&together, &[&scene.places[..], &[place]].concat());
     let now = speeds(&scene.characters, &scene.places);
-    let alone = speeds(&[newcomer], &[place]);
-    let ratio = |then: Option<&f64>, now: Option<&f64>| match (then, now) {
-        (Some(then), Some(now)) if *then > 0.0 && *now > 0.0 => then / now,
-        _ => 1.0,
-    };
+    let mut alone = |place: Place| speeds(std::slice::from_ref(&newcomer), &[place]).first().copied();
+    let (alone_there, alone_unplaced) = (alone(place), alone(Place::Unplaced));
     let neighbours = scene.active().map(|at| Slowed {
         vm: scene.vms[at].sample.name.clone(),
-        speed: ratio(then.get(at), now.get(at)),
+        speed: ratio(then.get(at).copied(), now.get(at).copied()),
     });
-    (ratio(then.last(), alone.first()), neighbours.collect())
+    Predicted {
+        there: then.last().copied(),
+        alone_there,
+        alone_unplaced,
+        neighbours: neighbours.collect(),
+    }
+}
+
+/// Returns one speed over another; 1 if one of them is unknown or zero.
+fn ratio(then: Option<f64>, now: Option<f64>) -> f64 {
+    match (then, now) {
+        (Some(then), Some(now)) if then > 0.0 && now > 0.0 => then / now,
+        _ => 1.0,
+    }
 }
 
 #[cfg(test)]
@@ -181,5 +229,31 @@ mod tests {
         let (beside_it, elsewhere) = (ask(polluted, Some("1")), ask(polluted, Some("3")));
         assert!(beside_it.worst_neighbour < 0.99, "{beside_it:?}");
         assert!(elsewhere.worst_neighbour > 0.99, "{elsewhere:?}");
+    }
+
+    /// Two of four CPUs are busy on each node but node 3. The newcomer has three times as many vCPUs as a node has CPUs, and
+    /// wants twice a node's bandwidth. So on node 3 it has half of its speed alone. On all four nodes, 18 threads share 16 CPUs,
+    /// and three of four accesses are remote.
+    #[test]
+    fn a_home_that_is_too_small_is_no_bargain() {
+        let mut host = Host::four_nodes(4);
+        for node in 0..3_u16 {
+            let vm = host.add_vm(u128::from(node) + 1, 2, GIB, node).vcpus_busy(1.0);
+            vm.home(node).pages(node, 1000).instructions_per_s(1_000_000_000);
+        }
+        let state = watched(&mut host, 8);
+        let needs = (12, Some(BytesPerSec(30_000_000_000)));
+        let mut price = |home: &str| {
+            let home: NodeSet = home.parse().unwrap();
+            host.with_view(|view| {
+                let of = OfHomes::default();
+                let (own, neighbours) = each_beside(view, of.settings(), &state, needs, Some(&home));
+                assert_eq!(neighbours.len(), 3);
+                (own, neighbours.iter().map(|one| one.speed).fold(1.0, f64::min))
+            })
+        };
+        let (one, all) = (price("3"), price("0-3"));
+        assert!(one.0 < 0.6 && all.0 > 0.65, "{one:?} {all:?}");
+        assert!(one.0 * one.1 < all.0 * all.1, "{one:?} {all:?}");
     }
 }

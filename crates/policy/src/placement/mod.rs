@@ -73,6 +73,7 @@ mod crowded;
 mod ledger;
 mod pins;
 mod pools;
+mod shelter;
 mod short;
 mod supply;
 
@@ -422,20 +423,6 @@ pub struct State {
     allowed: BTreeMap<VmId, Option<CpuSet>>,
 }
 
-impl State {
-    /// Returns the VMs that no longer need a home: they got one because a node was drained, and no node is drained now.
-    pub fn released(&mut self, view: &View<'_>) -> BTreeSet<VmId> {
-        let mut released = BTreeSet::new();
-        if view.drained.is_empty() {
-            released = std::mem::take(&mut self.sheltered);
-        }
-        let has_home = |id: &VmId| view.vms.iter().any(|vm| vm.sample.id == *id && vm.home.is_some());
-        released.retain(has_home);
-        self.sheltered.retain(|id| view.sample.vm(*id).is_some());
-        released
-    }
-}
-
 /// Assigns a home to every managed VM that has none, or that may not keep its own. The home is the operator's choice, else
 /// what was reserved when the VM started, else where most of its memory is (if there is room), else what [`place`] finds.
 pub fn plan(view: &View<'_>, config: &Config, history: &History, state: &mut State) -> Plan {
@@ -480,6 +467,7 @@ pub fn plan_for(
                 if is_unplaced(vm) {
                     state.sheltered.insert(vm.sample.id);
                 }
+                let reason = state.with_drain(view, vm, reason);
                 let home = Home::whole(view, &nodes);
                 settle(view, config, vm, &home, &reason, POLICY, &mut plan);
             }
@@ -535,7 +523,11 @@ fn home_of(
     let may = |nodes: &NodeSet| allowed.as_ref().is_none_or(|allowed| nodes.is_subset(allowed));
     let bound = company::bound_home(view, vm);
     if let Some(nodes) = redeemed.filter(|nodes| bound.is_none() && may(nodes)) {
-        return Ok((nodes, "reserved when it started".into()));
+        let since = match state.sheltered.contains(&vm.sample.id) {
+            true => "reserved for it since the drain began",
+            false => "reserved when it started",
+        };
+        return Ok((nodes, since.into()));
     }
     let own = [vm.sample.id];
     let is_among = without.contains(&vm.sample.id);

@@ -38,6 +38,7 @@
 //! - `a_kept_change_gains_or_loses_time_for_as_long_as_the_vm_keeps_that_home`
 //! - `a_change_that_is_undone_costs_the_time_of_its_trial`
 //! - `a_vm_whose_changes_were_not_measured_has_no_time`
+//! - `a_trial_that_was_not_carried_out_adds_no_time_to_the_next`
 
 mod results;
 #[cfg(test)]
@@ -295,6 +296,7 @@ impl State {
             to,
         };
         self.running.insert(vm.sample.id, trial);
+        self.times.begin(vm.sample.id);
     }
 
     /// Drops the trial of a change that was not carried out. There is nothing to judge, and nothing failed.

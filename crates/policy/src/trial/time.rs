@@ -51,6 +51,12 @@ impl Times {
         self.vms.retain(|id, _| is_here(*id));
     }
 
+    /// Begins a trial. An earlier one of the VM may have ended without a judgement, for example because its home was never set:
+    /// its time does not belong to this one.
+    pub(super) fn begin(&mut self, vm: VmId) {
+        self.vms.entry(vm).or_default().on_trial_s = 0.0;
+    }
+
     /// Counts a cycle in which a VM wanted this much CPU time, in seconds.
     pub(super) fn pass(&mut self, vm: VmId, wanted_s: f64, home: Option<&NodeSet>, is_on_trial: bool) {
         let account = self.vms.entry(vm).or_default();

@@ -70,6 +70,15 @@ fn a_hundred_and_fifty_vms_on_eight_nodes_fit_one_screen() {
         assert_eq!(tops.len(), 8);
         assert!(tops[..4].iter().all(|top| *top == tops[0]), "{tops:?}");
         assert!(tops[4..].iter().all(|top| *top == tops[4]), "{tops:?}");
+        // A line below the nodes says what the squares mean.
+        let legend = browser.text(".map.compact .legend").await;
+        for said in ["filled", "dashed", "▲", "◆"] {
+            assert!(legend.contains(said), "{said}: {legend}");
+        }
+        let places = "return ['.legend', '#rows'].map((css) => document.querySelector(css).getBoundingClientRect().top)";
+        let places = browser.run(places).await;
+        let [below, table] = [0, 1].map(|at| places[at].as_f64());
+        assert!(tops[4].as_f64() < below && below < table, "{tops:?} {places}");
         // Every VM is drawn on a node, and few have a row.
         let squares = "return new Set([...document.querySelectorAll('.square')].map((one) => one.getAttribute('href'))).size";
         assert_eq!(browser.run(squares).await, VMS);
@@ -123,15 +132,23 @@ fn a_hundred_and_fifty_vms_on_eight_nodes_fit_one_screen() {
     });
 }
 
+/// Returns the agent's recommendations.
+fn recommended(site: &Site) -> Value {
+    site.json("/v1/recommendations")["recommendations"].clone()
+}
+
+/// Waits until the arranger recommends homes for all eight VMs of the crowded host.
+fn arranged(site: &Site) {
+    site.eventually("an arrangement is recommended", |site| {
+        let of_eight = |one: &Value| one["together"].as_array().is_some_and(|others| others.len() == 7);
+        recommended(site).as_array()?.iter().any(of_eight).then_some(())
+    });
+}
+
 #[test]
 fn recommendations_of_one_arrangement_are_applied_together() {
     live(&crowded(), &["--mode", "recommend"], async |site, browser| {
-        let all = |site: &Site| site.json("/v1/recommendations")["recommendations"].clone();
-        site.eventually("an arrangement is recommended", |site| {
-            let all = all(site);
-            let of_eight = |one: &Value| one["together"].as_array().is_some_and(|others| others.len() == 7);
-            all.as_array()?.iter().any(of_eight).then_some(())
-        });
+        arranged(site);
         let address = format!("{}/?view=proposals#key={}", browser.origin, site.key);
         browser.goto(&address, "proposals").await;
         let shown = browser.run("return location.href").await;
@@ -156,10 +173,105 @@ fn recommendations_of_one_arrangement_are_applied_together() {
         browser.click(".cards .group button.strong").await;
         browser.click("dialog[open] button[value=yes]").await;
         browser.see(".note.good").await;
-        let approved = all(site);
+        let approved = recommended(site);
         let is_approved = |one: &&Value| one["state"] == "approved" || one["state"] == "applied";
         let count = approved.as_array().unwrap().iter().filter(is_approved).count();
         assert_eq!(count, 8, "{approved}");
+    });
+}
+
+#[test]
+fn what_was_applied_before_a_refusal_is_told() {
+    live(&crowded(), &["--mode", "recommend"], async |site, browser| {
+        arranged(site);
+        let address = format!("{}/?view=proposals#key={}", browser.origin, site.key);
+        browser.goto(&address, "proposals").await;
+        browser.click(".cards .group button.strong").await;
+        browser.see("dialog[open]").await;
+        // Another operator rejects one of the eight before this one confirms. The page applies the newest first.
+        let open = recommended(site);
+        let mut open: Vec<&Value> = open
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|one| one["state"] == "open")
+            .collect();
+        open.sort_by_key(|one| std::cmp::Reverse(one["id"].as_u64()));
+        assert_eq!(open.len(), 8, "{open:?}");
+        let path = format!("/v1/recommendations/{}/reject", open[3]["id"]);
+        let rejected = site.ask("POST", &path, &site.as_operator(), "");
+        assert_eq!(rejected.status, 200, "{rejected:?}");
+        browser.click("dialog[open] button[value=yes]").await;
+        let said = browser.text(".note.bad p").await;
+        assert!(said.contains("already rejected"), "{said}");
+        let lists = "return [...document.querySelectorAll('.note.bad li')].map((one) => one.textContent)";
+        let texts = |some: &[&Value]| {
+            let texts: Vec<&str> = some.iter().filter_map(|one| one["text"].as_str()).collect();
+            texts.join("; ")
+        };
+        let wanted = [
+            format!("Applied: {}", texts(&open[..3])),
+            format!("Refused: {}", texts(&open[3..4])),
+            format!("Not tried: {}", texts(&open[4..])),
+        ];
+        assert_eq!(browser.run(lists).await, json!(wanted));
+        let after = recommended(site);
+        let is_approved = |one: &&Value| one["state"] == "approved" || one["state"] == "applied";
+        let count = after.as_array().unwrap().iter().filter(is_approved).count();
+        assert_eq!(count, 3, "{after}");
+    });
+}
+
+#[test]
+fn a_short_history_is_told_and_a_steady_vm_has_no_drop_of_speed() {
+    page(Colours::Light, async |browser| {
+        // The first eight seconds have too few samples.
+        let (from, to) = (browser.at(0), browser.at(6));
+        let address = format!(
+            "{}/?view=vm&vm=web&why=1&window=shown&from={from}&to={to}&at={to}",
+            browser.origin
+        );
+        browser.goto(&address, "vm").await;
+        browser.see(".why .present").await;
+        let answer = browser.text(".why").await;
+        for said in [
+            "Too little is recorded to tell whether it was slow",
+            "web ran at",
+            "are too few",
+            "Without a comparison",
+        ] {
+            assert!(answer.contains(said), "{said}: {answer}");
+        }
+        assert!(!answer.contains("no drop"), "{answer}");
+        // Long before the neighbour starts, the VM's speed is steady.
+        let steady = browser.address("view=vm&vm=web&why=1&window=60s", 300);
+        browser.goto(&steady, "vm").await;
+        browser.see(".why .answer b").await;
+        let answer = browser.text(".why").await;
+        assert!(answer.contains("web had no drop of speed; it ran at"), "{answer}");
+        let more = browser
+            .run("return document.querySelector('.why .present, [data-cause]')")
+            .await;
+        assert_eq!(more, Value::Null);
+    });
+}
+
+#[test]
+fn why_is_asked_once_while_the_page_follows_the_agent() {
+    live(SCENARIO, &["--period", "200ms"], async |site, browser| {
+        site.eventually("some samples are recorded", |site| {
+            (site.json("/v1/status")["cycle_count"].as_u64()? > 20).then_some(())
+        });
+        let address = format!("{}/?view=vm&vm=web&why=1", browser.origin);
+        browser.goto(&address, "vm").await;
+        browser.see(".why .answer:not(.quiet)").await;
+        let shown = browser.text("#now").await;
+        let is_later = format!("return document.querySelector('#now').textContent > '{shown}'");
+        browser.until("it follows", &is_later).await;
+        browser.see(".why .answer:not(.quiet)").await;
+        // The agent was asked once.
+        let asked = "return performance.getEntriesByType('resource').filter((one) => one.name.includes('/why?')).length";
+        assert_eq!(browser.run(asked).await, 1);
     });
 }
 

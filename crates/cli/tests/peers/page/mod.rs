@@ -119,7 +119,10 @@ fn an_operator_finds_by_clicking_who_slowed_a_vm_down() {
         browser.see("[data-cause='llc-pollution']:first-child").await;
         let answer = browser.text(".why").await;
         for said in [
-            "web lost",
+            "web ran at",
+            "of its usual speed from",
+            "billion instructions per CPU-second",
+            "Usual: since",
             "others filled the last-level cache",
             "By VM batch",
             "before",
