@@ -208,7 +208,7 @@ proptest! {
 
 #[test]
 fn the_arranger_recommends_homes_again_after_a_drain() {
-    let kind = |n: usize| if n % 2 == 0 { "sp.B" } else { "lu.B" };
+    let kind = |n: usize| if n.is_multiple_of(2) { "sp.B" } else { "lu.B" };
     let spec = |n: usize| VmSpec::new(&format!("vm{n}"), 4, Bytes::from_gib(4), kind(n)).doing(1000.0);
     let mut twin = twin((0..8).map(spec).collect());
     let machine = twin.machine().clone();
