@@ -171,8 +171,8 @@ impl Agent<'_> {
         self.output.object("listening", json!(Listening { url }));
     }
 
-    /// Prints the first line and the first document of the run. A run that recommends also says what that means, since its operator
-    /// may not have chosen it; `settings` is the file whose mode it reads by default.
+    /// Prints the first line and the first document of the run. A run that recommends also says what that means, since its
+    /// operator may not have chosen it; `settings` is the file whose mode it reads by default.
     pub fn announce(&mut self, host: String, seed: Option<u64>, mode: Mode, settings: Option<&Path>) {
         let control = self
             .control

@@ -292,8 +292,8 @@ fn simulate(
     })
 }
 
-/// Returns the sources of the settings. `usual` is the default file, which only a run on a real host reads; `mode_unless_named` is
-/// the default mode.
+/// Returns the sources of the settings. `usual` is the default file, which only a run on a real host reads;
+/// `mode_unless_named` is the default mode.
 fn wanted(args: &RunArgs, (usual, mode_unless_named): (Option<&str>, Mode)) -> Wanted {
     Wanted {
         file: args.config.clone(),

@@ -137,7 +137,7 @@ mod tests {
             (&["dry_run"], "'homenode run --dry-run'"),
             (&["whtif"], "'whatif'"),
             (&["simulate"], "'sim'"),
-            (&["list", "machine"], "machines"),
+            (&["list", "machinse"], "machines"),
         ] {
             let said = said(words);
             assert!(said.contains(right), "{words:?}: {said}");

@@ -4,7 +4,7 @@
 //! killed leaves its directory behind, which the next run removes.
 
 use std::fs::{self, DirBuilder};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, geteuid, test_kill_process};
@@ -32,7 +32,11 @@ impl TwinHistory {
     /// # Errors
     /// If it cannot be created.
     pub(crate) fn create_aside() -> std::io::Result<TwinHistory> {
-        let directory = tempfile::Builder::new().prefix("homenode-").tempdir()?;
+        let only_own = fs::Permissions::from_mode(0o700);
+        let directory = tempfile::Builder::new()
+            .prefix("homenode-")
+            .permissions(only_own)
+            .tempdir()?;
         Ok(TwinHistory(directory))
     }
 
@@ -107,8 +111,6 @@ fn is_running(process: Pid) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
     use super::*;
 
     #[test]

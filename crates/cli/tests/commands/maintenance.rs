@@ -153,10 +153,10 @@ fn a_pause_is_begun_shown_and_ended() {
         Value::Null,
         "asking pauses nothing"
     );
-    let paused = "the agent is paused for another 2.0h\n";
-    assert_eq!(text(&agent.ask(&["pause", "--for", "2h"])), paused);
+    let paused = "the agent is paused for another 5.0h\n";
+    assert_eq!(text(&agent.ask(&["pause", "--for", "5h"])), paused);
     assert_eq!(text(&agent.ask(&["pause"])), paused);
-    assert_eq!(text(&agent.ask(&["pause", "2h"])), paused, "as people type it");
+    assert_eq!(text(&agent.ask(&["pause", "5h"])), paused, "as people type it");
     let now = ask(&["drain"]);
     is_as_its_schema_says(&now);
     assert!(
@@ -164,7 +164,7 @@ fn a_pause_is_begun_shown_and_ended() {
         "{now}"
     );
     assert!(text(&agent.ask(&["drain"])).contains("the agent is paused for another"));
-    assert!(text(&agent.ask(&["status"])).contains("paused for another 2.0h"));
+    assert!(text(&agent.ask(&["status"])).contains("paused for another 5.0h"));
     assert_eq!(
         text(&agent.ask(&["pause", "--end"])),
         "the agent is no longer paused\n"

@@ -375,7 +375,7 @@ fn another_user_who_takes_the_place_of_a_temporary_history_stops_no_run() {
     let dir = tempfile::tempdir().expect("a directory");
     let temporary = tempfile::tempdir().expect("a directory");
     let user = rustix::process::geteuid().as_raw();
-    // A file cannot be used as a directory, whoever made it.
+    // A file cannot be used as a directory, even by its owner.
     std::fs::write(temporary.path().join(format!("homenode-twin-{user}")), "").expect("written");
     let path = dir.path().join("short.toml");
     std::fs::write(&path, SHORT).expect("written");

@@ -129,7 +129,7 @@ fn is_without_cause(one: &Recommendation, vm: &VmSample) -> bool {
     let is_left_alone = settings.management == Management::Ignored || settings.mode == Some(Mode::Observe);
     let is_removed = match one.decision.policy {
         permits::POLICY => settings.permit.is_none(),
-        // What was approved stays, since memory that was taken may be given back in parts.
+        // What was approved stays, since taken memory may be returned in parts.
         overcommit::POLICY => settings.memory_floor.is_none() && one.state == State::Open,
         _ => false,
     };

@@ -37,8 +37,8 @@ pub struct Scenario {
     /// The scenario's purpose.
     #[serde(default)]
     pub about: String,
-    /// Machine that the scenario was written for: a preset, or a machine file with its path relative to the scenario's. Callers may
-    /// run it on another; without any, it runs on `r910`.
+    /// Machine that the scenario was written for: a preset, or a machine file with its path relative to the scenario's. Callers
+    /// may run it on another; without any, it runs on `r910`.
     #[serde(default)]
     pub machine: Option<String>,
     /// Scheduler of vCPUs.
