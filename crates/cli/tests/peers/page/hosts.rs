@@ -292,7 +292,12 @@ fn modes_pauses_and_drains_are_shown() {
         browser.see("[data-key=paused]").await;
         browser.see("[data-key=drained-1]").await;
         assert!(browser.text("#pulse").await.contains("recommend"));
-        assert!(browser.text("#pulse").await.contains("paused"));
+        browser
+            .until(
+                "the pause in the head",
+                "return document.querySelector('#pulse').textContent.includes('paused')",
+            )
+            .await;
         assert!(browser.text("[data-key=node-1] h2").await.contains("drained"));
         browser
             .until(

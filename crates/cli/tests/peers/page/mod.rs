@@ -102,7 +102,8 @@ fn an_operator_finds_by_clicking_who_slowed_a_vm_down() {
         // Click where the VM's misses go up, in the last chart but one.
         let at = browser
             .run(
-                "const chart = document.querySelector(\"[data-key='LLC misses of references'] svg\").getBoundingClientRect(); \
+                "const drawn = document.querySelector(\"[data-key='LLC misses of references'] svg\"); \
+                 drawn.scrollIntoView({ block: 'center' }); const chart = drawn.getBoundingClientRect(); \
                  return [chart.left + chart.width * 440 / 480, chart.top + chart.height / 2]",
             )
             .await;
@@ -115,6 +116,7 @@ fn an_operator_finds_by_clicking_who_slowed_a_vm_down() {
         };
         assert!((ms(&wanted) - ms(&shown)).abs() < 2000, "{wanted} {shown}");
         // Ask why the VM was slow.
+        browser.run("scrollTo(0, 0)").await;
         browser.click("[data-why]").await;
         browser.see("[data-cause='llc-pollution']:first-child").await;
         let answer = browser.text(".why").await;
