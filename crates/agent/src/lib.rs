@@ -24,6 +24,7 @@ pub mod history;
 pub mod http;
 pub mod journald;
 pub mod live;
+mod loop_queue;
 pub mod managed;
 pub mod numad;
 pub mod past;

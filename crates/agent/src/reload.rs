@@ -2,13 +2,14 @@
 //! between two cycles, since only the loop uses them. Invalid settings change nothing.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use homenode_api::http::Reloaded;
 use homenode_control::{Config, Control};
 use homenode_host::WakeSignal;
 use serde_json::Value;
 
+use crate::loop_queue::LoopQueue;
 use crate::setting_queue::NotSet;
 
 /// Reads the settings, or returns why they cannot be read.
@@ -19,16 +20,8 @@ type Told = Box<dyn FnOnce(Result<Reloaded, String>) + Send>;
 /// A queue of reload requests. All clones share it.
 #[derive(Clone)]
 pub struct Reload {
-    wake_signal: WakeSignal,
     read: Arc<Read>,
-    waiting: Arc<Mutex<Waiting>>,
-}
-
-/// Requests that wait for the loop.
-#[derive(Default)]
-struct Waiting {
-    told: Vec<Told>,
-    is_closed: bool,
+    waiting: LoopQueue<Told>,
 }
 
 impl fmt::Debug for Reload {
@@ -44,9 +37,8 @@ impl Reload {
         read: impl Fn() -> Result<Config, String> + Send + Sync + 'static,
     ) -> Reload {
         Reload {
-            wake_signal: wake_signal.clone(),
             read: Arc::new(read),
-            waiting: Arc::default(),
+            waiting: LoopQueue::new(wake_signal),
         }
     }
 
@@ -59,35 +51,26 @@ impl Reload {
 
     /// Requests a reload; the loop calls `told` with the result.
     pub fn ask(&self, told: impl FnOnce(Result<Reloaded, String>) + Send + 'static) {
-        let mut waiting = self.lock();
-        if waiting.is_closed {
-            drop(waiting);
-            return told(Err(NotSet::Ended.to_string()));
+        if let Err(told) = self.waiting.push(Box::new(told)) {
+            told(Err(NotSet::Ended.to_string()));
         }
-        waiting.told.push(Box::new(told));
-        drop(waiting);
-        self.wake_signal.wake();
     }
 
     /// Refuses the requests that wait, and all that come later: the loop has ended, but the servers go on answering.
     pub fn close(&self) {
-        let mut waiting = self.lock();
-        waiting.is_closed = true;
-        let all = std::mem::take(&mut waiting.told);
-        drop(waiting);
-        for told in all {
+        for told in self.waiting.close() {
             told(Err(NotSet::Ended.to_string()));
         }
     }
 
     /// Returns whether a reload was requested.
     pub(crate) fn is_wanted(&self) -> bool {
-        !self.lock().told.is_empty()
+        !self.waiting.is_empty()
     }
 
     /// Reloads once on behalf of all waiting requests; returns a notice for the operator.
     pub(crate) fn carry_out(&self, control: &Mutex<Control>) -> String {
-        let waiting = std::mem::take(&mut self.lock().told);
+        let waiting = self.waiting.take();
         let read = (self.read)();
         let done = read.map(|newer| {
             let mut control = control.lock().unwrap_or_else(PoisonError::into_inner);
@@ -104,10 +87,6 @@ impl Reload {
         };
         waiting.into_iter().for_each(|told| told(done.clone()));
         said
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,14 +1,14 @@
 //! A queue of settings that operators send through the servers. The loop carries them out, since only the loop owns the host.
 
-use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use homenode_control::Control;
 use homenode_host::{ActionError, Host, Setting, VmSettings, WakeSignal};
 use homenode_units::VmId;
 
 use crate::feed::Feed;
+use crate::loop_queue::LoopQueue;
 
 /// Why settings are not in force after a request.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -39,17 +39,7 @@ struct Pending {
 
 /// Settings that wait for the loop.
 #[derive(Clone)]
-pub struct SettingQueue {
-    wake_signal: WakeSignal,
-    queue: Arc<Mutex<Queue>>,
-}
-
-/// Settings that wait.
-#[derive(Default)]
-struct Queue {
-    pending: VecDeque<Pending>,
-    is_closed: bool,
-}
+pub struct SettingQueue(LoopQueue<Pending>);
 
 impl fmt::Debug for SettingQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -60,10 +50,7 @@ impl fmt::Debug for SettingQueue {
 impl SettingQueue {
     /// Creates an empty queue; `wake_signal` wakes the loop.
     pub fn new(wake_signal: &WakeSignal) -> SettingQueue {
-        SettingQueue {
-            wake_signal: wake_signal.clone(),
-            queue: Arc::default(),
-        }
+        SettingQueue(LoopQueue::new(wake_signal))
     }
 
     /// Queues a setting of a VM; the loop calls `told` with the result.
@@ -80,42 +67,33 @@ impl SettingQueue {
         holds: impl Fn(&VmSettings) -> bool + Send + 'static,
         told: impl FnOnce(Result<(), NotSet>) + Send + 'static,
     ) {
-        let mut queue = self.lock();
-        if queue.is_closed {
-            drop(queue);
-            return told(Err(NotSet::Ended));
-        }
-        queue.pending.push_back(Pending {
+        let pending = Pending {
             vm,
             settings,
             holds: Box::new(holds),
             told: Box::new(told),
-        });
-        drop(queue);
-        self.wake_signal.wake();
+        };
+        if let Err(pending) = self.0.push(pending) {
+            (pending.told)(Err(NotSet::Ended));
+        }
     }
 
     /// Refuses the settings that wait, and all that come later: the loop has ended, but the servers go on answering.
     pub fn close(&self) {
-        let mut queue = self.lock();
-        queue.is_closed = true;
-        let waits = std::mem::take(&mut queue.pending);
-        drop(queue);
-        for pending in waits {
+        for pending in self.0.close() {
             (pending.told)(Err(NotSet::Ended));
         }
     }
 
     /// Returns whether the loop has ended, so that no change takes effect any more.
     pub(crate) fn is_closed(&self) -> bool {
-        self.lock().is_closed
+        self.0.is_closed()
     }
 
     /// Carries out the settings that wait now; answers and the feed show them from then on. Settings that arrive meanwhile wait
     /// for the next call, so a client that keeps sending settings cannot block the loop.
     pub fn carry_out<H: Host + ?Sized>(&self, host: &mut H, control: &Mutex<Control>, feed: Option<&Feed>) {
-        let waits = std::mem::take(&mut self.lock().pending);
-        for pending in waits {
+        for pending in self.0.take() {
             let control = || control.lock().unwrap_or_else(PoisonError::into_inner);
             let Pending {
                 vm,
@@ -144,10 +122,6 @@ impl SettingQueue {
                 }
             });
         }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

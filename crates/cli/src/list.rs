@@ -38,18 +38,6 @@ pub(crate) enum What {
     Policies,
 }
 
-impl What {
-    /// Returns the list's name on the command line.
-    fn name(self) -> &'static str {
-        match self {
-            What::Machines => "machines",
-            What::Workloads => "workloads",
-            What::Scenarios => "scenarios",
-            What::Policies => "policies",
-        }
-    }
-}
-
 /// A list of what comes with the program.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Listed {
@@ -63,7 +51,7 @@ pub(crate) struct Listed {
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Entry {
     /// Its name on command lines and in files.
-    pub name: &'static str,
+    pub name: String,
     /// What it is, in a line.
     pub about: String,
 }
@@ -101,7 +89,7 @@ fn lists() -> Vec<Entry> {
         let value = what.to_possible_value().expect("no list is hidden");
         let help = value.get_help().map(ToString::to_string).unwrap_or_default();
         Entry {
-            name: what.name(),
+            name: value.get_name().to_owned(),
             about: format!("{help} ({})", entries(*what).len()),
         }
     };
@@ -123,7 +111,7 @@ fn entries(what: What) -> Vec<Entry> {
         What::Scenarios => scenarios(),
         What::Policies => {
             let about = |set: PolicySet| Entry {
-                name: set.name(),
+                name: set.name().to_owned(),
                 about: set.about().to_owned(),
             };
             PolicySet::ALL.map(about).into()
@@ -139,8 +127,8 @@ pub(crate) fn scenarios() -> Vec<Entry> {
 }
 
 fn named(names: impl Iterator<Item = &'static str>, about: impl Fn(&str) -> String) -> Vec<Entry> {
-    let entry = |name| Entry {
-        name,
+    let entry = |name: &'static str| Entry {
+        name: name.to_owned(),
         about: about(name),
     };
     names.map(entry).collect()

@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use homenode_api::Request;
-use homenode_api::answer::{Maintenance, Recommendation, Recommendations};
+use homenode_api::answer::{Maintenance, Recommendation};
 use homenode_control::LeftBehind;
 use homenode_control::recommendations::State;
 use homenode_host::Lever;
@@ -16,6 +16,7 @@ use homenode_units::{Bytes, NodeSet, Ns};
 use crate::ask::ask_agent;
 use crate::options::AgentArgs;
 use crate::print::{or_dash, print_json, span, table};
+use crate::recommend::remembered;
 
 /// The end of `drain`'s help.
 pub(crate) const DRAIN_HELP: &str = "VMs that have their home on the node get another; unplaced VMs get a home elsewhere as long as the drain lasts. Their memory
@@ -146,12 +147,12 @@ fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result
             let waiting = if is_over {
                 0
             } else {
-                waiting(&last, nodes, &recommended(args)?)
+                waiting(&last, nodes, &remembered(args.agent.dir())?)
             };
             return Ok((last, waiting));
         }
         if samples >= RECOMMENDED_LOOKS && left(&last, nodes).all(|vm| vm.why.is_some()) {
-            let waiting = waiting(&last, nodes, &recommended(args)?);
+            let waiting = waiting(&last, nodes, &remembered(args.agent.dir())?);
             if waiting > 0 {
                 return Ok((last, waiting));
             }
@@ -175,11 +176,6 @@ fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result
         }
         last = next;
     }
-}
-
-fn recommended(args: &DrainArgs) -> anyhow::Result<Vec<Recommendation>> {
-    let all: Recommendations = ask_agent(args.agent.dir(), &Request::Recommendations)?;
-    Ok(all.recommendations)
 }
 
 /// Returns the number of open recommendations that would move VMs that are left on these nodes.

@@ -8,6 +8,7 @@ pub(crate) use walk::tests::recommendation;
 
 use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
+use std::path::Path;
 
 use clap::Subcommand;
 use homenode_agent::standalone;
@@ -139,23 +140,31 @@ pub(crate) fn recommend(args: &RecommendArgs) -> anyhow::Result<()> {
     }
 }
 
+/// Returns the recommendations that the agent in this directory remembers, closed ones included.
+///
+/// # Errors
+/// No agent.
+pub(crate) fn remembered(dir: &Path) -> anyhow::Result<Vec<Recommendation>> {
+    let all: Recommendations = ask_agent(dir, &Request::Recommendations)?;
+    Ok(all.recommendations)
+}
+
 fn list(args: &RecommendArgs) -> anyhow::Result<()> {
-    let mut answer: Recommendations = ask_agent(args.agent.dir(), &Request::Recommendations)?;
-    let introduction =
-        walk::introduction(&answer.recommendations).filter(|_| std::io::stdout().is_terminal());
+    let mut recommendations = remembered(args.agent.dir())?;
+    let introduction = walk::introduction(&recommendations).filter(|_| std::io::stdout().is_terminal());
     let is_live = |one: &Recommendation| matches!(one.state, State::Open | State::Approved);
-    answer.recommendations.retain(|one| args.all || is_live(one));
+    recommendations.retain(|one| args.all || is_live(one));
     if args.agent.json() {
-        return print_json("recommendations", &answer);
+        return print_json("recommendations", &Recommendations { recommendations });
     }
-    if answer.recommendations.is_empty() {
+    if recommendations.is_empty() {
         say!("no recommendations");
         return Ok(());
     }
     if let Some(introduction) = introduction {
         say!("{introduction}\n");
     }
-    let rows = answer.recommendations.iter().map(|one| {
+    let rows = recommendations.iter().map(|one| {
         vec![
             one.id.to_string(),
             one.text.clone(),
@@ -171,8 +180,7 @@ fn list(args: &RecommendArgs) -> anyhow::Result<()> {
         table(&["id", "what", "gain", "policy", "state", "until", "why"], rows)
     );
     let is_open = |one: &&Recommendation| one.state == State::Open;
-    for one in answer
-        .recommendations
+    for one in recommendations
         .iter()
         .filter(is_open)
         .filter(|one| !one.together.is_empty())
@@ -215,11 +223,10 @@ fn judge(args: &IdArgs, request: impl Fn(u64) -> Request) -> anyhow::Result<()> 
 /// Says which open recommendations were predicted together with those that were just approved.
 fn say_partners(decided: &[Recommendation], agent: &AgentArgs) -> anyhow::Result<()> {
     let is_one_of_several = |one: &Recommendation| one.state == State::Approved && !one.together.is_empty();
-    if decided.iter().any(is_one_of_several) {
-        let all: Recommendations = ask_agent(agent.dir(), &Request::Recommendations)?;
-        if let Some(partners) = partners(decided, &all.recommendations) {
-            say!("{partners}");
-        }
+    if decided.iter().any(is_one_of_several)
+        && let Some(partners) = partners(decided, &remembered(agent.dir())?)
+    {
+        say!("{partners}");
     }
     Ok(())
 }

@@ -98,17 +98,9 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
 fn show(file: Option<PathBuf>, defaults: bool, shown: &ShownArgs) -> anyhow::Result<()> {
     let usual = Some(PathBuf::from(FILE)).filter(|file| !defaults && may_exist(file));
     let file = file.or(usual);
-    let text = file
-        .as_deref()
-        .map(read_text_file)
-        .transpose()
-        .map_err(bad_input)?;
-    let read = |(file, text): (&PathBuf, &String)| read_toml::<Config>(file, text).map_err(bad_input);
-    let read = file.as_ref().zip(text.as_ref()).map(read).transpose()?;
-    let mut config = read.unwrap_or_default();
-    if !text.is_some_and(|text| names_mode(&text)) {
-        config.mode = MODE_OF_HOST;
-    }
+    let config = read(file.as_deref(), MODE_OF_HOST, |file, text| {
+        read_toml(file, text).map_err(bad_input)
+    })?;
     let file = file.map(|file| file.display().to_string());
     let all = Shown { file, config };
     if shown.json {
@@ -126,6 +118,25 @@ pub(crate) const MODE_OF_HOST: Mode = Mode::Recommend;
 /// Returns false if there is no such file. One that this user may not look for counts as one that exists: reading it says why.
 fn may_exist(file: &Path) -> bool {
     file.try_exists().unwrap_or(true)
+}
+
+/// Returns the settings in a file, or the defaults, with this mode unless the file names one.
+fn read(
+    file: Option<&Path>,
+    mode_unless_named: Mode,
+    parse: impl FnOnce(&Path, &str) -> anyhow::Result<Config>,
+) -> anyhow::Result<Config> {
+    let (mut config, is_named) = match file {
+        Some(file) => {
+            let text = read_text_file(file).map_err(bad_input)?;
+            (parse(file, &text)?, names_mode(&text))
+        }
+        None => (Config::default(), false),
+    };
+    if !is_named {
+        config.mode = mode_unless_named;
+    }
+    Ok(config)
 }
 
 /// Returns whether this file of settings, which was read without an error, names a mode.
@@ -234,17 +245,8 @@ impl Wanted {
     /// # Errors
     /// A bad file, with the place of the error; bad settings on the command line.
     pub(crate) fn read(&self, machine: &Machine) -> anyhow::Result<Config> {
-        let mut config = Config {
-            mode: self.mode_unless_named,
-            ..Config::default()
-        };
-        if let Some(file) = self.file() {
-            let text = read_text_file(file).map_err(bad_input)?;
-            config = of_text(file, &text, machine)?;
-            if !names_mode(&text) {
-                config.mode = self.mode_unless_named;
-            }
-        }
+        let of_machine = |file: &Path, text: &str| of_text(file, text, machine);
+        let mut config = read(self.file(), self.mode_unless_named, of_machine)?;
         config.period = self.period.unwrap_or(config.period);
         config.policies = self.policies.unwrap_or(config.policies);
         config.mode = self.mode.unwrap_or(config.mode);

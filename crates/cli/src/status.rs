@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use homenode_api::Request;
-use homenode_api::answer::{Happened, Overview, Recommendations, Reservations};
+use homenode_api::answer::{Happened, Overview, Recommendation, Reservations};
 use homenode_control::VmStatus;
 use homenode_control::recommendations::State;
 use homenode_host::{EventRecord, Mode};
@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::ask::ask_agent;
 use crate::options::AgentArgs;
 use crate::print::{print_json, span};
+use crate::recommend::remembered;
 
 /// The end of `status`'s help.
 pub(crate) const HELP: &str = "Examples:
@@ -75,7 +76,7 @@ struct Group {
 pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<()> {
     let dir = args.agent.dir();
     let overview: Overview = ask_agent(dir, &Request::Overview)?;
-    let recommended: Recommendations = ask_agent(dir, &Request::Recommendations)?;
+    let recommended = remembered(dir)?;
     let reserved: Reservations = ask_agent(dir, &Request::Reservations)?;
     let shown = Shown::of(&overview, &recommended, &reserved);
     if args.agent.json() {
@@ -86,10 +87,10 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<()> {
 }
 
 impl Shown {
-    fn of(overview: &Overview, recommended: &Recommendations, reserved: &Reservations) -> Shown {
+    fn of(overview: &Overview, recommended: &[Recommendation], reserved: &Reservations) -> Shown {
         let vms = &overview.status.vms;
         let drained = overview.status.nodes.iter().filter(|node| node.is_drained);
-        let open = recommended.recommendations.iter();
+        let open = recommended.iter();
         let open = open.filter(|one| one.state == State::Open);
         let open = open.map(|one| {
             format!(

@@ -189,27 +189,24 @@ impl Control {
     /// memory, this is the one with the highest predicted speed of the VM times that of the neighbour that loses most; without
     /// predictions and between equals, the one that is least short. `None` if its memory fits nowhere.
     pub fn place_crowded(&self, machine: &Machine, request: &Request) -> Option<(Crowded, Price)> {
-        let supply = self.look(machine, |view| self.supply(view));
         let demand = self.demand(request, None, NodeSet::new());
-        let homes = placement::crowded(&supply, &demand, None).into_iter();
-        let priced = homes.map(|home| {
-            let (own, neighbours) = self.each_beside(machine, request, &home.nodes);
-            (home, Price { own, neighbours })
+        let needs = (request.vcpus, request.bandwidth);
+        let priced: Vec<(Crowded, Price)> = self.look(machine, |view| {
+            let homes = placement::crowded(&self.supply(view), &demand, None).into_iter();
+            // The price is that of the home, whether or not this agent would assign it.
+            let priced = homes.map(|home| {
+                let of_homes = self.config.of_homes();
+                let (own, neighbours) =
+                    arrange::each_beside(view, of_homes, &self.states.arrange, needs, Some(&home.nodes));
+                (home, Price { own, neighbours })
+            });
+            priced.collect()
         });
         let value =
             |price: &Price| price.own * price.neighbours.iter().map(|one| one.speed).fold(1.0, f64::min);
-        priced.min_by(|(home, price), (other, others)| {
+        priced.into_iter().min_by(|(home, price), (other, others)| {
             let by_speed = value(others).total_cmp(&value(price));
             by_speed.then(home.lack.total_cmp(&other.lack))
-        })
-    }
-
-    /// Predicts the price of a home, whether or not this agent would assign it.
-    fn each_beside(&self, machine: &Machine, request: &Request, nodes: &NodeSet) -> (f64, Vec<Slowed>) {
-        let needs = (request.vcpus, request.bandwidth);
-        let home = Some(nodes);
-        self.look(machine, |view| {
-            arrange::each_beside(view, self.config.of_homes(), &self.states.arrange, needs, home)
         })
     }
 

@@ -31,15 +31,20 @@ pub(super) fn start_agent(inside: &Inside) -> anyhow::Result<Program> {
 
 /// Starts an agent with further arguments, and waits for its first output.
 pub(super) fn start_agent_with(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Program> {
-    let mut all = vec!["run", "--host", "libvirt", "--mode", "act", "--json"];
-    all.extend_from_slice(arguments);
     let begin = Instant::now();
-    let mut agent = inside.start_homenode(&all)?;
-    agent.wait_json("anything", SOON, |_| true)?;
+    let agent = start_acting(inside, "libvirt", arguments)?;
     inside.note(format!(
         "the agent spoke after {:.1} s",
         begin.elapsed().as_secs_f64()
     ));
+    Ok(agent)
+}
+
+/// Starts an agent that acts on a host, with further arguments, and waits for its first output.
+pub(super) fn start_acting(inside: &Inside, host: &str, arguments: &[&str]) -> anyhow::Result<Program> {
+    let all = [&["run", "--host", host, "--mode", "act", "--json"], arguments].concat();
+    let mut agent = inside.start_homenode(&all)?;
+    agent.wait_json("anything", SOON, |_| true)?;
     Ok(agent)
 }
 

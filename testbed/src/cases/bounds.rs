@@ -18,7 +18,7 @@ use homenode_testbed_guest::Behaviour;
 use rustix::mount::{MountFlags, mount};
 use serde_json::Value;
 
-use super::agent::{SOON, start_agent_with, stop};
+use super::agent::{SOON, start_acting, start_agent_with, stop};
 use crate::inside::Inside;
 use crate::inside::guest::{Cpus, Guest, GuestSpec, Memory};
 use crate::inside::proc::parse_list;
@@ -367,17 +367,7 @@ pub(super) fn names(inside: &mut Inside) -> anyhow::Result<()> {
     ];
     let twins = uuids.map(|uuid| Plain::start("twin", uuid));
     let _twins = twins.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
-    let mut agent = inside.start_homenode(&[
-        "run",
-        "--host",
-        "qemu",
-        "--mode",
-        "act",
-        "--policies",
-        "tavo",
-        "--json",
-    ])?;
-    agent.wait_json("anything", SOON, |_| true)?;
+    let agent = start_acting(inside, "qemu", &["--policies", "tavo"])?;
     let said = wait_until("both to be seen, and their name to be refused", SOON, || {
         Ok(match inside.ask("mode", &["twin", "observe"])? {
             Err((_, said)) if uuids.iter().all(|uuid| said.contains(uuid)) => Look::Done(said),

@@ -16,7 +16,7 @@ use homenode_undo::Options;
 use homenode_undo::RealHost as _;
 use homenode_units::{Ns, VmId};
 
-use super::agent::{SOON, stop};
+use super::agent::{SOON, start_acting, stop};
 use crate::inside::Inside;
 use crate::inside::acts::{commit, find};
 use crate::inside::device::Device;
@@ -305,18 +305,7 @@ pub(super) fn conforming(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 fn start_agent(inside: &Inside) -> anyhow::Result<Program> {
-    let mut agent = inside.start_homenode(&[
-        "run",
-        "--host",
-        "qemu",
-        "--mode",
-        "act",
-        "--json",
-        "--policies",
-        "tavo",
-    ])?;
-    agent.wait_json("anything", SOON, |_| true)?;
-    Ok(agent)
+    start_acting(inside, "qemu", &["--policies", "tavo"])
 }
 
 /// Waits until all of a guest's threads run only on this node's CPU, and its memory is on the node.

@@ -13,7 +13,7 @@ use homenode_undo::RealHost as _;
 use homenode_units::Ns;
 use homenode_xen::XenHost;
 
-use super::agent::{SOON, stop};
+use super::agent::{SOON, start_acting, stop};
 use super::conformance;
 use crate::inside::Inside;
 use crate::inside::acts::{commit, find};
@@ -82,18 +82,7 @@ pub(super) fn contract(inside: &mut Inside) -> anyhow::Result<()> {
 
 /// Starts an agent that gives domUs homes as published (TAVO).
 pub(super) fn start(inside: &Inside) -> anyhow::Result<Program> {
-    let mut agent = inside.start_homenode(&[
-        "run",
-        "--host",
-        "xen",
-        "--mode",
-        "act",
-        "--json",
-        "--policies",
-        "tavo",
-    ])?;
-    agent.wait_json("anything", SOON, |_| true)?;
-    Ok(agent)
+    start_acting(inside, "xen", &["--policies", "tavo"])
 }
 
 fn affinities(domu: &Domu) -> anyhow::Result<Vec<String>> {

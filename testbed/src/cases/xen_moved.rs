@@ -10,7 +10,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use homenode_testbed_guest::{Behaviour, MARKER_CHECKED};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::agent::{SOON, stop};
+use super::agent::{start_acting, stop};
 use crate::inside::Inside;
 use crate::inside::console::count;
 use crate::inside::libvirtd::run;
@@ -64,21 +64,7 @@ pub(super) fn start(inside: &Inside) -> anyhow::Result<Program> {
     let config = inside.dir().join("moves.toml");
     fs::write(&config, SETTINGS).context("cannot write the agent's settings")?;
     let config = config.display().to_string();
-    let arguments = [
-        "run",
-        "--host",
-        "xen",
-        "--mode",
-        "act",
-        "--json",
-        "--policies",
-        "tavo",
-        "--config",
-        &config,
-    ];
-    let mut agent = inside.start_homenode(&arguments)?;
-    agent.wait_json("anything", SOON, |_| true)?;
-    Ok(agent)
+    start_acting(inside, "xen", &["--policies", "tavo", "--config", &config])
 }
 
 /// Waits for a line of the agent's output that contains these words.

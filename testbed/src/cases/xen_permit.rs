@@ -10,7 +10,7 @@ use homenode_formats::pmu_region::Page;
 use homenode_kernel::modelled_pmu;
 use homenode_testbed_guest::Behaviour;
 
-use super::agent::SOON;
+use super::agent::{SOON, start_acting};
 use super::counted::{
     NEAR_PERCENT, PERMIT_PART, Seen, VICTIM_PERCENT, counts, wait_counted, wait_held, watch,
 };
@@ -130,9 +130,7 @@ fn expect_lasting(
 }
 
 fn start(inside: &Inside) -> anyhow::Result<Program> {
-    let mut agent = inside.start_homenode(&["run", "--host", "xen", "--mode", "act", "--json"])?;
-    agent.wait_json("anything", SOON, |_| true)?;
-    Ok(agent)
+    start_acting(inside, "xen", &[])
 }
 
 /// A cap that the agent sets holds a thrasher to its permit, and its neighbour misses less. The cap is lifted when the agent

@@ -13,7 +13,7 @@ use homenode_undo::RealHost as _;
 use homenode_units::Ns;
 use homenode_xen::XenHost;
 
-use super::agent::SOON;
+use super::agent::{SOON, start_acting};
 use crate::inside::Inside;
 use crate::inside::libvirtd::run;
 use crate::inside::wait::{Look, wait_until};
@@ -175,16 +175,7 @@ fn compare(inside: &Inside, host: &mut XenHost, domus: &[Domu]) -> anyhow::Resul
 
 /// When an agent is killed, its xentrace ends, too.
 fn killed(inside: &Inside) -> anyhow::Result<()> {
-    let mut agent = inside.start_homenode(&[
-        "run",
-        "--host",
-        "xen",
-        "--mode",
-        "act",
-        "--json",
-        "--trace-waiting",
-    ])?;
-    agent.wait_json("anything", SOON, |_| true)?;
+    let mut agent = start_acting(inside, "xen", &["--trace-waiting"])?;
     ensure!(
         named("xentrace").len() == 1,
         "expected the agent's xentrace, saw {:?}",

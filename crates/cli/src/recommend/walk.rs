@@ -10,7 +10,7 @@ use homenode_api::{AskError, Request};
 use homenode_control::recommendations::State;
 use homenode_screens::printable::OneLine;
 
-use super::until;
+use super::{remembered, until};
 use crate::ask::ask_agent;
 use crate::options::AgentArgs;
 use crate::print::{print, print_done};
@@ -148,7 +148,7 @@ pub(super) fn offer(args: &AgentArgs) -> anyhow::Result<()> {
                 input,
                 is_json: false,
             };
-            go_through(&remembered(args)?, args, talk)
+            go_through(&remembered(args.dir())?, args, talk)
         }
         _ => Ok(()),
     }
@@ -159,7 +159,7 @@ pub(super) fn offer(args: &AgentArgs) -> anyhow::Result<()> {
 /// # Errors
 /// No agent, or input that cannot be read.
 pub(super) fn walk(args: &AgentArgs, input: impl BufRead) -> anyhow::Result<()> {
-    let all = remembered(args)?;
+    let all = remembered(args.dir())?;
     let talk = Talk {
         input,
         is_json: args.json(),
@@ -168,11 +168,6 @@ pub(super) fn walk(args: &AgentArgs, input: impl BufRead) -> anyhow::Result<()> 
         talk.line(&format!("{introduction}\n"));
     }
     go_through(&all, args, talk)
-}
-
-fn remembered(args: &AgentArgs) -> anyhow::Result<Vec<Recommendation>> {
-    let all: Recommendations = ask_agent(args.dir(), &Request::Recommendations)?;
-    Ok(all.recommendations)
 }
 
 fn go_through(all: &[Recommendation], args: &AgentArgs, mut talk: Talk<impl BufRead>) -> anyhow::Result<()> {

@@ -204,9 +204,8 @@ impl OnTerminal {
             .expect("its other end");
         let copy = || other.try_clone().expect("a copy");
         // `setsid --ctty` makes standard input the controlling terminal.
-        let child = std::process::Command::new("setsid")
-            .args(["--ctty", "env", "--default-signal=HUP,INT,QUIT,TERM"])
-            .arg(env!("CARGO_BIN_EXE_homenode"))
+        let child = common::heeding_signals("setsid")
+            .args(["--ctty", env!("CARGO_BIN_EXE_homenode")])
             .args(args)
             .stdin(copy())
             .stdout(copy())

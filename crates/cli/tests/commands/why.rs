@@ -1,5 +1,7 @@
 //! `homenode why`, as an operator uses it.
 
+use tempfile::TempDir;
+
 use crate::common::{json, refused, run, stdout};
 
 /// A VM, a neighbour that begins to stream after a while, and a VM elsewhere that streams all the time.
@@ -37,11 +39,10 @@ vm = \"batch\"
 action = \"start\"
 ";
 
-#[test]
-fn the_vm_that_fills_the_cache_is_named_and_the_loud_one_is_not() {
-    let dir = tempfile::tempdir().unwrap();
+/// Records this much of the scenario, and returns the history's path.
+fn recorded(dir: &TempDir, duration: &str) -> String {
     let path = |name: &str| dir.path().join(name).display().to_string();
-    let (scenario, history) = (path("polluted.toml"), path("history.sqlite"));
+    let (scenario, history) = (path("polluted.toml"), path(&format!("{duration}.sqlite")));
     std::fs::write(&scenario, SCENARIO).unwrap();
     let host = format!("twin:{scenario}");
     let ran = run(&[
@@ -51,12 +52,19 @@ fn the_vm_that_fills_the_cache_is_named_and_the_loud_one_is_not() {
         "--fast",
         "--dry-run",
         "--duration",
-        "480s",
+        duration,
         "--history",
         &history,
         "--json",
     ]);
     assert!(ran.status.success(), "{ran:?}");
+    history
+}
+
+#[test]
+fn the_vm_that_fills_the_cache_is_named_and_the_loud_one_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let history = recorded(&dir, "480s");
     let why = |args: &[&str]| run(&[&["why"], args, &["--history", &history]].concat());
 
     let told = json(&why(&["web", "--window", "80s", "--json"]));
@@ -100,10 +108,6 @@ fn the_vm_that_fills_the_cache_is_named_and_the_loud_one_is_not() {
 #[test]
 fn an_agent_that_has_just_started_answers_from_the_history_that_it_has() {
     let dir = tempfile::tempdir().unwrap();
-    let path = |name: &str| dir.path().join(name).display().to_string();
-    let scenario = path("polluted.toml");
-    std::fs::write(&scenario, SCENARIO).unwrap();
-    let host = format!("twin:{scenario}");
     for (duration, begins, says) in [
         (
             "60s",
@@ -112,21 +116,7 @@ fn an_agent_that_has_just_started_answers_from_the_history_that_it_has() {
         ),
         ("4s", "VM web ran at ", "too few to tell"),
     ] {
-        let history = path(&format!("{duration}.sqlite"));
-        let args = [
-            "run",
-            "--host",
-            &host,
-            "--fast",
-            "--dry-run",
-            "--duration",
-            duration,
-            "--history",
-            &history,
-            "--json",
-        ];
-        let ran = run(&args);
-        assert!(ran.status.success(), "{ran:?}");
+        let history = recorded(&dir, duration);
         let text = stdout(&run(&["why", "web", "--history", &history]));
         assert!(text.starts_with(begins) && text.contains(says), "{text}");
         let told = json(&run(&["why", "web", "--history", &history, "--json"]));

@@ -70,14 +70,9 @@ pub fn beside(
     needs: (u32, Option<BytesPerSec>),
     home: Option<&NodeSet>,
 ) -> Beside {
-    let Predicted {
-        there,
-        alone_there,
-        neighbours,
-        ..
-    } = predict(view, settings, state, needs, home);
+    let (own, neighbours) = predict(view, settings, state, (needs, home), home);
     Beside {
-        own: ratio(there, alone_there),
+        own,
         worst_neighbour: neighbours.iter().map(|slowed| slowed.speed).fold(1.0, f64::min),
     }
 }
@@ -91,40 +86,26 @@ pub fn each_beside(
     needs: (u32, Option<BytesPerSec>),
     home: Option<&NodeSet>,
 ) -> (f64, Vec<Slowed>) {
-    let Predicted {
-        there,
-        alone_unplaced,
-        neighbours,
-        ..
-    } = predict(view, settings, state, needs, home);
-    (ratio(there, alone_unplaced), neighbours)
+    predict(view, settings, state, (needs, home), None)
 }
 
-/// Predicted speeds of a newcomer, and of its neighbours. `None` if there is nothing to predict them from.
-struct Predicted {
-    /// In its place, next to the running VMs.
-    there: Option<f64>,
-    /// In its place, without other VMs.
-    alone_there: Option<f64>,
-    /// Where the kernel puts it, without other VMs.
-    alone_unplaced: Option<f64>,
-    /// Each VM at work.
-    neighbours: Vec<Slowed>,
-}
-
+/// Predicts the speed of a newcomer on `home` next to the running VMs over its speed without them on `alone`, and the speed of
+/// each VM at work. `None` for nodes is where the kernel puts the newcomer.
 fn predict(
     view: &View<'_>,
     settings: Settings<'_>,
     state: &State,
-    (vcpus, bandwidth): (u32, Option<BytesPerSec>),
-    home: Option<&NodeSet>,
-) -> Predicted {
+    ((vcpus, bandwidth), home): ((u32, Option<BytesPerSec>), Option<&NodeSet>),
+    alone: Option<&NodeSet>,
+) -> (f64, Vec<Slowed>) {
     let shape = state
         .shape(view, settings)
         .unwrap_or_else(|| settings.shape_of(view));
-    let place = home
-        .and_then(|home| shape.mask(home))
-        .map_or(Place::Unplaced, Place::Home);
+    let place_on = |nodes: Option<&NodeSet>| {
+        let mask = nodes.and_then(|nodes| shape.mask(nodes));
+        mask.map_or(Place::Unplaced, Place::Home)
+    };
+    let (place, place_alone) = (place_on(home), place_on(alone));
     let newcomer = Character::newcomer(f64::from(vcpus), bandwidth, settings.predict);
     let scene = Scene::of(view, settings, shape, state);
     let mut room = Room::default();
@@ -136,18 +117,13 @@ fn predict(
     let together = [&scene.characters[..], std::slice::from_ref(&newcomer)].concat();
     let then = speeds(&together, &[&scene.places[..], &[place]].concat());
     let now = speeds(&scene.characters, &scene.places);
-    let mut alone = |place: Place| speeds(std::slice::from_ref(&newcomer), &[place]).first().copied();
-    let (alone_there, alone_unplaced) = (alone(place), alone(Place::Unplaced));
+    let alone = speeds(std::slice::from_ref(&newcomer), &[place_alone]);
     let neighbours = scene.active().map(|at| Slowed {
         vm: scene.vms[at].sample.name.clone(),
         speed: ratio(then.get(at).copied(), now.get(at).copied()),
     });
-    Predicted {
-        there: then.last().copied(),
-        alone_there,
-        alone_unplaced,
-        neighbours: neighbours.collect(),
-    }
+    let own = ratio(then.last().copied(), alone.first().copied());
+    (own, neighbours.collect())
 }
 
 /// Returns one speed over another; 1 if one of them is unknown or zero.
