@@ -29,8 +29,8 @@ help: ## Show this
 	@echo 'make TARGET, where TARGET is one of'
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14 | sed 's/^/  /'
 
-build: ## Build the homenode program and the emulator's plugin, as the tests use them (5 minutes on two idle cores)
-	@echo '== building homenode and the plugin of homenode profile (a first build takes some 5 minutes on two idle cores)'
+build: ## Build the homenode program and the emulator's plugin, as the tests use them (4 minutes on two idle cores)
+	@echo '== building homenode and the plugin of homenode profile (a first build takes some 4 minutes on two idle cores)'
 	@$(SETUP) cargo build --package homenode-cli --package homenode-qemu-plugin
 
 release: ## Build them with all optimisations, a fifth faster (10 minutes on two idle cores)
