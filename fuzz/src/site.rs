@@ -133,6 +133,7 @@ impl Served {
             machine: Arc::new(twin.machine().clone()),
             control: Arc::clone(&control),
             clock,
+            settings: settings.clone(),
             drains: homenode_agent::drain_file::DrainFile::default(),
         };
         let about = About::new("a twin".to_owned(), &config, Mode::Recommend, "fuzz");
@@ -140,7 +141,7 @@ impl Served {
             feed.clone(),
             about,
             Some(history.unwrap_or(&path)),
-            (handler, settings.clone(), reload),
+            (handler, reload),
         );
         let bound = ADDRESS.parse().expect("an address");
         let answers = Answers::new(Some(bound), Some(tree.root()), &config.http, site)?;
