@@ -77,7 +77,7 @@ pub struct Program {
     /// How threads wait for each other; absent if they never do.
     #[serde(default)]
     pub barrier: Option<Barrier>,
-    /// How threads rest between pieces of work; absent if they always have work, and if they meet at barriers.
+    /// How threads rest between pieces of work; absent if they always have work.
     #[serde(default)]
     pub rest: Option<Rest>,
     /// Behaviour of a thread that waits at a barrier.
@@ -129,7 +129,8 @@ pub struct Barrier {
 }
 
 /// Threads that have no work now and then, as those of a server between two requests. The duration of a rest does not depend on
-/// how fast the work before it was done.
+/// how fast the work before it was done. Threads that meet at barriers rest together: the last to arrive at a barrier rests,
+/// as one that reads input for all would, and then releases the others.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rest {
@@ -239,6 +240,32 @@ pub struct RegionProfile {
     /// Heat classes; absent if all pages are alike.
     #[serde(default)]
     pub heat: Vec<HeatClass>,
+    /// How the program passes over the region; absent if it uses all of it all the time. A region with a window has no heat
+    /// classes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<Window>,
+}
+
+/// A program's passes over a region that it uses part by part, as a loop over one array after the other does.
+///
+/// The parts lie one after the other in guest memory. A part of a private region is that of all threads, each with its own share
+/// of it, as the slabs of an array are.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Window {
+    /// Number of parts of equal size, of which one is in use at a time, from 2 to 64.
+    pub parts: u16,
+    /// How many times the run goes through all parts, above 0.
+    pub passes: f64,
+}
+
+impl Window {
+    /// Returns the part in use after this share of the run, from 0.
+    pub(crate) fn part_at(self, progress: f64) -> u16 {
+        // Rounding must not turn the end of the run into the begin of another pass.
+        let turned = (progress.clamp(0.0, 1.0 - 1e-9)) * self.passes * f64::from(self.parts);
+        (turned % f64::from(self.parts)) as u16
+    }
 }
 
 /// Which threads touch a region first, and which use it.
@@ -389,6 +416,25 @@ fn a_share(key: impl Into<String>, value: f64) -> Result<(), Wrong> {
     Err(Wrong::Figure(key.into(), value, "it must lie between 0 and 1"))
 }
 
+impl Window {
+    fn check(self, key: &str, has_heat: bool) -> Result<(), Wrong> {
+        let parts = f64::from(self.parts);
+        if has_heat {
+            let expected = "a region cannot have both a window and heat: remove one of them";
+            return Err(Wrong::Figure(key.to_owned(), parts, expected));
+        }
+        if !(2..=64).contains(&self.parts) {
+            let expected = "it must lie between 2 and 64";
+            return Err(Wrong::Figure(format!("{key}.parts"), parts, expected));
+        }
+        if !(self.passes > 0.0 && self.passes <= 1e6) {
+            let expected = "it must be above 0 and at most 1000000";
+            return Err(Wrong::Figure(format!("{key}.passes"), self.passes, expected));
+        }
+        Ok(())
+    }
+}
+
 impl Program {
     fn check(&self) -> Result<(), Wrong> {
         above_0("instructions_g_per_thread", self.instructions_g_per_thread)?;
@@ -441,14 +487,6 @@ impl Program {
         }
         if let Some(rest) = self.rest {
             above_0("rest.interval_m_instructions", rest.interval_m_instructions)?;
-            if self.barrier.is_some() {
-                let (key, mean) = ("rest.mean".to_owned(), rest.mean.as_secs_f64());
-                return Err(Wrong::Figure(
-                    key,
-                    mean,
-                    "a program cannot have both barriers and rests: remove one of them",
-                ));
-            }
         }
         self.check_regions()?;
         self.check_phases()
@@ -471,6 +509,9 @@ impl Program {
                 let (key, heat) = (format!("regions[{at}].heat"), region.heat.iter());
                 adds_up(&key, "page_share", heat.clone().map(|class| class.page_share))?;
                 adds_up(&key, "access_share", heat.map(|class| class.access_share))?;
+            }
+            if let Some(window) = region.window {
+                window.check(&format!("regions[{at}].window"), !region.heat.is_empty())?;
             }
         }
         Ok(())

@@ -15,6 +15,9 @@
 //! A balloon draws its pages in the same way from those that the guest can spare: all but its kernel's and, while a program runs,
 //! all but that program's.
 //!
+//! A region that the program uses part by part ([`crate::workload::Window`]) is a region for each part, of which one has accesses
+//! at a time.
+//!
 //! # Left out
 //!
 //! The identity of pages: a policy that picks single pages (Carrefour) picks a number of pages of a class. Memory that one thread
@@ -32,7 +35,7 @@ use homenode_units::{Bytes, Chance, divide_proportionally};
 use super::view::{By, Told, View};
 use crate::hypervisor::turns::{Turns, WhenFull};
 use crate::index::{IxVec, ThreadIx, first};
-use crate::workload::{Program, RegionKind, Threads};
+use crate::workload::{Program, RegionKind, RegionProfile, Threads, Window};
 
 /// The threads that use a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,8 +94,41 @@ struct Region {
     users: Users,
     /// The thread that owns the region or did, if it was ever private.
     owner: Option<ThreadIx>,
+    /// Share of a user's accesses that go to the region now.
     access_share: f64,
+    /// The part of a profile's region that this is, if the program passes over that region part by part.
+    part: Option<Part>,
     classes: Vec<Class>,
+}
+
+/// A part of a region that a program uses part by part.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    window: Window,
+    number: u16,
+    /// Share of a user's accesses that go to the part while it is in use.
+    access_share: f64,
+}
+
+impl RegionProfile {
+    /// Creates the classes of a part of the region for one user, on the next guest frames. The whole is part 0.
+    fn lay_out(&self, number: u16, frames: &mut u64, nodes: usize) -> (Vec<Class>, Option<Part>) {
+        let mut class = |size, access_share| Class::new(size, access_share, frames, nodes);
+        let share = |share: f64| Bytes((self.size.as_f64() * share) as u64);
+        if let Some(window) = self.window {
+            let part = Part {
+                window,
+                number,
+                access_share: self.access_share,
+            };
+            return (vec![class(share(1.0 / f64::from(window.parts)), 1.0)], Some(part));
+        }
+        if self.heat.is_empty() {
+            return (vec![class(self.size, 1.0)], None);
+        }
+        let classes = self.heat.iter().map(|h| class(share(h.page_share), h.access_share));
+        (classes.collect(), None)
+    }
 }
 
 impl Region {
@@ -172,6 +208,8 @@ pub(crate) struct VmMemory {
     pub next_home: usize,
     /// Share of the program's pages that were touched before.
     pub scattered: Scattered,
+    /// Whether the program uses some region part by part.
+    windowed: bool,
 }
 
 impl VmMemory {
@@ -188,6 +226,7 @@ impl VmMemory {
             users: Users::Kernel,
             owner: None,
             access_share: 0.0,
+            part: None,
             classes: vec![Class::new(boot, 1.0, &mut 0, nodes)],
         };
         let mut memory = VmMemory {
@@ -207,6 +246,7 @@ impl VmMemory {
             home: None,
             next_home: 0,
             scattered: Scattered::default(),
+            windowed: false,
         };
         // vCPU 0 boots the kernel. Every other vCPU touches its own per-CPU data.
         let boot_shares: Vec<u64> = (0..vcpus)
@@ -226,57 +266,73 @@ impl VmMemory {
 
     /// Adds a program, which replaces an ended one. Returns what each thread will touch in it.
     pub(crate) fn add_program(&mut self, program: &Program) -> Touches {
-        let (nodes, vcpus) = (self.nodes, self.threads);
         let kernel = self.regions.iter().flat_map(|region| &region.classes);
         let mut frames = kernel.map(|class| class.pages_planned).sum();
-        let mut class = |size, access_share| Class::new(size, access_share, &mut frames, nodes);
-        let mut starts = IxVec::filled(Vec::new(), vcpus);
+        let mut starts = IxVec::filled(Vec::new(), self.threads);
+        self.windowed = program.regions.iter().any(|profile| profile.window.is_some());
         for profile in &program.regions {
-            let mut classes = || -> Vec<Class> {
-                if profile.heat.is_empty() {
-                    return vec![class(profile.size, 1.0)];
-                }
-                let part = |share: f64| Bytes((profile.size.as_f64() * share) as u64);
-                profile
-                    .heat
-                    .iter()
-                    .map(|h| class(part(h.page_share), h.access_share))
-                    .collect()
-            };
             let users: Vec<Users> = match (profile.kind, program.threads) {
                 (RegionKind::Private, Threads::Single) => vec![Users::One(ThreadIx(0))],
-                (RegionKind::Private, _) => first(vcpus).map(Users::One).collect(),
+                (RegionKind::Private, _) => first(self.threads).map(Users::One).collect(),
                 _ => vec![Users::All],
             };
-            for user in users {
-                let region = Region {
-                    users: user,
-                    owner: match user {
-                        Users::One(thread) => Some(thread),
-                        _ => None,
-                    },
-                    access_share: profile.access_share,
-                    classes: classes(),
-                };
-                let pages: u64 = region.classes.iter().map(|class| class.pages_planned).sum();
-                let at = self.regions.len();
-                self.regions.push(region);
-                match (user, profile.kind) {
-                    (Users::One(thread), _) => starts[thread].push(Touch { region: at, pages }),
-                    (_, RegionKind::InitialisedByOne) => {
-                        starts[ThreadIx(0)].insert(0, Touch { region: at, pages });
-                    }
-                    _ => {
-                        let single = program.threads == Threads::Single;
-                        let shares = vec![1; if single { 1 } else { vcpus }];
-                        for (thread, pages) in first(vcpus).zip(divide_proportionally(pages, &shares)) {
-                            starts[thread].push(Touch { region: at, pages });
-                        }
-                    }
+            for number in 0..profile.window.map_or(1, |window| window.parts) {
+                for user in &users {
+                    let (classes, part) = profile.lay_out(number, &mut frames, self.nodes);
+                    let region = Region {
+                        users: *user,
+                        owner: match user {
+                            Users::One(thread) => Some(*thread),
+                            _ => None,
+                        },
+                        access_share: if number == 0 { profile.access_share } else { 0.0 },
+                        part,
+                        classes,
+                    };
+                    self.add_region(region, profile.kind, program.threads, &mut starts);
                 }
             }
         }
         starts
+    }
+
+    /// Adds a region of a program, and what each thread will touch in it.
+    fn add_region(&mut self, region: Region, kind: RegionKind, threads: Threads, starts: &mut Touches) {
+        let pages: u64 = region.classes.iter().map(|class| class.pages_planned).sum();
+        let at = self.regions.len();
+        match (region.users, kind) {
+            (Users::One(thread), _) => starts[thread].push(Touch { region: at, pages }),
+            (_, RegionKind::InitialisedByOne) => {
+                starts[ThreadIx(0)].insert(0, Touch { region: at, pages });
+            }
+            _ => {
+                let shares = vec![1; if threads == Threads::Single { 1 } else { self.threads }];
+                for (thread, pages) in first(self.threads).zip(divide_proportionally(pages, &shares)) {
+                    starts[thread].push(Touch { region: at, pages });
+                }
+            }
+        }
+        self.regions.push(region);
+    }
+
+    /// Lets the program use those parts of its regions that it uses after `progress` of its run, by thread. A region of all
+    /// threads follows thread 0. Returns whether parts changed.
+    pub(crate) fn advance(&mut self, progress: impl Fn(ThreadIx) -> f64) -> bool {
+        let mut changed = false;
+        for region in &mut self.regions {
+            let Some(part) = region.part else { continue };
+            let in_use = part.window.part_at(progress(region.owner.unwrap_or(ThreadIx(0)))) == part.number;
+            let share = if in_use { part.access_share } else { 0.0 };
+            changed |= region.access_share != share;
+            region.access_share = share;
+        }
+        self.stale |= changed;
+        changed
+    }
+
+    /// Whether the program uses some region part by part, so that [`VmMemory::advance`] has to be called as it runs.
+    pub(crate) fn is_windowed(&self) -> bool {
+        self.windowed
     }
 
     /// Gives the program's pages the guest frames from `frame` on, if the VM has enough frames. Linux allocates memory above 4
@@ -470,25 +526,29 @@ impl VmMemory {
         if !self.stale {
             return;
         }
-        for (thread, row) in first(self.threads).zip(self.weights.chunks_mut(self.nodes)) {
-            row.fill(0.0);
-            for region in &self.regions {
-                if region.users != Users::All && region.users != Users::One(thread) {
+        let (nodes, even) = (self.nodes, 1.0 / self.nodes as f64);
+        self.weights.fill(0.0);
+        for region in &self.regions {
+            let users = match region.users {
+                Users::All => 0..self.threads,
+                Users::One(thread) => thread.0..thread.0 + 1,
+                Users::Kernel | Users::Nobody => continue,
+            };
+            for class in &region.classes {
+                let touched = class.touched();
+                if touched == 0 {
                     continue;
                 }
-                for class in &region.classes {
-                    let touched = class.touched();
-                    if touched == 0 {
-                        continue;
-                    }
-                    let per_page = region.access_share * class.access_share / touched as f64;
+                let per_page = region.access_share * class.access_share / touched as f64;
+                for row in self.weights[users.start * nodes..users.end * nodes].chunks_mut(nodes) {
                     for (weight, on) in row.iter_mut().zip(&class.on) {
                         *weight += per_page * *on as f64;
                     }
                 }
             }
+        }
+        for row in self.weights.chunks_mut(nodes) {
             let sum: f64 = row.iter().sum();
-            let even = 1.0 / self.nodes as f64;
             row.iter_mut()
                 .for_each(|weight| *weight = if sum > 0.0 { *weight / sum } else { even });
         }

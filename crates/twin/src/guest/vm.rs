@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The threads of a barrier program all run the same number of intervals. The work of each thread in each interval is drawn when
-//! the interval begins. It comes from the VM's own random stream, so it is the same under every policy.
+//! the interval begins. It comes from the VM's own random stream, so it is the same under every policy. If the program rests,
+//! the last thread to arrive at a barrier rests before it releases the others.
 //!
 //! A thread that arrives at a barrier either halts at once or keeps its vCPU busy, as its program does. The last to arrive
 //! releases the others. It must interrupt those that halted, one after the other: each begins when its interrupt has been sent,
@@ -191,6 +192,8 @@ pub(crate) struct Course {
     at_barrier: usize,
     intervals: u64,
     intervals_left: u64,
+    /// Instructions of a thread since the threads of a barrier program last rested.
+    since_rest: f64,
 }
 
 /// One start of a VM and its outcome.
@@ -231,6 +234,7 @@ impl Course {
             at_barrier: 0,
             intervals: 0,
             intervals_left: 0,
+            since_rest: 0.0,
         }
     }
 }
@@ -704,6 +708,9 @@ impl Vm {
             };
             return Next::Sleep;
         }
+        if let Some(rest) = self.rest_at_barrier(thread) {
+            return rest;
+        }
         self.course.at_barrier = 0;
         if self.course.intervals_left == 0 {
             self.threads
@@ -713,6 +720,7 @@ impl Vm {
         }
         self.course.intervals_left -= 1;
         let mean = self.instructions() / self.course.intervals as f64;
+        self.course.since_rest += mean;
         let imbalance = self
             .course
             .program
@@ -730,6 +738,22 @@ impl Vm {
             thread.compute((mean * (1.0 + imbalance * deviation)).max(0.05 * mean));
         }
         Next::Release
+    }
+
+    /// Lets the last thread at a barrier rest before it releases the others, if a rest is due.
+    fn rest_at_barrier(&mut self, thread: ThreadIx) -> Option<Next> {
+        let rest = self.course.program.as_ref()?.rest?;
+        if self.course.since_rest < rest.interval_m_instructions * 1e6 {
+            return None;
+        }
+        self.course.since_rest = 0.0;
+        let lasts = self.rest(thread);
+        if lasts == Ns::ZERO {
+            return None;
+        }
+        self.course.at_barrier -= 1;
+        self.threads[thread].doing = Doing::Resting;
+        Some(Next::Rest(lasts))
     }
 
     /// Returns the total number of instructions that each thread of the program runs.
@@ -760,6 +784,17 @@ impl Vm {
         1.0
     }
 
+    /// Lets the program use the parts of its memory that it uses now. Returns whether they changed.
+    pub(crate) fn advance(&mut self) -> bool {
+        if self.stage != Stage::Program || !self.memory.is_windowed() {
+            return false;
+        }
+        let reached: IxVec<ThreadIx, f64> = first(self.threads.len())
+            .map(|thread| self.reached(thread))
+            .collect();
+        self.memory.advance(|thread| reached[thread])
+    }
+
     /// Returns the factors on a thread's LLC accesses and cycles at present: those of its program's phase times those of events.
     pub(crate) fn phase(&self, thread: ThreadIx) -> (f64, f64) {
         // Most programs have no phases. They need not compute their progress.
@@ -775,6 +810,12 @@ impl Vm {
     }
 
     fn profile_phase(&self, thread: ThreadIx) -> (f64, f64) {
+        self.phase_at(self.reached(thread))
+            .map_or((1.0, 1.0), |phase| (phase.llc_access_factor, phase.cpi_factor))
+    }
+
+    /// Returns the share of the program that a thread has completed, within the running stretch, too.
+    fn reached(&self, thread: ThreadIx) -> f64 {
         // The running stretch is already subtracted from the instructions left: `progress` is that at the end of the stretch.
         let total = self.instructions();
         let running = if self.course.intervals > 0 {
@@ -782,9 +823,7 @@ impl Vm {
         } else {
             (self.threads[thread].left + self.threads[thread].requests.behind) / total
         };
-        let at = (self.progress(thread) - running).max(0.0);
-        self.phase_at(at)
-            .map_or((1.0, 1.0), |phase| (phase.llc_access_factor, phase.cpi_factor))
+        (self.progress(thread) - running).max(0.0)
     }
 
     /// Returns the phase that the program is in after this share of its work; `None` if it has no phases.
