@@ -8,6 +8,7 @@
 mod circles;
 mod crates;
 mod duplicates;
+mod figures;
 mod functions;
 mod licences;
 mod literals;
@@ -48,7 +49,7 @@ enum Limit {
     AtMost(usize),
 }
 
-const RULES: [Rule; 21] = [
+const RULES: [Rule; 22] = [
     Rule {
         name: "line-length",
         about: "lines of Rust have at most 130 columns, string contents and URLs aside",
@@ -107,6 +108,12 @@ const RULES: [Rule; 21] = [
         name: "promised-tests",
         about: "the tests that docs/SECURITY.md names are there",
         check: text::promised_tests,
+        limit: Limit::None,
+    },
+    Rule {
+        name: "quoted-figures",
+        about: "figures and tables that documents quote are those of the generated files (scripts/figures.py)",
+        check: figures::quoted_figures,
         limit: Limit::None,
     },
     Rule {
