@@ -107,9 +107,9 @@ WINDOWS = {
     # -- NPB. Loops are static: each thread has a slab of each array, so all slabs of the arrays in use are in use.
     # Work: ft.f counts 7.21113 ln n = 135 operations a point for the transform and 5.2 for the rest of an iteration, n = 2^27, so
     # u1 is used alone for 0.963 of it: 5130 MiB over 0.963 x 2052 + 0.037 x 5130 = 2166 MiB is 2.4. Passes: 20 iterations (class
-    # C), each of which evolves once and transforms once. Lines: cffts1, cffts2 and cffts3 move u1 once each, evolve moves u0, twiddle
-    # and u1 once: u1 has 4 x 2 of 11, u0 2, twiddle 1. (cffts3 is parallel over j, all else over k, as init_ui was: 2 of 11 lines
-    # are in planes that other threads touched first.)
+    # C), each of which evolves once and transforms once. Lines: cffts1, cffts2 and cffts3 move u1 once each, evolve moves u0,
+    # twiddle and u1 once: u1 has 4 x 2 of 11, u0 2, twiddle 1. (cffts3 is parallel over j, all else over k, as init_ui was: 2 of
+    # 11 lines are in planes that other threads touched first.)
     "ft.C": {
         "kind": "private",
         "parts": 2,
@@ -177,7 +177,7 @@ WINDOWS = {
         "mib": 2048.0,
     },
     # -- The rest of Mosbench.
-    "psearchy": whole("private", "Mosbench psearchy/mkdb/pedsort.C pass0(): a thread's words, postings, hash table fill together"),
+    "psearchy": whole("private", "Mosbench psearchy/mkdb/pedsort.C pass0(): a thread's words, postings, hash table fill up"),
     "memcached": whole("private", "Mosbench memcached/__init__.py: a process per core, items by hash"),
     # -- X-Stream.
     "belief": xstream("belief"),
