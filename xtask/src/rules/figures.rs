@@ -1,4 +1,5 @@
-//! The rule on figures that documents quote from generated files. `scripts/figures.py` has the form of quotations, and writes them.
+//! Rules on what scripts write into files: figures that documents quote, and drawn programs. A script says what differs with
+//! `--check`, and writes the files again without it.
 
 use std::io;
 use std::path::Path;
@@ -8,20 +9,31 @@ use super::Finding;
 use super::tree::Workspace;
 use crate::cargo::root;
 
-const SCRIPT: &str = "scripts/figures.py";
+const FIGURES: &str = "scripts/figures.py";
+const DRAWN: &str = "scripts/drawn-programs.py";
 
-/// Finds figures and tables that differ from the file in which they were generated. A workspace without the script quotes none.
+/// Finds figures and tables in documents that differ from the file in which they were generated.
 pub(super) fn quoted_figures(workspace: &Workspace) -> Vec<Finding> {
-    let Some(script) = workspace.file(SCRIPT) else {
-        return Vec::new();
-    };
-    checked(root()).unwrap_or_else(|error| vec![script.whole(format!("cannot run: {error}"))])
+    told_by(workspace, FIGURES)
 }
 
-/// Checks the documents of a folder that has the workspace's structure.
-fn checked(folder: &Path) -> io::Result<Vec<Finding>> {
+/// Finds held-out programs that were drawn for an earlier version of the advisor, which may since have been tuned to them.
+pub(super) fn held_out_programs(workspace: &Workspace) -> Vec<Finding> {
+    told_by(workspace, DRAWN)
+}
+
+/// Returns what a script finds in the workspace; nothing in a workspace without the script.
+fn told_by(workspace: &Workspace, script: &str) -> Vec<Finding> {
+    let Some(file) = workspace.file(script) else {
+        return Vec::new();
+    };
+    checked(script, root()).unwrap_or_else(|error| vec![file.whole(format!("cannot run: {error}"))])
+}
+
+/// Runs a script's check on a folder that has the workspace's structure.
+fn checked(script: &str, folder: &Path) -> io::Result<Vec<Finding>> {
     let output = Command::new("python3")
-        .arg(root().join(SCRIPT))
+        .arg(root().join(script))
         .arg("--check")
         .arg(folder)
         .output()?;
@@ -34,9 +46,9 @@ fn checked(folder: &Path) -> io::Result<Vec<Finding>> {
     Err(io::Error::other(error.trim().to_owned()))
 }
 
-/// Reads a line of the script: `docs/A.md:3: message`.
+/// Reads a line of a script: `docs/A.md:3: message`.
 fn finding(line: &str) -> Finding {
-    let (place, message) = line.split_once(": ").unwrap_or((SCRIPT, line));
+    let (place, message) = line.split_once(": ").unwrap_or(("scripts", line));
     Finding {
         place: place.to_owned(),
         message: message.to_owned(),
@@ -64,7 +76,7 @@ mod tests {
         ] {
             fs::write(folder.path().join(name), text).unwrap();
         }
-        let findings = checked(folder.path()).unwrap();
+        let findings = checked(FIGURES, folder.path()).unwrap();
         findings.into_iter().map(|finding| finding.place).collect()
     }
 
@@ -103,7 +115,29 @@ mod tests {
     }
 
     #[test]
-    fn the_script_is_needed_only_where_it_is() {
+    fn scripts_are_needed_only_where_they_are() {
         assert!(quoted_figures(&Workspace::default()).is_empty());
+        assert!(held_out_programs(&Workspace::default()).is_empty());
+    }
+
+    #[test]
+    fn a_change_of_the_advisors_code_asks_for_other_programs_and_one_of_its_comments_does_not() {
+        const ADVISOR: &str = "crates/policy/src/advisor.rs";
+        const EXPERIMENT: &str = "data/experiments/policies/held-out.toml";
+        let folder = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let found = || checked(DRAWN, folder.path()).unwrap().len();
+        let advisor = fs::read_to_string(root().join(ADVISOR)).unwrap();
+        write(EXPERIMENT, &fs::read_to_string(root().join(EXPERIMENT)).unwrap());
+        write(ADVISOR, &advisor);
+        assert_eq!(found(), 0);
+        write(ADVISOR, &format!("//! A comment.\n{advisor}"));
+        assert_eq!(found(), 0);
+        write(ADVISOR, &format!("const CHANGED: u32 = 1;\n{advisor}"));
+        assert_eq!(found(), 1);
     }
 }
