@@ -36,8 +36,9 @@
 //! - `a_guest_that_alternates_gets_few_changes`: the number of changes grows with the logarithm of time
 //!
 //! # Departures
-//! - The paper's rule keeps first-touch for class low, however busy the links are. On the twin, ft.C and lu.C are in that
-//!   class, load a link by a quarter, and were a third to two thirds slower under first-touch (`advisor.near-best`).
+//! - The paper's rule keeps first-touch for class low, however busy the links are. On the twin of 2026-11-22, ft.C and lu.C were
+//!   in that class, loaded a link by a quarter, and were a third to two thirds slower under first-touch. Later profiles do not
+//!   have this; a trial that does not help is undone.
 //! - A VM without a home is advised too if it has more vCPUs than a node has cores, and one node with a busy memory
 //!   controller ([`Config::controller_busy`]) answers more than [`Config::crowded_min`] times an even share of its accesses.
 //!   No home of one node suits such a VM, so its memory is spread over all nodes.

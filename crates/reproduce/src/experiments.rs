@@ -12,7 +12,7 @@ pub(crate) const FILES: &[(&str, &str)] = files! {
     "tavo/": "four-sources", "npb", "spec", "stability", "overhead";
     "policies/": "latencies", "imbalance", "all-useful", "class-rule", "best-table", "single-vm",
         "consolidated", "xen-overhead", "xenplus-overhead", "remaining-overhead", "releases", "ipi",
-        "first-touch-disk", "near-best", "phases", "bounded";
+        "first-touch-disk", "near-best", "held-out", "phases", "bounded";
     "page-logs/": "limits", "wss", "invalidation", "migration", "guest", "checkpoint", "accuracy", "hpl",
         "missed", "overhead", "parsec", "restore", "shared-cache";
     "flip/": "repeated", "drift", "cost", "cured", "triggers";

@@ -59,6 +59,9 @@ pub enum Input {
     /// Memory that the program's runtime library allocates and frees.
     #[serde(rename = "workload.allocations")]
     Allocations,
+    /// Share of each VM's memory that its past life has scattered over the nodes, at most 1.
+    #[serde(rename = "vm.memory-scattered")]
+    MemoryScattered,
 }
 
 impl Input {
@@ -215,10 +218,17 @@ pub fn machine(machine: &mut Machine, changes: &[Change]) {
     }
 }
 
-/// Changes the workloads of a scenario: built-in ones become the scenario's own, under the same name.
+/// Changes the VMs and workloads of a scenario: built-in workloads become the scenario's own, under the same name.
 pub fn scenario(scenario: &mut Scenario, changes: &[Change]) {
     if changes.is_empty() {
         return;
+    }
+    for Change { input, factor } in changes {
+        if *input == Input::MemoryScattered {
+            for vm in &mut scenario.vms {
+                vm.memory_scattered = (vm.memory_scattered * factor).min(1.0);
+            }
+        }
     }
     for vm in &scenario.vms {
         if !scenario.workloads.iter().any(|own| own.name == vm.workload) {
@@ -273,7 +283,12 @@ fn vary(workload: &mut Workload, Change { input, factor }: Change) {
                 runtime.allocated_bytes_per_kilo_instruction *= factor;
             }
         }
-        Input::Controllers | Input::Scattered | Input::Links | Input::Hop | Input::Memory => {}
+        Input::Controllers
+        | Input::Scattered
+        | Input::Links
+        | Input::Hop
+        | Input::Memory
+        | Input::MemoryScattered => {}
     }
 }
 
@@ -329,11 +344,24 @@ mod tests {
     }
 
     #[test]
+    fn scattered_memory_changes_for_each_vm_that_has_some() {
+        let mut vms = ["a", "b"].map(|name| VmSpec::new(name, 1, Bytes::from_gib(1), "stream"));
+        vms[0].memory_scattered = 0.8;
+        let base = Scenario::of("two", vms.to_vec());
+        let shares = |factor: f64| {
+            let mut varied = base.clone();
+            scenario(&mut varied, &[change(Input::MemoryScattered, factor)]);
+            [0, 1].map(|at: usize| varied.vms[at].memory_scattered)
+        };
+        assert_eq!((shares(0.5), shares(2.0)), ([0.4, 0.0], [1.0, 0.0]));
+    }
+
+    #[test]
     fn every_input_is_read_by_its_name_and_no_other() {
         let none = serde_json::from_value::<Input>("none".into())
             .unwrap_err()
             .to_string();
-        assert_eq!(names_in(&none).count(), 15);
+        assert_eq!(names_in(&none).count(), 16);
         for name in names_in(&none) {
             assert_eq!(
                 Change::parse(&name, 2.0).unwrap().to_string(),

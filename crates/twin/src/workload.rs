@@ -195,6 +195,10 @@ pub struct IoProfile {
     #[serde(with = "homenode_units::text")]
     #[schemars(with = "notation::Size")]
     pub request: Bytes,
+    /// Whether a thread waits for each request before it continues, as a server does whose client sends no request before it
+    /// has the last answer. Otherwise it waits before its next request.
+    #[serde(default)]
+    pub waits: bool,
 }
 
 /// Kinds of devices.

@@ -1,6 +1,7 @@
 //! House rules of this code base that clippy cannot check.
 //!
 //! A rule is a pure function of the workspace's text and cargo's metadata, so each has a test with an example that breaks it.
+//! Only those in [`figures`] run something: the script that writes the text that they check.
 //! To add a rule, write its function in one of the modules here, and add it to [`RULES`].
 //!
 //! Most rules allow no findings. The others limit the number of findings.
@@ -8,6 +9,7 @@
 mod circles;
 mod crates;
 mod duplicates;
+mod figures;
 mod functions;
 mod licences;
 mod literals;
@@ -48,7 +50,7 @@ enum Limit {
     AtMost(usize),
 }
 
-const RULES: [Rule; 21] = [
+const RULES: [Rule; 23] = [
     Rule {
         name: "line-length",
         about: "lines of Rust have at most 130 columns, string contents and URLs aside",
@@ -107,6 +109,18 @@ const RULES: [Rule; 21] = [
         name: "promised-tests",
         about: "the tests that docs/SECURITY.md names are there",
         check: text::promised_tests,
+        limit: Limit::None,
+    },
+    Rule {
+        name: "quoted-figures",
+        about: "figures and tables that documents quote are those of the generated files (scripts/figures.py)",
+        check: figures::quoted_figures,
+        limit: Limit::None,
+    },
+    Rule {
+        name: "held-out-programs",
+        about: "the programs of the claim advisor.held-out are drawn from the advisor's code as it is (scripts/drawn-programs.py)",
+        check: figures::held_out_programs,
         limit: Limit::None,
     },
     Rule {

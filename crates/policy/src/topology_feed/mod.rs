@@ -32,9 +32,9 @@
 //! - `a_vm_whose_pages_follow_their_users_does_not_follow_and_that_is_said_once`
 //!
 //! # Departures from the source, and why
-//! - The paper tells a guest at each context switch (section 4.3.2), which takes 368 cycles. A stock kernel takes 27 ms to
-//!   rebuild what depends on a CPU's node, or 290 to 604 ms with hotplug (docs/TOPOLOGY.md). At one version in five seconds
-//!   that is half a percent of one CPU, or 12 percent at worst.
+//! - The paper interrupts a guest at once whenever one of its vCPUs changes node [XPV, section 4.3.1], and the guest's handler
+//!   takes 368 cycles (section 4.4.6). A stock kernel takes 27 ms to rebuild what depends on a CPU's node, or 290 to 604 ms with
+//!   hotplug (docs/TOPOLOGY.md). At one version in five seconds that is half a percent of one CPU, or 12 percent at worst.
 //! - Memory moves only by whole virtual nodes, because a stock kernel cannot change a page's node.
 
 mod layout;

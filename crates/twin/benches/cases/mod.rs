@@ -91,14 +91,18 @@ fn hundred(hypervisor: Hypervisor) -> Scenario {
 /// rate.
 pub(crate) fn flipping() -> Case {
     let node = |node| NodeSet::one(NodeId(node));
-    let cpus = |first: u32, count: u32| (first..first + count).map(CpuId).collect::<CpuSet>();
+    // The first and the second hyperthreads of a node's 13 cores.
+    let cpus = |firsts: [u32; 2]| {
+        let each = firsts.into_iter().flat_map(|first| first..first + 13);
+        each.map(CpuId).collect::<CpuSet>()
+    };
     let mut workload = workload::builtin("bigbench").expect("it comes with the twin");
     workload.name = "flipping".to_owned();
     for io in workload.program.iter_mut().flat_map(|program| &mut program.io) {
         io.bytes_per_kilo_instruction = 0.0244;
     }
     let driver = VmSpec::new("privvm", 4, Bytes::from_gib(64), "idle")
-        .on_cpus(cpus(26, 26))
+        .on_cpus(cpus([13, 39]))
         .with_memory_on(node(1));
     let backend = Backend {
         vm: "privvm".to_owned(),
@@ -107,7 +111,7 @@ pub(crate) fn flipping() -> Case {
     };
     let vm = VmSpec::new("vm", 16, Bytes::from_gib(16), "flipping")
         .doing(180.0)
-        .on_cpus(cpus(0, 16))
+        .on_cpus(cpus([0, 26]))
         .with_memory_on(node(0))
         .behind(backend);
     let mut scenario = Scenario::of("flipping", vec![driver, vm]).with_workload(workload);

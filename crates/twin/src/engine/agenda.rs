@@ -64,6 +64,12 @@ pub(super) enum Timer {
     Permits,
     /// Two vCPUs change places.
     Exchange,
+    /// A VM's guest moves threads between vCPUs.
+    ThreadMove {
+        vm: VmIx,
+        /// The life of the VM that the timer belongs to.
+        life: u32,
+    },
 }
 
 /// Timers that have not fired yet.

@@ -145,13 +145,23 @@ impl Engine {
                 self.set_speed(task.cpu);
             }
         }
-        if by == By::Host && self.vms[vm].host.autonuma.as_ref().is_some_and(Autonuma::prefers) {
-            // Draws vCPUs to where the pages are after this scan. If it used the earlier weights, pages and vCPUs would keep
-            // changing places.
-            self.vms[vm].memory.weigh();
-            self.draw_to_memory(vm);
-        }
+        self.draw(vm, by);
         self.epochs.solve_soon(self.now);
+    }
+
+    /// Draws vCPUs, or the threads on them, to where the pages are after a scan, once the kernel prefers nodes.
+    fn draw(&mut self, vm: VmIx, by: By) {
+        if !self.vms[vm].autonuma_by(by).is_some_and(Autonuma::prefers) {
+            return;
+        }
+        match by {
+            By::Host => {
+                // With the weights from before the scan, pages and vCPUs would keep changing places.
+                self.vms[vm].memory.weigh();
+                self.draw_to_memory(vm);
+            }
+            By::Guest => self.draw_threads(vm),
+        }
     }
 
     /// Moves running vCPUs to the nodes that hold most of the memory they use (`task_numa_migrate`). A vCPU goes to an idle CPU

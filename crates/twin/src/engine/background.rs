@@ -1,8 +1,10 @@
-//! Background activity: the host's own daemons, and the exchanges of vCPUs that a scenario asks for.
+//! Background activity: the host's own daemons, and the exchanges of vCPUs and of guests' threads that a scenario asks for.
 
 use homenode_units::Chance;
 
-use crate::index::TaskIx;
+use super::threads::ThreadMoves;
+use crate::index::{IxVec, TaskIx, VmIx, first};
+use crate::scenario::Scenario;
 
 /// The daemons, by number.
 #[derive(Clone, Debug)]
@@ -24,20 +26,25 @@ impl Daemons {
     }
 }
 
-/// Exchanges of vCPUs that the scenario asks for.
+/// Exchanges of vCPUs and of guests' threads that the scenario asks for.
 #[derive(Clone, Debug)]
 pub(super) struct Exchanges {
-    /// Mean time between two exchanges; 0 if there are none.
+    /// Mean time between two exchanges of vCPUs; 0 if there are none.
     pub every_ns: f64,
     pub chance: Chance,
+    /// Exchanges of threads, by VM.
+    pub threads: IxVec<VmIx, ThreadMoves>,
 }
 
 impl Exchanges {
-    /// Creates exchanges at this rate.
-    pub(super) fn new(per_minute: f64, seed: u64) -> Exchanges {
+    /// Creates exchanges at the scenario's rates.
+    pub(super) fn new(scenario: &Scenario, seed: u64) -> Exchanges {
+        let per_minute = scenario.vcpu_exchanges_per_minute;
+        let vms = first(scenario.vms.len()).zip(&scenario.vms);
         Exchanges {
             every_ns: if per_minute > 0.0 { 60e9 / per_minute } else { 0.0 },
             chance: Chance::labelled(seed, "exchanges", 0),
+            threads: vms.map(|(vm, spec)| ThreadMoves::new(spec, seed, vm)).collect(),
         }
     }
 }

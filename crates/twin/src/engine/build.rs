@@ -153,7 +153,7 @@ impl Engine {
             vms,
             owners,
             daemons: Daemons::new(seed),
-            exchanges: Exchanges::new(scenario.vcpu_exchanges_per_minute, seed),
+            exchanges: Exchanges::new(scenario, seed),
             script: Script::new(scenario, machine),
             moving: None,
             movers: Vec::new(),

@@ -10,8 +10,9 @@ use crate::index::{ThreadIx, VmIx};
 use crate::io::flip::PageCost;
 
 impl Engine {
-    /// Makes the request that a thread has come to, if any, or makes the thread wait until its last request is done. Returns what
-    /// the thread does next within its stretch of work, or `None` if the stretch has ended.
+    /// Makes the request that a thread has come to, if any. The thread waits until its last request is done, or until this one
+    /// is, if its profile says so. Returns what the thread does next within its stretch of work, or `None` if the stretch has
+    /// ended.
     pub(super) fn request(&mut self, vm: VmIx, thread: ThreadIx) -> Option<Next> {
         // A quick way out: this is called whenever any work ends, and most threads use no device.
         let state = &self.vms[vm].threads[thread];
@@ -47,8 +48,15 @@ impl Engine {
                 state.owed_ns += guest_ns;
             }
             request.left += request.every;
-            let bytes = request.bytes;
+            let (bytes, done, waits) = (request.bytes, request.done, request.waits);
             state.requests.bytes += bytes;
+            if waits {
+                state.doing = Doing::WaitingForIo;
+                let life = *life;
+                self.agenda.set(done, Timer::Served { vm, thread, life });
+                self.set_settling(vm);
+                return Some(Next::Sleep);
+            }
         }
         let behind = state.requests.behind;
         let next = (behind > 0.0).then(|| {

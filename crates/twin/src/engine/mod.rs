@@ -41,6 +41,7 @@ mod releases;
 mod runtime;
 mod script;
 mod speed;
+mod threads;
 mod totals;
 mod vcpus;
 
@@ -191,6 +192,7 @@ impl Engine {
             Timer::Flips { vm } => self.settle_channel(vm),
             Timer::Permits => self.permit_tick(),
             Timer::Exchange => self.exchange(),
+            Timer::ThreadMove { vm, life } => self.move_thread(vm, life),
         }
     }
 }

@@ -10,7 +10,12 @@
 //!   kernel: as of the start of the program, or as of now. If the memory was freed on another node, the thread gets fresh memory
 //!   from the kernel instead: a first touch.
 //! - Any other library hands out the memory that was freed last: by the same thread or, if the program's threads share a heap, by
-//!   any of them. Then threads' pages change places: a page that first touch put near one thread ends up near another.
+//!   any of them. In the second case threads' pages change places: a page that first touch put near one thread ends up near
+//!   another. In the first case every page stays where it was first touched, even after the thread has moved to another node, by
+//!   its vCPU or by its guest's scheduler (`engine/threads.rs`). TCMalloc without nodes, the library of [XPV]'s milc, is of the
+//!   first kind for a rank of MPI, which is a process with one thread: its thread cache, its central lists and its page heap hand
+//!   out what that process freed (gperftools, `docs/tcmalloc.html`), and it returns memory to the system only slowly. The
+//!   library that knows nodes hands a moved thread near memory, and so brings its memory after it.
 //!
 //! Every 100 ms, the pages that a thread has allocated since the last time are drawn evenly from its own.
 //!
@@ -83,6 +88,7 @@ impl Engine {
             })
             .collect();
         match (self.vms[vm].runtime_nodes, runtime.reuse) {
+            // The thread gets its own pages again. They stay on their nodes, wherever the thread is now.
             (RuntimeNodes::None, Reuse::Thread) => {}
             (RuntimeNodes::None, Reuse::Program) => {
                 self.vms[vm].memory.mix(&allocated, &mut runtime.chance);

@@ -28,6 +28,7 @@ impl Engine {
             }
         }
         self.show_nodes(vm);
+        self.set_thread_move(vm);
     }
 
     /// Handles the end of what a CPU's task was doing.

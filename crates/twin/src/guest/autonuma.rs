@@ -36,9 +36,9 @@
 //!
 //! # Left out
 //!
-//! Moving a guest's threads to their memory: each stays on its vCPU. Groups of several processes, tiers, the rate limit that
-//! kernels before 5.x had. Read-only shared file pages, which Linux leaves alone. If a VM's frames are not its own, the host
-//! takes back the frame that a page left, which KVM without a balloon does not.
+//! Moving a guest's threads to their memory, unless the scenario's guest moves threads (`engine/threads.rs`). Groups of several
+//! processes, tiers, the rate limit that kernels before 5.x had. Read-only shared file pages, which Linux leaves alone. If a VM's
+//! frames are not its own, the host takes back the frame that a page left, which KVM without a balloon does not.
 
 use std::ops::Range;
 

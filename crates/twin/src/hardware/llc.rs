@@ -197,6 +197,16 @@ impl Llc {
         }
     }
 
+    /// Exchanges the lines of two sharers that are alike, so that each holds what the other did.
+    pub fn exchange(&mut self, one: usize, other: usize) {
+        self.places.swap(one, other);
+        for sharer in [one, other] {
+            if let Some(present) = self.present.get_mut(self.places[sharer]) {
+                present.sharer = sharer;
+            }
+        }
+    }
+
     /// Returns the lines that a sharer holds.
     pub fn held(&self, sharer: usize) -> f64 {
         self.total.get(self.places[sharer]).copied().unwrap_or(0.0)
@@ -618,6 +628,27 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn sharers_that_exchange_their_lines_hold_each_others_and_the_cache_stays_as_full() {
+        let sharers = [0, 1, 2].map(|_| Sharer::new(1000.0, 1e9, |_| 1.0));
+        let mut llc = Llc::new(1000.0, Replacement::PseudoLru, 3);
+        llc.access(0, 300.0, 300.0);
+        llc.access(1, 100.0, 100.0);
+        llc.step(&sharers);
+        let (one, other, full) = (llc.held(0), llc.held(1), llc.full());
+        assert!(one > other && other > 0.0, "{one} and {other}");
+        llc.exchange(0, 1);
+        assert_eq!((llc.held(0), llc.held(1), llc.full()), (other, one, full));
+        // Sharer 2 has no lines here.
+        llc.exchange(2, 1);
+        assert_eq!((llc.held(1), llc.held(2), llc.full()), (0.0, one, full));
+        llc.access(2, 50.0, 50.0);
+        llc.access(1, 50.0, 50.0);
+        llc.step(&sharers);
+        let (kept, begun) = (llc.held(2), llc.held(1));
+        assert!(kept > begun && begun > 0.0, "{kept} and {begun}");
     }
 
     proptest! {

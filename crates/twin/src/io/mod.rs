@@ -6,6 +6,9 @@
 //!   ([`crate::workload::IoProfile`]). It continues at once. At its next request it waits for this one if that is not done. So
 //!   one request of each kind is in flight while the thread computes (reading ahead, or writing behind, by one). A program with a
 //!   fast enough device runs at its solo speed, at which its profile's bytes were counted; any other runs at the device's speed.
+//! - If the profile says so (`waits`), the thread waits for each request at once, so that it never computes meanwhile: a server
+//!   whose client sends the next request when it has the answer to the last. The latency is then the time of the client and the
+//!   network.
 //! - A device serves first come, first served: `start = max(now, free)`, `free = start + bytes / bandwidth`,
 //!   `done = free + latency`. A thread by itself gets `request / (request / bandwidth + latency)` at most. The machine has a
 //!   latency for a native system, for a guest that drives the device itself (`passthrough`), and for a virtual device
@@ -63,6 +66,8 @@ pub(crate) struct Request {
     pub every: f64,
     /// Number of instructions before the next request.
     pub left: f64,
+    /// Whether the thread waits for the request before it continues.
+    pub waits: bool,
     /// Time at which the last request is done.
     pub done: Ns,
 }
@@ -193,6 +198,7 @@ impl<'a> Plan<'a> {
             latency_ns: together * latency.as_f64(),
             every: together * one,
             left: together * one,
+            waits: io.waits,
             done: Ns::ZERO,
         })
     }

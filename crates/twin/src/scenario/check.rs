@@ -555,6 +555,11 @@ impl VmSpec {
         if !(self.work_share > 0.0 && self.work_share.is_finite()) {
             return figure("work_share", self.work_share.to_string(), "it must be above 0");
         }
+        let moves = self.thread_exchanges_per_minute;
+        if !(0.0..=60_000.0).contains(&moves) {
+            let expected = "it must lie between 0 and 60000";
+            return figure("thread_exchanges_per_minute", moves.to_string(), expected);
+        }
         Ok(())
     }
 
@@ -567,6 +572,14 @@ impl VmSpec {
                 "vnuma",
                 "vnuma",
                 "contradicts hypervisor = \"native\", whose kernel knows the nodes itself",
+                "leave it out",
+            );
+        }
+        if native && self.thread_exchanges_per_minute > 0.0 {
+            return self.refuse(
+                "thread_exchanges_per_minute",
+                "thread_exchanges_per_minute",
+                "contradicts hypervisor = \"native\", whose scheduler moves the threads itself",
                 "leave it out",
             );
         }

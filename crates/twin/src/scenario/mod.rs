@@ -168,6 +168,10 @@ pub struct VmSpec {
     /// Size of the pages with which guest and hypervisor map the VM's memory, and so of the pages in the TLB.
     #[serde(default)]
     pub page_size: PageSize,
+    /// How many times a minute, 0 to 60000, the guest's scheduler lets two threads of the VM's program exchange vCPUs, drawn at
+    /// random. A program of one thread stays on its vCPU.
+    #[serde(default)]
+    pub thread_exchanges_per_minute: f64,
     /// What the VM's guest knows of the host's nodes.
     #[serde(default)]
     pub vnuma: Vnuma,
@@ -418,6 +422,7 @@ impl VmSpec {
             autonuma: false,
             release_calls: ReleaseCalls::None,
             memory_scattered: 0.0,
+            thread_exchanges_per_minute: 0.0,
             weight: usual_weight(),
             waiting: None,
             rest: None,

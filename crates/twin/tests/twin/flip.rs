@@ -28,7 +28,7 @@ fn receiver() -> Workload {
 fn scenario(transfer: Transfer, pool: Option<PoolSpec>) -> Scenario {
     let cpus = |first: u32| (first..first + 4).map(CpuId).collect::<CpuSet>();
     let driver = VmSpec::new("privvm", 4, Bytes::from_gib(4), "idle")
-        .on_cpus(cpus(26))
+        .on_cpus(cpus(13))
         .with_memory_on(node(1));
     let backend = Backend {
         vm: "privvm".into(),

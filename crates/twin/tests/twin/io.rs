@@ -137,6 +137,30 @@ fn small_requests_of_one_thread_are_bounded_by_latency() {
     }
 }
 
+/// 200 MB/s while it computes, 64 KiB at a time: each request takes the computing before it, its transfer and the latency.
+#[test]
+fn a_thread_that_waits_for_each_request_computes_nothing_meanwhile() {
+    let machine = amd48();
+    let solo = 64.0 * 2.2e9 / 0.7 / 1000.0;
+    for (hypervisor, latency_us) in [(Hypervisor::Native, 74.0), (Hypervisor::Kvm, 307.0)] {
+        let rate_of = |waits: bool| {
+            let mut waiting = reader(64.0, "64KiB", "");
+            waiting.program.as_mut().unwrap().io[0].waits = waits;
+            let mut scenario = one(&machine, waiting);
+            scenario.hypervisor = hypervisor;
+            scenario.vms[0].vcpus = 1;
+            rate(&machine, scenario)
+        };
+        let (waits, overlaps) = (rate_of(true), rate_of(false));
+        close(
+            waits,
+            65536.0 / (65536.0 / solo + 65536.0 / BANDWIDTH + latency_us / 1e6),
+            0.02,
+        );
+        assert!(waits < 0.8 * overlaps, "{hypervisor:?}: {waits} against {overlaps}");
+    }
+}
+
 #[test]
 fn a_latency_that_a_machine_does_not_state_is_the_native_one() {
     let mut machine = amd48();

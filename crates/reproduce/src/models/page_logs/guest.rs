@@ -12,8 +12,10 @@ pub(super) const ARRAY: u64 = 102_400;
 
 /// Duration of a cycle of the machine, in nanoseconds: 3.4 GHz.
 const CYCLE_NS: f64 = 1.0 / 3.4;
-/// Time of a VM exit and entry: 2500 cycles (measured on AMD by KVM's authors, facts 4).
-pub(super) const EXIT_NS: f64 = 2500.0 * CYCLE_NS;
+/// Time of a VM exit and entry: 1228 cycles, Xen's hypercall on x86 (Dall and others, ISCA 2016, table II, recalled).
+const EXIT_NS: f64 = 1228.0 * CYCLE_NS;
+/// Time of a fault on a guest's page, as `data/experiments/page-logs/costs.toml` derives it from Xen's source.
+pub(super) const FAULT_NS: f64 = EXIT_NS + 520.0;
 /// Time of an interrupt to another CPU: native, from the machine file.
 const IPI_NS: f64 = 900.0;
 /// Time to copy and count an entry: the figure of the estimator's benchmark, rounded up.

@@ -13,13 +13,11 @@ use homenode_tracking::stream::{Pattern, Stream};
 use homenode_tracking::tlb::Access;
 use homenode_units::Ns;
 
-use super::guest::{ARRAY, EXIT_NS, FRAMES, Model, frame};
+use super::guest::{ARRAY, FAULT_NS, FRAMES, Model, frame};
 use super::mb;
 use crate::design::array::{Array, Axis, Named, places};
 use crate::models::{Values, named};
 
-/// Cost of a fault on a missing page.
-const FAULT_NS: f64 = EXIT_NS + 1070.0;
 const PAGE_BITS: f64 = 8.0 * 4096.0;
 /// Intervals before the checkpoint: the estimator looks back at four.
 const INTERVALS: u32 = 6;

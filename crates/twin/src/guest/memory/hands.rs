@@ -1,4 +1,5 @@
-//! Pages that change hands inside the guest: released and allocated again, mixed among threads, or gathered for all threads.
+//! Pages that change hands inside the guest: released and allocated again, mixed among threads, gathered for all threads, or
+//! used from another vCPU because their thread has moved there.
 
 use homenode_units::Chance;
 
@@ -89,6 +90,22 @@ impl VmMemory {
             let on = &mut self.regions[region].classes[class].on;
             draw_evenly(&mut pool, &mut left, &mut draws, on, chance);
             rest -= pages;
+        }
+        self.stale = true;
+    }
+
+    /// Exchanges two threads: each uses and owns what the other did. Pages stay where they are.
+    pub(crate) fn exchange(&mut self, one: ThreadIx, other: ThreadIx) {
+        let exchanged = |thread: ThreadIx| match thread {
+            thread if thread == one => other,
+            thread if thread == other => one,
+            thread => thread,
+        };
+        for region in &mut self.regions {
+            if let Users::One(thread) = region.users {
+                region.users = Users::One(exchanged(thread));
+            }
+            region.owner = region.owner.map(exchanged);
         }
         self.stale = true;
     }

@@ -1,6 +1,37 @@
 use super::*;
 use proptest::prelude::*;
 
+#[test]
+fn threads_that_exchange_vcpus_leave_their_pages_behind_and_find_them_when_they_return() {
+    let mut program = crate::workload::builtin("soplex").unwrap().program.unwrap();
+    program.threads = Threads::OnePerVcpu;
+    program.regions = vec![crate::workload::RegionProfile {
+        kind: RegionKind::Private,
+        size: Bytes(100 * 4096),
+        access_share: 1.0,
+        heat: Vec::new(),
+    }];
+    let (mut memory, ..) = VmMemory::new(3, 3, Bytes(4096), Some(&program), View::Blind);
+    for thread in 0..3 {
+        memory.touch(1 + thread, 0, thread, 100);
+    }
+    let near = |memory: &mut VmMemory| -> Vec<usize> {
+        memory.refresh();
+        let near = |weights: &[f64]| weights.iter().position(|weight| *weight > 0.99).unwrap();
+        first(3).map(|thread| near(memory.weights(thread))).collect()
+    };
+    let pages = memory.pages();
+    assert_eq!(near(&mut memory), [0, 1, 2]);
+    memory.exchange(ThreadIx(0), ThreadIx(2));
+    assert_eq!(near(&mut memory), [2, 1, 0]);
+    memory.exchange(ThreadIx(1), ThreadIx(0));
+    assert_eq!(near(&mut memory), [1, 2, 0]);
+    assert_eq!(memory.pages(), pages);
+    // All threads may use the memory of the thread that is now on vCPU 1.
+    memory.gather(ThreadIx(1));
+    assert_eq!(near(&mut memory), [2, 2, 2]);
+}
+
 fn memory(on: &[u64]) -> VmMemory {
     let pages: u64 = on.iter().sum();
     let (mut memory, ..) = VmMemory::new(on.len(), 1, Bytes(pages * 4096), None, View::Blind);
