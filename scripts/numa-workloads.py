@@ -22,7 +22,8 @@ How each figure is derived:
   was not measured, or if the measured one loads links too little even without rests (kmeans, x264: the paper's inputs differ). The load is that of the twin's own equations (hardware/core.rs, hardware/fabric.rs), repeated below: one
   thread per CPU, native, 4 KiB pages, LLC shared evenly by the node's six threads, pages placed by the policy. Threads that
   meet at barriers all run at the speed of the slowest, and rest together.
-- Footprint: table 2, divided over the regions like the accesses.
+- Footprint: table 2, divided over the regions like the accesses, but for sizes that scripts/profiles/windows.py has from the
+  programs' sources. That table also says which arrays a region has, which part of it is in use at a time, and how hot pages were in a run.
 - Network: NETWORK below says what belongs to a context switch of two programs.
 - Context switches and disk: table 2, rates per second of the whole machine, over its instructions per second in the solution
   for first-touch (table 2 does not name the policy). If a program meets at sleeping barriers, each of 47 threads sleeps
@@ -47,6 +48,9 @@ import tomllib
 
 import profiles as measuring
 
+sys.path.insert(0, str(measuring.SOURCES))
+import windows
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NODES, CPUS_PER_NODE, LINE, PAGE = 8, 6, 64.0, 4096.0
 # Share of LLC accesses that at most seven pages may get: more would need threads that do little but pass lines on.
@@ -56,11 +60,11 @@ REACHED = 0.67
 THREADS = NODES * CPUS_PER_NODE
 SOLO_S = 60.0
 FULL = 0.985  # hardware/fabric.rs
-UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "GB": 10**9}
 
 
 def size(text):
-    number, unit = re.fullmatch(r"([0-9.]+)([KMG]iB)(?:/s)?", text).groups()
+    number, unit = re.fullmatch(r"([0-9.]+)([KMG]iB|GB)(?:/s)?", text).groups()
     return float(number) * UNITS[unit]
 
 
@@ -444,7 +448,7 @@ def with_measured(name, program, rows):
     """A program's figures, with measured values replacing estimates; `why` says which."""
     run, scale, how, length = MEASURED.get(name, (None, 1, None, None))
     if run not in rows:
-        return program | {"why": {}}
+        return program | {"why": {}, "heat": ""}
     row = rows[run]
     tlb = measuring.reach_curve(row["tlb_misses_per_million"])
     out = program | {
@@ -460,6 +464,8 @@ def with_measured(name, program, rows):
         out["tlb"] = (row["accesses_per_kilo_instruction"], 0.0, *tlb)
     else:
         del out["why"]["tlb"]
+    classes = "".join(f"\n    {{ page_share = {pages}, access_share = {accesses} }}," for pages, accesses in windows.heat_classes(row))
+    out["heat"] = f"heat = [{classes}\n] # measured: {run}, pages by heat, without what the LLC keeps\n" if classes else ""
     out["accesses"] = row["llc_accesses_per_kilo_instruction"]
     if how:
         out["accesses"], m_inf, c0_kib, k = measuring.curve_of(row, how)[0]
@@ -534,23 +540,55 @@ k = {float(k)} # {why}
 """
 
 
-def region(kind, size, share, why):
+def region(kind, size, share, why, used=""):
     return f"""
 [[program.regions]]
 kind = "{kind}"
 size = "{text_of(size)}" # computed: {why}
 access_share = {share} # {CLAIM} table 1
-"""
+{used}"""
+
+
+def regions(fit):
+    """The regions of a program: hot pages, what one thread touched first, what all use, and what each thread has for itself."""
+    footprint, window = fit.program["footprint"], windows.WINDOWS[fit.name]
+    divided = f"table 2, {footprint / M:.0f} MB, divided as the accesses are"
+    private, one = round(1 - fit.s - fit.h, 4), round(fit.s - fit.f, 4)
+    passed = {}
+    if window["parts"] > 1 and "arrays" not in window:
+        why = f"source: {window['source']}"
+        passed[window["kind"]] = f"window = {{ parts = {window['parts']}, passes = {window['passes']} }} # {why}\n"
+    used = lambda kind: passed.get(kind, "")
+    out, left = "", footprint
+    if fit.f > 0:
+        out += region("initialised-by-one", fit.pages * PAGE, fit.f, f"hot pages: {fit.pages}")
+    if one > 0:
+        size, why = fit.s * footprint, divided
+        if window["kind"] == "initialised-by-one" and "mib" in window:
+            size, why = window["mib"] * M, window["source"]
+        out += region("initialised-by-one", size, one, why, used("initialised-by-one"))
+        left -= size
+    if fit.h > 0:
+        out += region("shared", fit.h * footprint, fit.h, divided, used("shared"))
+        left -= fit.h * footprint
+    if private > 0:
+        arrays = window.get("arrays") or [("", 1.0, 1.0)]
+        whole, shares = sum(size for _, size, _ in arrays), [round(private * share, 4) for _, _, share in arrays]
+        shares[0] = round(private - sum(shares[1:]), 4)
+        heat = "" if passed or "arrays" in window else fit.program["heat"]
+        for (name, size, _), share in zip(arrays, shares):
+            why = f"{name}: {window['source']}" if name else divided
+            out += region("private", left * size / whole / THREADS, share, why, used("private") or heat)
+    return out
 
 
 def render(fit, behaviour):
-    program, footprint = fit.program, fit.program["footprint"]
+    program = fit.program
     why_of = program["why"].get
-    first, hot = fit.first, fit.pages * PAGE
+    first = fit.first
     per_thread = first.instructions_per_ns / THREADS
     switches, disk = float(behaviour["context_switches_k_per_s"]) * 1e3, float(behaviour["disk_mb_per_s"]) * 1e6
     all_per_s = first.instructions_per_ns * 1e9
-    private, one = round(1 - fit.s - fit.h, 4), round(fit.s - fit.f, 4)
     if program["instructions"]:
         instructions, why = program["instructions"]
         length = f"computed: {why}"
@@ -659,18 +697,7 @@ bytes_per_kilo_instruction = {size / between * 1e3:.3g} # {CLAIM} table 2: a req
 request = "{size}B" # {why}
 """
         out += "waits = true # source: the same\n" if waits else ""
-    divided = f"table 2, {footprint / M:.0f} MB, divided as the accesses are"
-    if fit.f > 0:
-        out += region("initialised-by-one", hot, fit.f, f"hot pages: {fit.pages}")
-    if one > 0:
-        out += region("initialised-by-one", fit.s * footprint, one, divided)
-    if fit.h > 0:
-        out += region("shared", fit.h * footprint, fit.h, divided)
-    if private > 0:
-        # The remainder of the other regions: all of one thread's memory can be in the hot pages.
-        rest = footprint * (1 - fit.h - (fit.s if one > 0 else 0))
-        out += region("private", rest / THREADS, private, divided)
-    return out
+    return out + regions(fit)
 
 
 SUITES = {
