@@ -158,7 +158,10 @@ fn a_thread_that_waits_for_each_request_computes_nothing_meanwhile() {
             65536.0 / (65536.0 / solo + 65536.0 / BANDWIDTH + latency_us / 1e6),
             0.02,
         );
-        assert!(waits < 0.8 * overlaps, "{hypervisor:?}: {waits} against {overlaps}");
+        assert!(
+            waits < 0.8 * overlaps,
+            "{hypervisor:?}: {waits} against {overlaps}"
+        );
     }
 }
 
@@ -178,7 +181,11 @@ fn packets_pass_the_backend_of_their_vm_one_after_the_other() {
         }
         rate(&machine, scenario)
     };
-    close(rate_of(Hypervisor::Native, false), 2.0 * 64.0 * 2.2e9 / 0.7 / 1000.0, 0.02);
+    close(
+        rate_of(Hypervisor::Native, false),
+        2.0 * 64.0 * 2.2e9 / 0.7 / 1000.0,
+        0.02,
+    );
     // 2055 cycles a packet at 2.2 GHz.
     let bound = 65536.0 / (1000.0 * 2055.0 / 2.2e9);
     close(rate_of(Hypervisor::Xen, false), bound, 0.02);
