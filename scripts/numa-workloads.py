@@ -510,9 +510,11 @@ REQUEST = {"npb": "64KiB", "mosbench": "128KiB", "xstream": "1MiB", "ycsb": "16K
 # - cassandra: YCSB's workload A (workloads/workloada) reads whole records of 10 fields of 100 bytes, and updates one field, each
 #   half of the time: 550 bytes, and 230 of keys, names and headers (estimate). One operation per context switch (estimate: 1 / 3
 #   to 1, as an operation passes several threads). It has many clients, so a thread does not wait for one of them.
+#
+# Then the packets of both directions: each memcached request and answer is one, and so is each of an operation (less than 1500 B).
 NETWORK = {
-    "memcached": (2540, True, "source: Mosbench, mdc_udp.cc: 20 requests and answers, then the next 20"),
-    "cassandra": (780, False, "estimate: YCSB's workload A: records of 1 kB read, fields of 100 B written"),
+    "memcached": (2540, True, 40, "source: Mosbench, mdc_udp.cc: 20 requests and answers, then the next 20"),
+    "cassandra": (780, False, 2, "estimate: YCSB's workload A: records of 1 kB read, fields of 100 B written"),
 }
 
 
@@ -689,12 +691,13 @@ bytes_per_kilo_instruction = {disk / all_per_s * 1e3:.3g} # {CLAIM} table 2: {di
 request = "{REQUEST[program["suite"]]}" # estimate
 """
     if network:
-        size, waits, why = network
+        size, waits, packets, why = network
         out += f"""
 [[program.io]]
 device = "network"
 bytes_per_kilo_instruction = {size / between * 1e3:.3g} # {CLAIM} table 2: a request per context switch
 request = "{size}B" # {why}
+packets = {packets} # {why}
 """
         out += "waits = true # source: the same\n" if waits else ""
     return out + regions(fit)

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use std::time::Duration;
 
+use homenode_meter::overlap::Prefetcher;
 use homenode_meter::page_model;
 use homenode_meter::profile::Config;
 use homenode_tracking::paging::{self, Mode, Start, TablePages};
@@ -83,6 +84,7 @@ impl Options {
                 rate_min: 0.01,
                 window: 128,
                 llc_bytes: 0,
+                prefetcher: Prefetcher::L2_STREAMER,
                 read: |_| None,
             },
             log: PathBuf::new(),
@@ -194,6 +196,10 @@ impl Said {
             "private-bytes" => self.config.private_bytes = number(64, 1 << 30)?,
             "window" => self.config.window = number(1, 1 << 20)?,
             "private-ways" => self.config.private_ways = number(1, 64)? as usize,
+            "prefetch-steps" => self.config.prefetcher.steps = number(1, 63)? as u32,
+            "prefetch-step-lines" => self.config.prefetcher.step_lines = number(1, 63)?,
+            "prefetch-nearest" => self.config.prefetcher.nearest = number(1, 63)?.cast_signed(),
+            "prefetch-farthest" => self.config.prefetcher.farthest = number(1, 63)?.cast_signed(),
             "line-bytes" => match number(16, 4096)? {
                 bytes if bytes.is_power_of_two() => self.config.line_bytes = bytes,
                 bytes => return Err(format!("line-bytes is {bytes}; it must be a power of two").into()),
@@ -240,8 +246,8 @@ impl Said {
             "exact" => self.pages.config.exact = one_of(key, value, &[("no", false), ("yes", true)])?,
             "begin" => self.pages.announced = one_of(key, value, &[("at-once", false), ("announced", true)])?,
             _ => {
-                let known = "log, private-bytes, private-ways, line-bytes, rate-min, window, pmu, cpus, nodes, llcs, frames, llc-bytes, llc-ways, \
-                     node-mib, pages, control, window-ms, keep-mib, buffer, core, logs, tables, start, flush, exact, begin";
+                let known = "log, private-bytes, private-ways, line-bytes, rate-min, window, prefetch-steps, prefetch-step-lines, \
+                     prefetch-nearest, prefetch-farthest, pmu, cpus, nodes, llcs, frames, llc-bytes, llc-ways, node-mib, pages, control, window-ms, keep-mib, buffer, core, logs, tables, start, flush, exact, begin";
                 return Err(format!("`{key}` is no argument: {known}").into());
             }
         }

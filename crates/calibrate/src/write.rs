@@ -316,6 +316,7 @@ fn hardware(c: &Calibration, comments: &mut Comments) -> Hardware {
         tlb_entries_4k: tlb_base(c, comments),
         tlb_entries_2m: tlb_huge(c, comments),
         l2_bytes: l2_bytes(c, comments),
+        prefetcher: None, // not measured
         walk: walk(comments),
         ipi: ipi(c, comments),
         wake: None, // it takes a guest to measure

@@ -218,6 +218,14 @@ fn hardware(hardware: &Hardware, has_links: bool, comments: &Comments) -> Table 
             .scattered_throughput
             .map(|share| ("scattered_throughput", share.into())),
     );
+    own.extend(hardware.prefetcher.map(|prefetcher| {
+        let mut table = InlineTable::new();
+        table.insert("steps", whole(prefetcher.steps));
+        table.insert("step_lines", whole(prefetcher.step_lines));
+        table.insert("nearest", whole(prefetcher.nearest));
+        table.insert("farthest", whole(prefetcher.farthest));
+        ("prefetcher", table.into())
+    }));
     let latency = vec![
         ("l1_cycles", hardware.latency.l1_cycles.into()),
         ("l2_cycles", hardware.latency.l2_cycles.into()),

@@ -4,7 +4,7 @@ use homenode_units::{CpuId, CpuSet, NodeId, NodeMap};
 
 use crate::model::{
     Cpu, Device, Distances, Hardware, Ipi, Latency, Link, LinkTiming, Llc, LoadCurve, Machine, Node,
-    PageWalk, Wake,
+    PageWalk, Prefetcher, Wake,
 };
 use crate::rules::MachineError;
 
@@ -346,6 +346,12 @@ impl HardwareEntry {
             tlb_entries_4k: self.tlb_entries_4k,
             tlb_entries_2m: self.tlb_entries_2m,
             l2_bytes: self.l2,
+            prefetcher: self.prefetcher.map(|entry| Prefetcher {
+                steps: entry.steps,
+                step_lines: entry.step_lines,
+                nearest: entry.nearest,
+                farthest: entry.farthest,
+            }),
             walk: PageWalk {
                 native_refs: self.walk.native_refs,
                 nested_refs: self.walk.nested_refs,

@@ -13,6 +13,6 @@ mod rules;
 pub use layout::MachineFile;
 pub use model::{
     Cpu, Device, Distances, Hardware, Ipi, Latency, Link, LinkTiming, Llc, LoadCurve, Machine, Node,
-    PageWalk, Replacement, Wake,
+    PageWalk, Prefetcher, Replacement, Wake,
 };
 pub use rules::MachineError;

@@ -191,6 +191,9 @@ pub struct Hardware {
     pub tlb_entries_2m: u32,
     /// Size of a core's private second-level cache.
     pub l2_bytes: Bytes,
+    /// A core's stream prefetcher. `None`: as Intel's L2 streamer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefetcher: Option<Prefetcher>,
     /// Cost of a TLB miss.
     pub walk: PageWalk,
     /// Cost of an interrupt to another CPU, for sender and receiver together.
@@ -198,6 +201,19 @@ pub struct Hardware {
     /// Cost of waking a halted vCPU, in addition to the interrupt. `None`: unknown, assumed zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wake: Option<Wake>,
+}
+
+/// A stream prefetcher. `homenode profile` models it; the twin does not read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Prefetcher {
+    /// Steps in one direction that make a stream.
+    pub steps: u32,
+    /// Largest step of a stream, lines.
+    pub step_lines: u32,
+    /// Distance to the nearest line that an access of a stream requests, lines.
+    pub nearest: u32,
+    /// Distance to the farthest, lines; all lines in between are requested too.
+    pub farthest: u32,
 }
 
 /// Reads of page-table entries that a TLB miss causes, apart from those that page-walk caches save. Without such caches a native

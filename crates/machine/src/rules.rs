@@ -2,7 +2,7 @@
 
 use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeSet};
 
-use crate::model::{Hardware, Link, LoadCurve, Machine};
+use crate::model::{Hardware, Link, LoadCurve, Machine, Prefetcher};
 
 /// Far more than any node has: a larger figure has the wrong unit.
 const NODE_MEMORY_BYTES_MAX: Bytes = Bytes::from_gib(1 << 20);
@@ -436,6 +436,29 @@ impl Machine {
             || "l2".to_owned(),
             l2,
             "it must be above 0 and at most 1GiB",
+        )?;
+        hardware
+            .prefetcher
+            .map_or(Ok(()), |prefetcher| self.check_prefetcher(prefetcher))
+    }
+
+    /// Checks a stream prefetcher. It stays in a page of 4 KiB, which has 64 lines of 64 bytes.
+    fn check_prefetcher(&self, prefetcher: Prefetcher) -> Result<(), MachineError> {
+        let Prefetcher {
+            steps,
+            step_lines,
+            nearest,
+            farthest,
+        } = prefetcher;
+        for (name, lines) in [("steps", steps), ("step_lines", step_lines), ("nearest", nearest)] {
+            let ok = (1..=63).contains(&lines);
+            self.require(ok, || format!("prefetcher.{name}"), lines, "it must be 1 to 63")?;
+        }
+        self.require(
+            (nearest..=63).contains(&farthest),
+            || "prefetcher.farthest".to_owned(),
+            farthest,
+            "it must be 63 at most, and not less than prefetcher.nearest",
         )
     }
 

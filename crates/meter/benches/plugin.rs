@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use homenode_formats::pmu_region::{Layout, Page, SAMPLES};
+use homenode_meter::overlap::Prefetcher;
 use homenode_meter::pmu::Pmu;
 use homenode_meter::profile::{Config, Profile};
 use homenode_tracking::cache::{Replacement, Shape};
@@ -140,6 +141,7 @@ fn benches(c: &mut Criterion) {
             rate_min: 0.01,
             window: 128,
             llc_bytes: 4 << 20,
+            prefetcher: Prefetcher::L2_STREAMER,
             read: |_| None,
         };
         let profile = Profile::new(config);

@@ -15,7 +15,7 @@
 //!
 //! - *Window*: the instructions in the reorder buffer. They retire in order.
 //! - *Latency*: the only unit of time. A core's work between two misses takes none.
-//! - *Foreseen* access: a stream prefetcher had already requested the line.
+//! - *Foreseen* access: the machine's stream prefetcher ([`Prefetcher`]) had already requested the line.
 //! - `LEAST`, `RULE`, `MOST`: three clocks, kept at once. A miss that is not foreseen waits for the previous one (`LEAST`), for
 //!   those whose data contain a pointer to it (`RULE`), or for none (`MOST`).
 //!
@@ -25,6 +25,7 @@
 //! - Independent misses fill the window.
 //! - Several chases at once have as many in flight as there are chases.
 //! - A stream is foreseen but for its first lines of a page.
+//! - A stream has the line in use in flight, and those up to the farthest that the prefetcher requests.
 //! - Bounds hold the rule between them, whatever is accessed.
 
 use std::collections::VecDeque;
@@ -61,13 +62,13 @@ pub struct Overlap {
 }
 
 impl Overlap {
-    /// Creates a core without accesses, with a window of this many instructions and an LLC of this size.
-    pub fn new(window: u64, llc_bytes: u64, line_bytes: u64, read: Read) -> Overlap {
+    /// Creates a core without accesses, with a window of this many instructions, an LLC of this size and a prefetcher.
+    pub fn new(window: u64, llc_bytes: u64, line_bytes: u64, prefetcher: Prefetcher, read: Read) -> Overlap {
         Overlap {
             read,
             line_bytes,
             llc: Filter::new((llc_bytes / line_bytes) as usize, LLC_WAYS),
-            streams: Streams::new(4096 / line_bytes),
+            streams: Streams::new(4096 / line_bytes, prefetcher),
             models: [Model::new(window), Model::new(window)],
         }
     }
@@ -105,7 +106,7 @@ impl Overlap {
         for model in &mut self.models {
             *model = Model::new(model.window);
         }
-        self.streams = Streams::new(self.streams.lines);
+        self.streams = Streams::new(self.streams.lines, self.streams.prefetcher);
     }
 }
 
@@ -218,16 +219,34 @@ impl Model {
 
 /// Number of pages that the prefetcher tracks.
 const PAGES: usize = 32;
-/// Number of lines that the prefetcher runs ahead.
-const AHEAD: i64 = 20;
-/// Largest step between two lines of a stream.
-const STEP_MAX: u64 = 2;
-/// Steps in one direction that make a stream.
-const STEPS: u32 = 2;
 
-/// The stream prefetcher.
+/// What a stream prefetcher does: a machine file's `prefetcher`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefetcher {
+    /// Steps in one direction that make a stream.
+    pub steps: u32,
+    /// Largest step of a stream, lines.
+    pub step_lines: u64,
+    /// Distance to the nearest line that an access of a stream requests, lines.
+    pub nearest: i64,
+    /// Distance to the farthest, lines.
+    pub farthest: i64,
+}
+
+impl Prefetcher {
+    /// Intel's L2 streamer (optimization manual; recalled), for machines that do not state theirs.
+    pub const L2_STREAMER: Prefetcher = Prefetcher {
+        steps: 2,
+        step_lines: 2,
+        nearest: 1,
+        farthest: 20,
+    };
+}
+
+/// The state of the stream prefetcher.
 #[derive(Debug)]
 struct Streams {
+    prefetcher: Prefetcher,
     /// Lines per page.
     lines: u64,
     pages: Vec<Page>,
@@ -249,8 +268,9 @@ struct Page {
 }
 
 impl Streams {
-    fn new(lines: u64) -> Streams {
+    fn new(lines: u64, prefetcher: Prefetcher) -> Streams {
         Streams {
+            prefetcher,
             lines,
             pages: Vec::new(),
             now: 0,
@@ -260,6 +280,7 @@ impl Streams {
     /// Records a request for a line. If the prefetcher had requested it, returns when.
     fn access(&mut self, line: u64, clocks: [Clocks; 2]) -> Option<[Clocks; 2]> {
         let (number, at) = (line / self.lines, (line % self.lines).cast_signed());
+        let prefetcher = self.prefetcher;
         self.now += 1;
         let page = self.page(number, at);
         let step = at - page.last;
@@ -267,7 +288,7 @@ impl Streams {
         if step == 0 {
             return foreseen;
         }
-        let near = step.unsigned_abs() <= STEP_MAX;
+        let near = step.unsigned_abs() <= prefetcher.step_lines;
         let same = step.signum() == page.direction;
         page.steps = match (near, same) {
             (true, true) => page.steps + 1,
@@ -275,9 +296,9 @@ impl Streams {
             (false, _) => 0,
         };
         (page.direction, page.last) = (step.signum(), at);
-        if page.steps >= STEPS {
+        if page.steps >= prefetcher.steps {
             page.streamed = true;
-            for ahead in 1..=AHEAD {
+            for ahead in prefetcher.nearest..=prefetcher.farthest {
                 let Some(asked) = usize::try_from(at + ahead * page.direction)
                     .ok()
                     .and_then(|next| page.asked.get_mut(next))
@@ -357,7 +378,7 @@ mod tests {
     }
 
     fn after(read: Read, addresses: impl IntoIterator<Item = u64>) -> Overlap {
-        let mut overlap = Overlap::new(WINDOW, 64 << 10, 64, read);
+        let mut overlap = Overlap::new(WINDOW, 64 << 10, 64, Prefetcher::L2_STREAMER, read);
         for (at, address) in addresses.into_iter().enumerate() {
             overlap.access(at as u64 * EVERY, address, Use::Read);
         }
@@ -394,7 +415,7 @@ mod tests {
         assert_eq!(found.rule(), found.most());
         assert!((found.least() - 1.0).abs() < 0.01, "{found:?}");
         // Misses more than a window apart do not overlap.
-        let mut overlap = Overlap::new(WINDOW, 64 << 10, 64, of_numbers);
+        let mut overlap = Overlap::new(WINDOW, 64 << 10, 64, Prefetcher::L2_STREAMER, of_numbers);
         (0..1000).for_each(|at| overlap.access(at * WINDOW, next(at), Use::Read));
         assert_eq!(overlap.misses().most(), 1.0);
     }
@@ -412,7 +433,7 @@ mod tests {
     #[test]
     fn a_stream_is_foreseen_but_for_its_first_lines_of_a_page() {
         // The lines are more than a window apart, so without a prefetcher they would not overlap.
-        let mut overlap = Overlap::new(WINDOW, 64 << 10, 64, of_numbers);
+        let mut overlap = Overlap::new(WINDOW, 64 << 10, 64, Prefetcher::L2_STREAMER, of_numbers);
         (0..64_000).for_each(|line| overlap.access(line * 200, line * 64, Use::Read));
         let found = overlap.misses();
         assert_eq!(found.foreseen, 64_000 / 64 * 61);
@@ -421,6 +442,31 @@ mod tests {
         let backwards = after(of_numbers, (0..6_400).rev().map(|line| line * 64)).misses();
         assert_eq!(backwards.foreseen, 100 * 61);
         assert_eq!(after(of_numbers, (0..10_000).map(next)).misses().foreseen, 0);
+    }
+
+    #[test]
+    fn a_stream_has_the_line_in_use_in_flight_and_those_up_to_the_farthest() {
+        // A stream within one page, more than a window apart; a few lines at its start are not foreseen.
+        for ahead in [2, 3, 8] {
+            let prefetcher = Prefetcher {
+                steps: 1,
+                step_lines: 1,
+                nearest: ahead,
+                farthest: ahead,
+            };
+            let mut overlap = Overlap::new(WINDOW, 64 << 10, 1, prefetcher, of_numbers);
+            (0..4096).for_each(|line| overlap.access(line * 200, line, Use::Read));
+            let found = overlap.misses();
+            assert_eq!(found.foreseen, 4096 - 1 - ahead.unsigned_abs());
+            assert!(
+                (found.rule() / (ahead + 1) as f64 - 1.0).abs() < 0.03,
+                "{ahead}: {found:?}"
+            );
+            // Lines that skip every other one are no stream for it.
+            let mut overlap = Overlap::new(WINDOW, 64 << 10, 1, prefetcher, of_numbers);
+            (0..2048).for_each(|line| overlap.access(line * 200, 2 * line, Use::Read));
+            assert_eq!((overlap.misses().foreseen, overlap.misses().rule()), (0, 1.0));
+        }
     }
 
     #[test]
@@ -438,7 +484,7 @@ mod tests {
             pointers in any::<bool>(),
         ) {
             let read = if pointers { |address| Some([(address * 7) % 256_000; 8]) } else { of_numbers };
-            let mut overlap = Overlap::new(WINDOW, 16 << 10, 64, read);
+            let mut overlap = Overlap::new(WINDOW, 16 << 10, 64, Prefetcher::L2_STREAMER, read);
             let mut instruction = 0;
             for (further, line) in &accesses {
                 instruction += further;

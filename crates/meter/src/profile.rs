@@ -25,7 +25,7 @@ use homenode_tracking::mrc::Shards;
 use homenode_formats::profile_log::{Flights, Log, Point};
 
 use crate::heat::{Heat, PAGE_BITS, Tlb};
-use crate::overlap::{Overlap, Read};
+use crate::overlap::{Overlap, Prefetcher, Read};
 
 /// Number of events that a vCPU collects before it hands them over.
 const BATCH: usize = 256;
@@ -48,6 +48,8 @@ pub struct Config {
     pub window: u64,
     /// Size of the LLC that separates hits from misses for the overlap, bytes.
     pub llc_bytes: u64,
+    /// The prefetcher that the overlap supposes.
+    pub prefetcher: Prefetcher,
     /// Reads the program's memory, to find pointers.
     pub read: Read,
 }
@@ -157,7 +159,13 @@ impl Profile {
                 config.private_ways,
             ),
             line_bits: config.line_bytes.trailing_zeros(),
-            overlap: Overlap::new(config.window, config.llc_bytes, config.line_bytes, config.read),
+            overlap: Overlap::new(
+                config.window,
+                config.llc_bytes,
+                config.line_bytes,
+                config.prefetcher,
+                config.read,
+            ),
             tlb: Tlb::new(),
             batch: Vec::with_capacity(BATCH),
             counts: Counts::default(),
@@ -317,6 +325,7 @@ mod tests {
         rate_min: 0.01,
         window: 128,
         llc_bytes: 1 << 20,
+        prefetcher: Prefetcher::L2_STREAMER,
         read: |_| None,
     };
 

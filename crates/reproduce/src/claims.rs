@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn the_embedded_files_have_every_claim_once() {
         let claims = all();
-        assert_eq!(claims.iter().filter(|claim| !claim.is_own()).count(), 54);
+        assert_eq!(claims.iter().filter(|claim| !claim.is_own()).count(), 58);
         let ids: BTreeSet<&str> = claims.iter().map(|claim| claim.id.as_str()).collect();
         assert_eq!(ids.len(), claims.len());
         assert!(

@@ -41,13 +41,14 @@ The causes, by paper; each claim's own reasons are in the details:
   little for memory, so no policy can do much for them. The published gains need something else that these programs wait for,
   which no table of the paper has. Profiles use all pages of a region alike; a program whose hot pages are in one place would
   suffer from round-1G as published.
-- *The host before the measurement* ([TAVO], [XPV]). The papers' default schedulers had scattered VMs and their memory. The
-  twin's VMs start on idle sockets and stay there, so there is little to win back. The papers do not print how full their hosts
-  were, or from which nodes memory came back.
+- *The host before the measurement* ([TAVO], [XPV]). The papers' default schedulers had scattered VMs and their memory. For [TAVO]
+  all memory of the default scheduler's guests lies evenly on all nodes, as its text says; for [XPV] VMs start on idle nodes. The
+  papers do not print how full their hosts were, how many VMs ran, or how much memory was scattered.
 - *Guests* ([XPV]). In the twin a guest's thread keeps its vCPU, and touches first what it uses. So the twin cannot show what a
   runtime library that knows nodes gains while nothing changes.
 - *Logs of pages* ([PRL]). A migration is bound by its network, and both ways of tracking send the same pages, so neither can be
-  faster by a tenth. Faults, flags and entries are priced by measurements of other processors and hypervisors.
+  faster by a tenth: the paper's figure contradicts its text. Faults, flags and entries are priced by measurements of other
+  processors and hypervisors.
 - *Caches* ([Kyoto]). Curves of three numbers stand for programs' reuse, and the papers do not print their programs' working
   sets.
 ";

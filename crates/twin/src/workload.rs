@@ -199,6 +199,10 @@ pub struct IoProfile {
     /// has the last answer. Otherwise it waits before its next request.
     #[serde(default)]
     pub waits: bool,
+    /// Packets of one request on a network, in both directions; 0 if their number does not matter. On Xen the driver domain
+    /// handles each of them, unless the guest drives the network itself.
+    #[serde(default)]
+    pub packets: u32,
 }
 
 /// Kinds of devices.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use homenode_formats::profile_log::{Flights, Log, Pages, Point};
-use homenode_machine::Machine;
+use homenode_machine::{Machine, Prefetcher};
 use homenode_twin::workload::{FittedCurve, MissRatioCurve};
 use homenode_units::Bytes;
 use homenode_units::stats::mean;
@@ -39,6 +39,8 @@ pub struct Facts {
     line_bytes: u32,
     llc: Bytes,
     llc_share: Bytes,
+    /// `None`: the plugin's own.
+    prefetcher: Option<Prefetcher>,
 }
 
 impl Facts {
@@ -57,6 +59,7 @@ impl Facts {
             line_bytes: llc.line_bytes,
             llc: llc.size_bytes,
             llc_share: Bytes(llc.size_bytes.0 / cores_of_llc.max(1) as u64),
+            prefetcher: hardware.prefetcher,
         })
     }
 
@@ -67,13 +70,21 @@ impl Facts {
             Begin::Announced => "announced",
         };
         format!(
-            "log={},private-bytes={},private-ways={PRIVATE_WAYS},line-bytes={},rate-min={rate},llc-bytes={},window={window},begin={begin}",
+            "log={},private-bytes={},private-ways={PRIVATE_WAYS},line-bytes={},rate-min={rate},llc-bytes={},window={window},begin={begin}{}",
             escaped(log),
             self.l2.0,
             self.line_bytes,
-            self.llc_share.0
+            self.llc_share.0,
+            self.prefetcher.map_or_else(String::new, prefetch_arguments)
         )
     }
+}
+
+fn prefetch_arguments(prefetcher: Prefetcher) -> String {
+    format!(
+        ",prefetch-steps={},prefetch-step-lines={},prefetch-nearest={},prefetch-farthest={}",
+        prefetcher.steps, prefetcher.step_lines, prefetcher.nearest, prefetcher.farthest
+    )
 }
 
 /// Fits the twin's family of curves to the measured points from the private cache's capacity up. Points for a smaller LLC
@@ -509,10 +520,23 @@ mod tests {
             line_bytes: 64,
             llc: Bytes(18 << 20),
             llc_share: Bytes(4 << 20),
+            prefetcher: None,
         };
         let text = profile(log, (&fit(log), CurveAs::Numbers), &facts, "x", "x", &[]);
         let read = Workload::from_toml("x.toml", &text).expect("it reads");
         (text, read.program.expect("a program"))
+    }
+
+    #[test]
+    fn a_machine_with_a_prefetcher_of_its_own_tells_the_plugin() {
+        let arguments = |machine| {
+            let machine = homenode_machine_files::preset(machine).expect("a preset");
+            let facts = Facts::of(&machine).expect("caches");
+            facts.plugin_arguments(Path::new("x"), 0.01, 72, Begin::AtOnce)
+        };
+        let own = ",prefetch-steps=1,prefetch-step-lines=1,prefetch-nearest=2,prefetch-farthest=2";
+        assert!(arguments("amd48").ends_with(own), "{}", arguments("amd48"));
+        assert!(!arguments("r910").contains("prefetch"), "{}", arguments("r910"));
     }
 
     #[test]

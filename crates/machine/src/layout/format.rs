@@ -205,6 +205,8 @@ pub(super) struct HardwareEntry {
     #[serde(with = "homenode_units::text")]
     #[schemars(with = "notation::Size")]
     pub(super) l2: Bytes,
+    /// A core's stream prefetcher, for `homenode profile`; as Intel's L2 streamer if absent.
+    pub(super) prefetcher: Option<PrefetcherEntry>,
     /// Cost of a TLB miss.
     pub(super) walk: WalkEntry,
     /// Cost of an interrupt to another CPU, for sender and receiver together.
@@ -231,6 +233,20 @@ pub(super) struct LatencyEntry {
     pub(super) llc_cycles: f64,
     /// Access to memory of the CPU's own node, nanoseconds.
     pub(super) memory_ns: f64,
+}
+
+/// A stream prefetcher; steps and distances are in lines.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PrefetcherEntry {
+    /// Steps in one direction that make a stream, 1 to 63.
+    pub(super) steps: u32,
+    /// Largest step of a stream, 1 to 63.
+    pub(super) step_lines: u32,
+    /// Distance to the nearest line that an access requests, 1 to 63.
+    pub(super) nearest: u32,
+    /// Distance to the farthest; lines in between are requested too.
+    pub(super) farthest: u32,
 }
 
 /// Reads of page-table entries that a TLB miss causes, without those that page-walk caches save.

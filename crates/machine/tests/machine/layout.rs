@@ -352,6 +352,16 @@ fn figures_that_no_hardware_has_are_refused() {
         ),
         (
             "ipi = {",
+            "prefetcher = { steps = 0, step_lines = 1, nearest = 1, farthest = 20 }\nipi = {",
+            "prefetcher.steps is 0; it must be 1 to 63",
+        ),
+        (
+            "ipi = {",
+            "prefetcher = { steps = 1, step_lines = 1, nearest = 3, farthest = 2 }\nipi = {",
+            "prefetcher.farthest is 2; it must be 63 at most, and not less than prefetcher.nearest",
+        ),
+        (
+            "ipi = {",
             "wake = { exit_ns = -1 }\nipi = {",
             "wake.exit_ns is -1; it must be 0 to 1000000",
         ),

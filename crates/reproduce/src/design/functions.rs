@@ -16,14 +16,14 @@
 //! | `zigzags`(x, low, high, axis) | how many times x falls below `low` and then rises above `high` |
 //! | `among`(x, 'one', …) | whether x is one of these words |
 //! | `solo_s`, `work_g` (program) | according to its profile: seconds alone on the run's machine; 10^9 instructions |
-//! | `footprint_mib`(program, vCPUs), `uses_devices`(program) | the memory that it uses; whether it uses a disk or a network |
+//! | `footprint_mib`(program, vCPUs), `uses_disk`(program) | the memory that it uses; whether it uses a disk |
 //!
 //! Reductions skip absent cells. In all other functions, an absent cell makes the result absent.
 
 use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 use homenode_machine::{Hardware, Machine};
 use homenode_machine_files::preset;
-use homenode_twin::workload::{self, Program};
+use homenode_twin::workload::{self, DeviceKind, Program};
 use homenode_units::Candidates;
 
 use super::array::{Array, Axis, Cell};
@@ -47,7 +47,7 @@ const LABELS: [&str; 4] = ["least", "greatest", "ranked", "place"];
 /// For a series: counts how many times it falls below one number and then rises above another.
 const ZIGZAGS: &str = "zigzags";
 const PAIRS: [&str; 3] = ["tau", "r_squared", "regret"];
-const PROGRAMS: [&str; 4] = ["solo_s", "footprint_mib", "uses_devices", "work_g"];
+const PROGRAMS: [&str; 4] = ["solo_s", "footprint_mib", "uses_disk", "work_g"];
 const PLAIN: [&str; 9] = [
     "abs", "ceil", "floor", "if", "else", "above", "below", "among", "power",
 ];
@@ -198,7 +198,7 @@ fn of_program(machine: &str, function: &str, program: &str, vcpus: f64) -> Resul
     let found = profile(program)?;
     Ok(match function {
         "footprint_mib" => Cell::Number(found.footprint(vcpus as u16).as_f64() / f64::from(1 << 20)),
-        "uses_devices" => truth(!found.io.is_empty()),
+        "uses_disk" => truth(found.io.iter().any(|io| io.device == DeviceKind::Disk)),
         "work_g" => Cell::Number(found.instructions_g_per_thread),
         _ => {
             let machine = preset(machine)?;

@@ -144,6 +144,7 @@ impl Engine {
             fabric,
             llcs: machine.llcs.iter().map(llc).collect(),
             devices: io.devices,
+            backends_free_ns: IxVec::filled(0.0, vms.len()),
             scheduler,
             memory: HostMemory::new(memory.collect()),
             permits: Permits::new(scenario.enforcer, hardware.clock_hz / 1000, line_bytes, permits),

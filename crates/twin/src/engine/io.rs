@@ -42,6 +42,11 @@ impl Engine {
             }
             let device = &mut self.devices[request.device];
             request.done = device.serve(request.bytes, request.latency_ns, self.now, &self.placed);
+            if request.backend_ns > 0.0 {
+                let free = &mut self.backends_free_ns[vm];
+                *free = free.max(self.now.as_f64()) + request.backend_ns;
+                request.done = request.done.max(Ns(libm::ceil(*free) as u64));
+            }
             if let Some(channel) = channel {
                 let (done, guest_ns) = channel.pass(request.bytes, request.done, cost);
                 request.done = done;

@@ -104,6 +104,8 @@ pub(crate) struct Engine {
     pub llcs: Vec<Llc>,
     /// Devices that the scenario's programs use.
     pub devices: Vec<Device>,
+    /// Time at which each VM's backend has passed on all packets that it got, in nanoseconds.
+    backends_free_ns: IxVec<VmIx, f64>,
     figures: Figures,
     pub scheduler: Scheduler,
     pub memory: HostMemory,

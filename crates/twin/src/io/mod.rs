@@ -16,6 +16,10 @@
 //! - DMA: a device's transfers cross the links from its node to the nodes of the VM's memory and load the controllers there. They
 //!   are spread as the VM's pages were at the time of the request. An epoch sees the rate of the previous one, once that has
 //!   changed by a twentieth of the device's bandwidth.
+//! - On Xen the packets of a network pass one backend thread per VM in the driver domain, first come, first served, at
+//!   [`flip::PACKET_CYCLES`] each, unless the guest drives the network itself. A request is done when the device has served it
+//!   and the backend has passed its packets. A device whose latency is as long by passthrough as virtual is the driver
+//!   domain's own: `passthrough` has no effect on it.
 //! - Requests that a thread would make more frequently than about every 100 us go to the device together: the sum of their bytes,
 //!   the same transfer time, and the latency of each, one after the other.
 //!
@@ -25,13 +29,15 @@
 //! # Left out
 //!
 //! Directions (all data goes into memory), waiting for the last request of a program, page cache, DMA into caches, devices that
-//! full links hold back, seeks and queues inside a device, the CPU time that requests cost the guest and the hypervisor. I/O that
+//! full links hold back, seeks and queues inside a device, the CPU time that requests cost the guest, the hypervisor and a driver
+//! domain that the scenario does not have, and the segments into which a driver domain's block device divides requests. I/O that
 //! passes a driver domain is in [`flip`]: there devices fill the driver domain's pages.
 
 mod device;
 pub(crate) mod flip;
 
 pub(crate) use device::Device;
+use flip::PACKET_CYCLES;
 
 use homenode_machine::{Hardware, Machine};
 use homenode_units::Ns;
@@ -68,6 +74,8 @@ pub(crate) struct Request {
     pub left: f64,
     /// Whether the thread waits for the request before it continues.
     pub waits: bool,
+    /// Time that the packets of the request take the VM's backend, in nanoseconds.
+    pub backend_ns: f64,
     /// Time at which the last request is done.
     pub done: Ns,
 }
@@ -137,7 +145,7 @@ impl<'a> Plan<'a> {
         let cycle_ns = 1e9 / hardware.clock_hz as f64;
         let mut requests = Vec::new();
         for io in &program.io {
-            let Some(request) = self.request(spec, hypervisor, io, program.cpi_core * cycle_ns) else {
+            let Some(request) = self.request(spec, hypervisor, io, program.cpi_core, cycle_ns) else {
                 let (kind, machine) = (io.device, &self.machine.name);
                 let note = format!(
                     "machine {machine} has no {} with `bandwidth` and `latency`, so {} runs there without I/O; \
@@ -161,7 +169,8 @@ impl<'a> Plan<'a> {
         spec: &VmSpec,
         hypervisor: Hypervisor,
         io: &IoProfile,
-        instruction_ns: f64,
+        cpi: f64,
+        cycle_ns: f64,
     ) -> Option<Request> {
         let of_kind = |class: &str| class.trim_start_matches("0x").starts_with(io.device.class());
         let mut devices = self
@@ -178,6 +187,10 @@ impl<'a> Plan<'a> {
             }
             Hypervisor::Kvm | Hypervisor::Xen => device.latency_virtual_ns.unwrap_or(native),
         };
+        let own = spec.passthrough && Some(latency) != device.latency_virtual_ns;
+        // A channel to a driver domain of the scenario has costs of its own.
+        let backend = hypervisor == Hypervisor::Xen && !own && spec.driver_domain.is_none();
+        let packets = if backend { f64::from(io.packets) } else { 0.0 };
         let known = self.kinds.iter().position(|kind| *kind == io.device);
         let at = known.unwrap_or_else(|| {
             let node = self.machine.nodes.position(device.node);
@@ -188,7 +201,7 @@ impl<'a> Plan<'a> {
             self.kinds.len() - 1
         });
         let one = 1000.0 * io.request.as_f64() / io.bytes_per_kilo_instruction;
-        let together = (REQUEST_PERIOD_NS / (one * instruction_ns))
+        let together = (REQUEST_PERIOD_NS / (one * cpi * cycle_ns))
             .max(1.0 / one)
             .ceil()
             .max(1.0);
@@ -199,6 +212,7 @@ impl<'a> Plan<'a> {
             every: together * one,
             left: together * one,
             waits: io.waits,
+            backend_ns: together * packets * PACKET_CYCLES * cycle_ns,
             done: Ns::ZERO,
         })
     }
