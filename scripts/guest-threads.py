@@ -303,7 +303,7 @@ def entry(name, windows, refused):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     arguments.add_argument("--minutes", type=float, default=60, help="how long to wait for quiet windows, at most")
-    arguments.add_argument("--output", type=pathlib.Path, default=MEASURED)
+    arguments.add_argument("--output", type=pathlib.Path, default=MEASURED, help="file to write instead")
     arguments.add_argument("--collections", action="store_true", help="count only why Java's threads wait")
     arguments.add_argument("--build", type=pathlib.Path, metavar="FOLDER")
     arguments.add_argument("--built", type=pathlib.Path, metavar="FOLDER")
