@@ -2,11 +2,14 @@
 """Counts, on the guest that it runs on, how the kernel moves a program's threads between vCPUs and how a Java machine's rest.
 
     sudo scripts/guest-threads.py [--minutes M]   counts, and writes data/measured/guest-threads.toml
+    scripts/guest-threads.py --collections        counts why Java's threads wait, and writes data/measured/collections.toml
 
 Each program runs with a thread per vCPU and no pinning. It counts in windows of 5 s, from the kernel's events sched_switch and
 sched_migrate_task. A window counts if other programs used at most 5 percent of one vCPU, as a quiet server's daemons do, and if
 the host took away no more than that. Between windows the program is stopped until the guest is quiet. It needs gcc, a JDK, and a
-kernel with tracefs. --build FOLDER only compiles the programs; --built FOLDER takes them from there, if there is no compiler.
+kernel with tracefs. The counts of --collections do not depend on the guest's other load: they are per second of CPU time.
+
+--build FOLDER only compiles the programs; --built FOLDER takes them from there, if there is no compiler.
 """
 
 import argparse
@@ -23,6 +26,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "scripts/profiles"
 MEASURED = ROOT / "data/measured/guest-threads.toml"
+COLLECTIONS = ROOT / "data/measured/collections.toml"
 VCPUS = os.cpu_count()
 WINDOW_S = 5.0
 WINDOWS = 24
@@ -207,6 +211,80 @@ def measure(work, trace, until):
             run.end()
 
 
+COLLECTIONS_HEADER = """\
+# Why the threads of a Java virtual machine wait: data. Warehouses (scripts/profiles/Warehouses.java), a thread each, ran for some
+# time after a warm-up of 20 s. `waits` are all voluntary context switches of the warehouses' threads, `ran_s` their CPU time;
+# `collections` are the pauses of the garbage collector, `collector_s` its CPU time in them, `allocated_mib` the median of what
+# all threads allocated between two of them. The guest was busy with other work, which changes none of these.
+# Written by scripts/guest-threads.py --collections; counts differ from run to run.
+version = 1
+"""
+PAUSE = re.compile(r"\[([\d.]+)s\] GC\(\d+\) Pause .*? (\d+)M->(\d+)M\(\d+M\) [\d.]+ms")
+SPENT = re.compile(r"GC\(\d+\) User=([\d.]+)s Sys=([\d.]+)s")
+COUNTED_S = 55
+SETTLED_S = 20
+
+
+def warehouse_threads(pid):
+    """Returns the voluntary switches and the CPU time of all warehouses' threads."""
+    waits, ran_s = 0, 0.0
+    for tid in tids(pid):
+        task = pathlib.Path(f"/proc/{pid}/task/{tid}")
+        if task.joinpath("comm").read_text().startswith("warehouse"):
+            waits += int(re.search(r"\nvoluntary_ctxt_switches:\s+(\d+)", task.joinpath("status").read_text())[1])
+            ran_s += int(task.joinpath("schedstat").read_text().split()[0]) / 1e9
+    return waits, ran_s
+
+
+def under_collector(name, work):
+    """Returns the table of a run of warehouses under one collector."""
+    command = [part.replace("{work}", str(work)) for part in RUNS[name][0]]
+    with tempfile.NamedTemporaryFile() as log:
+        logged = [command[0], f"-Xlog:gc,gc+cpu:file={log.name}:uptime", *command[1:]]
+        program = subprocess.Popen(logged, stdout=subprocess.DEVNULL)
+        try:
+            time.sleep(SETTLED_S)
+            before = warehouse_threads(program.pid)
+            time.sleep(COUNTED_S)
+            after = warehouse_threads(program.pid)
+        finally:
+            program.kill()
+            program.wait()
+        lines = pathlib.Path(log.name).read_text().splitlines()
+    pauses, spent_s = [], []
+    for line in lines:
+        if found := PAUSE.search(line):
+            pauses.append([float(found[1]), int(found[2]), int(found[3])])
+        elif (found := SPENT.search(line)) and len(spent_s) < len(pauses):
+            spent_s.append(float(found[1]) + float(found[2]))
+    inside = [at for at, pause in enumerate(pauses) if SETTLED_S <= pause[0] <= SETTLED_S + COUNTED_S]
+    allocated = sorted(pauses[at][1] - pauses[at - 1][2] for at in inside if at > 0)
+    shown = " ".join(command).replace(str(work), ".")
+    return "\n".join(
+        [
+            f'[[run]]\nname = "{name}"\ncommand = "{shown}"\nthreads = {VCPUS}',
+            f"waits = {after[0] - before[0]}\nran_s = {after[1] - before[1]:.2f}",
+            f"collections = {len(inside)}\ncollector_s = {sum(spent_s[at] for at in inside if at < len(spent_s)):.2f}",
+            f"allocated_mib = {allocated[len(allocated) // 2] if allocated else 0}\n",
+        ]
+    )
+
+
+def write_collections(built):
+    with tempfile.TemporaryDirectory() as folder:
+        work = built or pathlib.Path(folder)
+        if not built:
+            build(work)
+        entries = [under_collector(name, work) for name in RUNS if name.startswith("warehouses")]
+    COLLECTIONS.write_text(COLLECTIONS_HEADER + "\n".join([*head(), "", *entries]))
+
+
+def head():
+    """Returns what the counts were made with."""
+    java = subprocess.run(["java", "-version"], capture_output=True, text=True).stderr.split("\n")[1]
+    return [f'kernel = "{platform.release().split("-")[0]}"', f"vcpus = {VCPUS}", f'java = "{java}"']
+
+
 def entry(name, windows, refused):
     """Returns the table of a run."""
     command, environment = RUNS[name]
@@ -225,12 +303,16 @@ def entry(name, windows, refused):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     arguments.add_argument("--minutes", type=float, default=60, help="how long to wait for quiet windows, at most")
-    arguments.add_argument("--output", type=pathlib.Path, default=MEASURED)
+    arguments.add_argument("--output", type=pathlib.Path, default=MEASURED, help="file to write instead")
+    arguments.add_argument("--collections", action="store_true", help="count only why Java's threads wait")
     arguments.add_argument("--build", type=pathlib.Path, metavar="FOLDER")
     arguments.add_argument("--built", type=pathlib.Path, metavar="FOLDER")
     given = arguments.parse_args()
     if given.build:
         build(given.build)
+        return
+    if given.collections:
+        write_collections(given.built)
         return
     until = time.time() + given.minutes * 60
     with tempfile.TemporaryDirectory() as folder:
@@ -248,10 +330,8 @@ def main():
             if trace:
                 trace.at.rmdir()
             subprocess.run(["umount", tracefs], check=True)
-    java = subprocess.run(["java", "-Xmx3g", "-version"], capture_output=True, text=True).stderr.split("\n")[1]
-    head = [f'kernel = "{platform.release()}"', f"vcpus = {VCPUS}", f'java = "{java}"']
     entries = [entry(run.name, run.kept, run.refused) for run in runs if run.kept]
-    given.output.write_text(HEADER + "\n".join(head) + "\n\n" + "\n".join(entries))
+    given.output.write_text(HEADER + "\n".join([*head(), "", *entries]))
 
 
 if __name__ == "__main__":

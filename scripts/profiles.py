@@ -51,7 +51,10 @@ RUNS = {
     "stream": (OWN, R910, "{bin}/kernels stream 4000000 2"),
     # SPEC CPU2006's programs, or their successors; bzip2, hmmer, lbm and xalancbmk have published accesses beyond 512 KiB of L2.
     "bzip2": ("bzip2", AMD48, "bzip2 -9 -c {in}/mixed"),
-    "gcc": ("cpp-12", R910, "/usr/lib/gcc/x86_64-linux-gnu/12/cc1 -O2 -quiet {in}/large.i -o {in}/large.s"),
+    # 403.gcc "runs as a compiler with many of its optimization flags enabled", "has had its inlining heuristics altered slightly, so as to
+    # inline more code", "and use more memory"; inputs are preprocessed C files (its description in SPEC CPU2006's documents). The limit
+    # for inlining is twice gcc's default of 600.
+    "gcc": ("cpp-12", R910, "/usr/lib/gcc/x86_64-linux-gnu/12/cc1 -O3 -finline-limit=1200 -quiet {in}/large.i -o {in}/large.s"),
     "hmmer": ("hmmer2", AMD48, "hmm2search --cpu 0 {in}/pkinase.hmm /usr/share/doc/hmmer2/examples/tutorial/globins630.fa"),
     "povray": ("povray", R910, "povray +I{in}/chess2.pov +W40 +H30 +WT1 -D -GA +O{in}/picture.png"),
     "xalancbmk": ("xalan", AMD48, "Xalan -o {in}/page.html {in}/data.xml {in}/page.xsl"),
@@ -171,9 +174,11 @@ def mixed(path):
 
 
 def large(path):
-    """The single-file libraries of libstb-dev, two of them implemented."""
-    parts = ["IMAGE_WRITE", "DXT"]
-    source = "".join(f"#define STB_{part}_IMPLEMENTATION\n#include <stb/stb_{part.lower()}.h>\n" for part in parts)
+    """Most of the single-file libraries of libstb-dev, implemented: 30,000 lines."""
+    parts = ["IMAGE", "IMAGE_RESIZE", "IMAGE_WRITE", "RECT_PACK", "TRUETYPE", "DS", "DXT", "SPRINTF", "HERRINGBONE_WANG_TILE"]
+    parts += ["PERLIN", "HEXWAVE", "C_LEXER", "DIVIDE", "VORBIS"]
+    source = "".join(f"#define STB_{part}_IMPLEMENTATION\n" for part in parts)
+    source += "".join(f"#include <stb/stb_{part.lower()}.h>\n" for part in parts)
     c = path.with_suffix(".c")
     c.write_text(source)
     subprocess.run(["cpp", c, "-o", path], check=True)
@@ -360,7 +365,7 @@ APPLIED = {
     "ep.B": ("ep.B", ALL, LONGER),
     "stream": ("stream", {"flight", "hits", "tlb"}, LARGER),
     "bzip2": ("bzip2", ALL, AS_RUN),
-    "gcc": ("gcc", ALL, AS_RUN),
+    "gcc": ("gcc", ALL, LARGER),  # 403.gcc uses 900 MiB
     "hmmer": ("hmmer", ALL, LONGER),
     "povray": ("povray", ALL, LONGER),
     "lbm": ("lbm", ALL - {"flight"}, LARGER),  # flight: fitted to the solo IPC with cpi_core

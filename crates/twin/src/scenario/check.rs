@@ -555,10 +555,10 @@ impl VmSpec {
         if !(self.work_share > 0.0 && self.work_share.is_finite()) {
             return figure("work_share", self.work_share.to_string(), "it must be above 0");
         }
-        let moves = self.thread_exchanges_per_minute;
+        let moves = self.thread_moves_per_minute;
         if !(0.0..=60_000.0).contains(&moves) {
             let expected = "it must lie between 0 and 60000";
-            return figure("thread_exchanges_per_minute", moves.to_string(), expected);
+            return figure("thread_moves_per_minute", moves.to_string(), expected);
         }
         Ok(())
     }
@@ -575,10 +575,10 @@ impl VmSpec {
                 "leave it out",
             );
         }
-        if native && self.thread_exchanges_per_minute > 0.0 {
+        if native && self.thread_moves_per_minute > 0.0 {
             return self.refuse(
-                "thread_exchanges_per_minute",
-                "thread_exchanges_per_minute",
+                "thread_moves_per_minute",
+                "thread_moves_per_minute",
                 "contradicts hypervisor = \"native\", whose scheduler moves the threads itself",
                 "leave it out",
             );

@@ -168,10 +168,10 @@ pub struct VmSpec {
     /// Size of the pages with which guest and hypervisor map the VM's memory, and so of the pages in the TLB.
     #[serde(default)]
     pub page_size: PageSize,
-    /// How many times a minute, 0 to 60000, the guest's scheduler lets two threads of the VM's program exchange vCPUs, drawn at
-    /// random. A program of one thread stays on its vCPU.
+    /// How many times a minute, 0 to 60000, the guest's scheduler moves each thread of the VM's program to another vCPU, at
+    /// random: two threads exchange vCPUs. 0 for threads that stay. A program of one thread stays.
     #[serde(default)]
-    pub thread_exchanges_per_minute: f64,
+    pub thread_moves_per_minute: f64,
     /// What the VM's guest knows of the host's nodes.
     #[serde(default)]
     pub vnuma: Vnuma,
@@ -422,7 +422,7 @@ impl VmSpec {
             autonuma: false,
             release_calls: ReleaseCalls::None,
             memory_scattered: 0.0,
-            thread_exchanges_per_minute: 0.0,
+            thread_moves_per_minute: 0.0,
             weight: usual_weight(),
             waiting: None,
             rest: None,

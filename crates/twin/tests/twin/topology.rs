@@ -113,10 +113,10 @@ fn an_impossible_rate_of_exchanges_is_refused() {
     }
 }
 
-/// Returns the share of accesses that are local in a minute in which a guest lets two threads exchange vCPUs so many times.
+/// Returns the share of accesses that are local in a minute in which a guest moves each thread so many times.
 fn local_with_moves(per_minute: f64, set: impl Fn(&mut VmSpec)) -> f64 {
     let mut spec = vm(Vnuma::None, RuntimeNodes::None);
-    spec.thread_exchanges_per_minute = per_minute;
+    spec.thread_moves_per_minute = per_minute;
     set(&mut spec);
     let report = a_minute(&scenario(spec, Reuse::Thread, 0.0));
     assert_eq!(report.node_changes, 0, "every vCPU has a CPU to itself");
@@ -125,7 +125,7 @@ fn local_with_moves(per_minute: f64, set: impl Fn(&mut VmSpec)) -> f64 {
 
 #[test]
 fn threads_that_their_guest_moves_lose_their_memory_the_more_often_the_more() {
-    let [none, few, many] = [0.0, 12.0, 360.0].map(|per_minute| local_with_moves(per_minute, |_| {}));
+    let [none, few, many] = [0.0, 2.0, 60.0].map(|per_minute| local_with_moves(per_minute, |_| {}));
     assert!(none > 0.99, "{none}");
     assert!((0.55..0.9).contains(&few), "{few}");
     assert!((0.4..0.6).contains(&many), "two nodes, half each: {many}");
@@ -134,7 +134,7 @@ fn threads_that_their_guest_moves_lose_their_memory_the_more_often_the_more() {
 #[test]
 fn a_library_that_knows_nodes_brings_a_moved_threads_memory_after_it() {
     let local = |runtime| {
-        local_with_moves(30.0, |spec| {
+        local_with_moves(5.0, |spec| {
             (spec.vnuma, spec.runtime_nodes) = (Vnuma::Live, runtime);
         })
     };
@@ -145,7 +145,7 @@ fn a_library_that_knows_nodes_brings_a_moved_threads_memory_after_it() {
 #[test]
 fn a_guest_that_knows_nodes_and_balances_brings_threads_and_memory_together() {
     let local = |autonuma| {
-        local_with_moves(30.0, |spec| {
+        local_with_moves(5.0, |spec| {
             (spec.vnuma, spec.autonuma) = (Vnuma::Live, autonuma);
         })
     };
@@ -157,18 +157,15 @@ fn a_guest_that_knows_nodes_and_balances_brings_threads_and_memory_together() {
 fn moves_of_threads_are_refused_if_impossible() {
     for rate in [-1.0, f64::NAN, f64::INFINITY] {
         let mut spec = vm(Vnuma::None, RuntimeNodes::None);
-        spec.thread_exchanges_per_minute = rate;
+        spec.thread_moves_per_minute = rate;
         let error =
             Twin::new(machine(), &scenario(spec, Reuse::Thread, 0.0), 1).expect_err("must be refused");
         assert!(matches!(error, TwinError::Figure { .. }), "{error}");
     }
     let mut spec = vm(Vnuma::None, RuntimeNodes::None);
-    spec.thread_exchanges_per_minute = 1.0;
+    spec.thread_moves_per_minute = 1.0;
     let mut scenario = scenario(spec, Reuse::Thread, 0.0);
     scenario.hypervisor = Hypervisor::Native;
     let error = Twin::new(machine(), &scenario, 1).expect_err("the host's scheduler moves threads");
-    assert!(
-        error.to_string().contains("thread_exchanges_per_minute"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("thread_moves_per_minute"), "{error}");
 }
