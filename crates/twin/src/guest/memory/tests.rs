@@ -10,6 +10,7 @@ fn threads_that_exchange_vcpus_leave_their_pages_behind_and_find_them_when_they_
         size: Bytes(100 * 4096),
         access_share: 1.0,
         heat: Vec::new(),
+        window: None,
     }];
     let (mut memory, ..) = VmMemory::new(3, 3, Bytes(4096), Some(&program), View::Blind);
     for thread in 0..3 {
@@ -56,6 +57,7 @@ proptest! {
             size: Bytes(12_000 * 4096),
             access_share: 1.0,
             heat: vec![heat(0.5, 0.9), heat(0.5, 0.1)],
+            window: None,
         }];
         let (mut memory, ..) = VmMemory::new(3, own.len(), Bytes(4096), Some(&program), View::Blind);
         for (thread, on) in own.iter().enumerate() {
