@@ -18,7 +18,7 @@ How each figure is derived:
 - Interconnect. The load of the most loaded link over its own capacity, on average over the run. If a program's LLC accesses per
   kilo-instruction were measured, that rate stays, and two other figures are fitted to the two columns by least squares: the
   time that a thread rests (it reads input, or is in a phase that table 1 does not tell apart), which is the same under both
-  policies, and the share h of accesses to memory that all threads touch and use. The rate is fitted in place of the rest if it
+  policies (X-Stream rests while it waits for its disk, so its profiles have no rests but the disk's bytes), and the share h of accesses to memory that all threads touch and use. The rate is fitted in place of the rest if it
   was not measured, or if the measured one loads links too little even without rests (kmeans, x264: the paper's inputs differ). The load is that of the twin's own equations (hardware/core.rs, hardware/fabric.rs), repeated below: one
   thread per CPU, native, 4 KiB pages, LLC shared evenly by the node's six threads, pages placed by the policy. Threads that
   meet at barriers all run at the speed of the slowest, and rest together.
@@ -464,8 +464,8 @@ def with_measured(name, program, rows):
         out["tlb"] = (row["accesses_per_kilo_instruction"], 0.0, *tlb)
     else:
         del out["why"]["tlb"]
-    classes = "".join(f"\n    {{ page_share = {pages}, access_share = {accesses} }}," for pages, accesses in windows.heat_classes(row))
-    out["heat"] = f"heat = [{classes}\n] # measured: {run}, pages by heat, without what the LLC keeps\n" if classes else ""
+    classes = ", ".join(f"{{ page_share = {pages}, access_share = {accesses} }}" for pages, accesses in windows.heat_classes(row))
+    out["heat"] = f"heat = [{classes}] # measured: {run}, pages by heat, without what the LLC keeps\n" if classes else ""
     out["accesses"] = row["llc_accesses_per_kilo_instruction"]
     if how:
         out["accesses"], m_inf, c0_kib, k = measuring.curve_of(row, how)[0]
@@ -627,14 +627,15 @@ imbalance = {imbalance} # estimate
     elif fit.measured:
         accesses = f"{fit.accesses} # measured: {program['why']['run']}"
         at_rest = f"LLC accesses per kilo-instruction: measured {fit.accesses}; time at rest: fitted {100 * fit.rest_ns * per_thread:.0f} percent"
-    if fit.rest_ns:
-        # Per thread: from one stream unit to the next, or about ten rests a second at work.
-        unit = STREAM_UNIT * all_per_s / disk / THREADS / 1e6 if disk and program["barrier"] else 0
-        why = "computed: a stream unit of 16 MiB, read at table 2's rate" if unit else "estimate: ten rests per second at work"
-        each = float(f"{unit or 100 / (1 / per_thread - fit.rest_ns):.3g}")
+    of_disk = program["barrier"] and program["barrier"][1] == "stream unit"
+    if fit.rest_ns and of_disk:
+        # Such a program rests while it waits for its disk, which carries table 2's bytes below: the twin's disk makes it wait.
+        at_rest += ", waiting for the disk"
+    elif fit.rest_ns:
+        each = float(f"{100 / (1 / per_thread - fit.rest_ns):.3g}")
         resting = f"""
 [program.rest]
-interval_m_instructions = {each} # {why}
+interval_m_instructions = {each} # estimate: ten rests per second at work
 mean = "{fit.rest_ns * each * 1e3:.0f}us" # {CLAIM} table 1, interconnect
 """
     known = f"; runs about {instructions / per_thread:.0f} s alone under first-touch" if program["instructions"] else ""

@@ -126,7 +126,10 @@ impl RegionProfile {
         if self.heat.is_empty() {
             return (vec![class(self.size, 1.0)], None);
         }
-        let classes = self.heat.iter().map(|h| class(share(h.page_share), h.access_share));
+        let classes = self
+            .heat
+            .iter()
+            .map(|h| class(share(h.page_share), h.access_share));
         (classes.collect(), None)
     }
 }
@@ -306,7 +309,14 @@ impl VmMemory {
                 starts[ThreadIx(0)].insert(0, Touch { region: at, pages });
             }
             _ => {
-                let shares = vec![1; if threads == Threads::Single { 1 } else { self.threads }];
+                let shares = vec![
+                    1;
+                    if threads == Threads::Single {
+                        1
+                    } else {
+                        self.threads
+                    }
+                ];
                 for (thread, pages) in first(self.threads).zip(divide_proportionally(pages, &shares)) {
                     starts[thread].push(Touch { region: at, pages });
                 }

@@ -277,17 +277,29 @@ fn a_request_takes_from_when_there_is_work_to_its_end() {
 }
 
 #[test]
-fn programs_that_meet_at_barriers_have_no_rests() {
-    let text = "name = \"one\"\nmachine = \"r910\"\n[[vm]]\nname = \"a\"\nvcpus = 2\nmemory = \"2GiB\"\nworkload = \"cg.B\"\n\
-                rest = { interval_m_instructions = 100.0, mean = \"50ms\" }\n";
-    let scenario = Scenario::from_toml("one.toml", text);
-    let error = scenario
-        .and_then(|scenario| Twin::new(r910(), &scenario, 1).map(drop))
-        .unwrap_err()
-        .to_string();
+fn programs_that_meet_at_barriers_rest_together() {
+    let runtime = |rest: &str| {
+        let text = format!(
+            "name = \"one\"\nmachine = \"r910\"\n[[vm]]\nname = \"a\"\nvcpus = 2\nmemory = \"2GiB\"\nworkload = \"cg.B\"\n\
+             work_share = 0.1\n{rest}"
+        );
+        let mut twin = twin(&Scenario::from_toml("one.toml", &text).unwrap());
+        assert!(twin.run_to_end(at(600)), "it does not end");
+        let vm = &twin.report().vms[0];
+        (vm.runtime_s.unwrap(), vm.instructions_g)
+    };
+    let (without, instructions_g) = runtime("");
+    let (with, same) = runtime("rest = { interval_m_instructions = 100.0, mean = \"50ms\" }\n");
     assert!(
-        error.contains("a program cannot have both barriers and rests"),
-        "{error}"
+        (same / instructions_g - 1.0).abs() < 1e-3,
+        "{same} {instructions_g}"
+    );
+    // A rest of both threads after 100 M instructions of each. Were rests of the two apart, one would wait for the other's.
+    let expected = instructions_g / 2.0 * 10.0 * 0.05;
+    let rested = with - without;
+    assert!(
+        (rested / expected - 1.0).abs() < 0.25,
+        "{rested} s of rests, {expected} s expected"
     );
 }
 

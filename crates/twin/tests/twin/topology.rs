@@ -124,11 +124,12 @@ fn local_with_moves(per_minute: f64, set: impl Fn(&mut VmSpec)) -> f64 {
 }
 
 #[test]
-fn threads_that_their_guest_moves_lose_their_memory_the_more_often_the_more() {
+fn threads_that_their_guest_moves_lose_their_memory() {
     let [none, few, many] = [0.0, 2.0, 60.0].map(|per_minute| local_with_moves(per_minute, |_| {}));
     assert!(none > 0.99, "{none}");
     assert!((0.55..0.9).contains(&few), "{few}");
-    assert!((0.4..0.6).contains(&many), "two nodes, half each: {many}");
+    // Half of the time each, but a thread at its memory is up to twice as fast, and so makes more accesses.
+    assert!((0.4..0.7).contains(&many), "two nodes, half each: {many}");
 }
 
 #[test]
