@@ -25,6 +25,8 @@
 //! Spinning for a while and then halting; a spinning hyperthread that leaves more to its sibling than a computing one; further
 //! costs of an interrupt to its receiver; that a halt's exit is over before the wake-up; locks; page cache.
 
+mod work;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -46,7 +48,7 @@ use crate::io::Request;
 use crate::io::flip::Channel;
 use crate::report::ProgramReport;
 use crate::scenario::{AfterProgram, Allocation, Hypervisor, ReleaseCalls, RuntimeNodes, VmSpec};
-use crate::workload::{PhaseProfile, Program, Threads, Waiting, Workload};
+use crate::workload::{Program, Threads, Workload};
 
 /// Stage of a VM's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -662,178 +664,5 @@ impl Vm {
         self.stage = Stage::Ended;
         self.course.ended = Some(now);
         Next::End
-    }
-
-    /// Returns how long a thread rests now.
-    fn rest(&mut self, thread: ThreadIx) -> Ns {
-        let Some(rest) = self.course.program.as_ref().and_then(|program| program.rest) else {
-            return Ns::ZERO;
-        };
-        let factor = self
-            .phase_at(self.progress(thread))
-            .map_or(1.0, |phase| phase.rest_factor);
-        match rest.mean.as_f64() * factor * self.course.factors.rest {
-            mean if mean > 0.0 => Ns(self.chance.exponential(mean) as u64),
-            _ => Ns::ZERO,
-        }
-    }
-
-    /// Runs a thread without barriers until its next rest, the end of the phase, or the end of the program.
-    fn stretch(&mut self, thread: ThreadIx) {
-        let share = self.phase_end(self.progress(thread)) - self.progress(thread);
-        let total = self.instructions();
-        let rest = self.course.program.as_ref().and_then(|program| program.rest);
-        let interval = rest.map_or(f64::INFINITY, |rest| rest.interval_m_instructions * 1e6);
-        let thread = &mut self.threads[thread];
-        let next = (share * total)
-            .min(interval)
-            .max(1.0)
-            .min(thread.instructions_left);
-        thread.instructions_left -= next;
-        thread.compute(next);
-    }
-
-    fn arrive(&mut self, thread: ThreadIx, now: Ns) -> Next {
-        self.course.at_barrier += 1;
-        let threads = self.program_threads();
-        if self.course.at_barrier < threads {
-            let waiting = self
-                .course
-                .program
-                .as_ref()
-                .map_or(Waiting::Sleep, |program| program.waiting);
-            (self.threads[thread].doing, self.threads[thread].left) = match waiting {
-                Waiting::Sleep => (Doing::AtBarrier, 0.0),
-                Waiting::Spin => (Doing::Spinning, f64::INFINITY),
-            };
-            return Next::Sleep;
-        }
-        if let Some(rest) = self.rest_at_barrier(thread) {
-            return rest;
-        }
-        self.course.at_barrier = 0;
-        if self.course.intervals_left == 0 {
-            self.threads
-                .iter_mut()
-                .for_each(|thread| thread.doing = Doing::Idle);
-            return self.end(now);
-        }
-        self.course.intervals_left -= 1;
-        let mean = self.instructions() / self.course.intervals as f64;
-        self.course.since_rest += mean;
-        let imbalance = self
-            .course
-            .program
-            .as_ref()
-            .and_then(|p| p.barrier)
-            .map_or(0.0, |barrier| barrier.imbalance);
-        for thread in self.threads.iter_mut().take(threads) {
-            // The work deviates from the mean by three standard deviations at most, so every interval has work.
-            let deviation = if imbalance > 0.0 {
-                self.chance.normal().clamp(-3.0, 3.0)
-            } else {
-                0.0
-            };
-            thread.instructions_left = 0.0;
-            thread.compute((mean * (1.0 + imbalance * deviation)).max(0.05 * mean));
-        }
-        Next::Release
-    }
-
-    /// Lets the last thread at a barrier rest before it releases the others, if a rest is due.
-    fn rest_at_barrier(&mut self, thread: ThreadIx) -> Option<Next> {
-        let rest = self.course.program.as_ref()?.rest?;
-        if self.course.since_rest < rest.interval_m_instructions * 1e6 {
-            return None;
-        }
-        self.course.since_rest = 0.0;
-        let lasts = self.rest(thread);
-        if lasts == Ns::ZERO {
-            return None;
-        }
-        self.course.at_barrier -= 1;
-        self.threads[thread].doing = Doing::Resting;
-        Some(Next::Rest(lasts))
-    }
-
-    /// Returns the total number of instructions that each thread of the program runs.
-    fn instructions(&self) -> f64 {
-        self.course.program.as_ref().map_or(0.0, |program| {
-            program.instructions_g_per_thread * 1e9 * self.course.work_share
-        })
-    }
-
-    /// Returns the share of the program that a thread has completed.
-    fn progress(&self, thread: ThreadIx) -> f64 {
-        if self.course.intervals > 0 {
-            return 1.0
-                - (self.course.intervals_left + 1).min(self.course.intervals) as f64
-                    / self.course.intervals as f64;
-        }
-        1.0 - (self.threads[thread].instructions_left / self.instructions()).min(1.0)
-    }
-
-    fn phase_end(&self, progress: f64) -> f64 {
-        let mut end = 0.0;
-        for phase in self.course.program.iter().flat_map(|program| &program.phases) {
-            end += phase.share;
-            if progress < end - 1e-9 {
-                return end;
-            }
-        }
-        1.0
-    }
-
-    /// Lets the program use the parts of its memory that it uses now. Returns whether they changed.
-    pub(crate) fn advance(&mut self) -> bool {
-        if self.stage != Stage::Program || !self.memory.is_windowed() {
-            return false;
-        }
-        let reached: IxVec<ThreadIx, f64> = first(self.threads.len())
-            .map(|thread| self.reached(thread))
-            .collect();
-        self.memory.advance(|thread| reached[thread])
-    }
-
-    /// Returns the factors on a thread's LLC accesses and cycles at present: those of its program's phase times those of events.
-    pub(crate) fn phase(&self, thread: ThreadIx) -> (f64, f64) {
-        // Most programs have no phases. They need not compute their progress.
-        let phases = self.course.program.as_ref().map(|program| &program.phases);
-        let (accesses, cycles) = match phases {
-            Some(phases) if !phases.is_empty() => self.profile_phase(thread),
-            _ => (1.0, 1.0),
-        };
-        (
-            accesses * self.course.factors.llc_accesses,
-            cycles * self.course.factors.cycles,
-        )
-    }
-
-    fn profile_phase(&self, thread: ThreadIx) -> (f64, f64) {
-        self.phase_at(self.reached(thread))
-            .map_or((1.0, 1.0), |phase| (phase.llc_access_factor, phase.cpi_factor))
-    }
-
-    /// Returns the share of the program that a thread has completed, within the running stretch, too.
-    fn reached(&self, thread: ThreadIx) -> f64 {
-        // The running stretch is already subtracted from the instructions left: `progress` is that at the end of the stretch.
-        let total = self.instructions();
-        let running = if self.course.intervals > 0 {
-            0.0
-        } else {
-            (self.threads[thread].left + self.threads[thread].requests.behind) / total
-        };
-        (self.progress(thread) - running).max(0.0)
-    }
-
-    /// Returns the phase that the program is in after this share of its work; `None` if it has no phases.
-    fn phase_at(&self, progress: f64) -> Option<&PhaseProfile> {
-        let phases = &self.course.program.as_ref()?.phases;
-        let mut end = 0.0;
-        let reached = phases.iter().find(|phase| {
-            end += phase.share;
-            progress < end - 1e-9
-        });
-        reached.or(phases.last())
     }
 }

@@ -1,4 +1,6 @@
 use super::*;
+use crate::index::first;
+use crate::workload::{RegionKind, Threads};
 use proptest::prelude::*;
 
 #[test]
