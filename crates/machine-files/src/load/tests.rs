@@ -229,7 +229,7 @@ fn links_of_amd48_are_as_wide_as_their_bits() {
         (8, 48, 8)
     );
     let package = |node: NodeId| node.0 / 2;
-    let (inside, between): (Vec<_>, Vec<_>) = machine
+    let (inside, between): (Vec<&Link>, Vec<&Link>) = machine
         .links
         .iter()
         .partition(|link| package(link.from) == package(link.to));
