@@ -108,7 +108,8 @@ impl Engine {
     /// Informs caches and TLBs that a VM begins a program, of which they hold nothing yet.
     pub(super) fn fit_program(&mut self, vm: VmIx) {
         let lines_max = self.llcs.iter().map(Llc::lines).fold(1.0, f64::max);
-        let sharers = vm_sharers(&self.vms[vm], vm, self.figures.line_bytes, lines_max);
+        let owner = &self.vms[vm];
+        let sharers = vm_sharers(owner, vm, self.figures.line_bytes, lines_max, &self.pace.sharers);
         self.pace.paging[vm] = vm_paging(&self.vms[vm], &self.hardware, self.hypervisor);
         for (number, sharer) in self.vms[vm].tasks().zip(sharers) {
             self.pace.sharers[number] = sharer;
