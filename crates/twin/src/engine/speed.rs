@@ -127,7 +127,7 @@ impl Engine {
             Doing::Computing => {
                 let latency = self
                     .fabric
-                    .latency_ns(self.topology.cpus[cpu].node, owner.memory.weights(thread));
+                    .latency_ns(self.topology.cpus[cpu].node, owner.memory.targets(thread));
                 let ns = cost.ns_per_instruction(self.figures.clock_ghz, latency);
                 ns + self.release_ns(vm, ns) + self.swap_ns(vm, thread, cost.accesses)
             }
@@ -271,7 +271,7 @@ impl Engine {
                     .map_or(0.0, |program| program.write_share);
                 let node = self.topology.cpus[cpu].node;
                 self.fabric
-                    .add(node, &cost, write_share, owner.memory.weights(thread))
+                    .add(node, &cost, write_share, owner.memory.targets(thread))
             });
             loading.push(Loading {
                 cpu,
