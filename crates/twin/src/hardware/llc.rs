@@ -394,12 +394,12 @@ impl Llc {
             };
             let mut in_use = 0;
             for (user, used) in self.users.iter_mut().zip(used) {
-                let (lines, entering) = (held[user.place], self.entering[user.place]);
-                let used_of_held = used / lines.max(LINES_LEAST);
-                let is_used = used_of_held > 0.0;
-                user.fate =
-                    is_used.then(|| fate(Course::in_use(used_of_held * rest + pushes), lines, entering));
-                in_use += usize::from(is_used);
+                user.fate = (*used > 0.0).then(|| {
+                    let (lines, entering) = (held[user.place], self.entering[user.place]);
+                    let loss = used / lines.max(LINES_LEAST) * rest + pushes;
+                    fate(Course::in_use(loss), lines, entering)
+                });
+                in_use += usize::from(*used > 0.0);
             }
             // All lines take the course of unused lines. Those in use are then set to their own course, which was computed above.
             // So this loop need not check which sharer uses which line.

@@ -138,6 +138,7 @@ impl Fair {
     }
 
     /// Returns the weight of a task. A VM's shares are divided among its runnable vCPUs.
+    #[inline]
     pub(super) fn weight(&self, queues: &Queues, task: TaskIx) -> u64 {
         queues.tasks[task]
             .vm
