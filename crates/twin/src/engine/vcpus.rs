@@ -87,7 +87,7 @@ impl Engine {
         }
         if self.vms[vm].threads[thread].runnable() {
             if self.vms[vm].threads[thread].doing == Doing::Spinning {
-                self.unsettle(cpu);
+                self.disturb(cpu);
             }
             self.set_speed(cpu);
         } else {
@@ -151,7 +151,7 @@ impl Engine {
                 (Run::Sleeping, false) => self.set_housekeeping(vm, other),
                 (Run::Running, true) => {
                     let cpu = self.scheduler.queues.tasks[task].cpu;
-                    self.unsettle(cpu);
+                    self.disturb(cpu);
                     self.set_speed(cpu);
                 }
                 (Run::Waiting | Run::Throttled, true) => {}
@@ -258,7 +258,7 @@ impl Engine {
                     .pace
                     .asks_nothing(cpu, self.scheduler.queues.current(cpu).is_some()))
             {
-                self.unsettle(cpu);
+                self.note_switch(cpu);
             }
             // The CPU's siblings now share the core with another task, or with none.
             for at in 0..self.topology.cpus[cpu].siblings.len() {
@@ -269,6 +269,27 @@ impl Engine {
             }
         }
         self.scheduler.queues.switched = switched;
+    }
+
+    /// Has a CPU's cache brought up to date after a switch: at the next boundary if another vCPU has come, or if a limit holds
+    /// the last one back, whose lines others then push out.
+    fn note_switch(&mut self, cpu: CpuIx) {
+        let queues = &self.scheduler.queues;
+        let current = queues.current(cpu);
+        let vcpu = current.filter(|task| matches!(self.owners[*task], Owner::Vcpu { .. }));
+        let last = self.pace.last[cpu];
+        let is_held_back = last.is_some_and(|task| queues.tasks[task].run == Run::Throttled);
+        if is_held_back || (vcpu.is_some() && vcpu != last) {
+            self.pace.last[cpu] = vcpu;
+            self.unsettle(cpu);
+        } else {
+            self.disturb(cpu);
+        }
+    }
+
+    /// Has a CPU's cache brought up to date once its epoch has lasted long enough, because the CPU's vCPU pauses or continues.
+    fn disturb(&mut self, cpu: CpuIx) {
+        self.epochs.disturb(self.topology.cpus[cpu].llc, self.now);
     }
 
     /// Has a CPU's cache brought up to date soon, because the CPU now does something else.
