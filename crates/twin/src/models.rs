@@ -6,6 +6,7 @@ pub use crate::hardware::llc::{CLASSES, Llc, Sharer};
 
 use crate::TwinError;
 use crate::hardware::core::CoreCost;
+use crate::hardware::fabric::Target;
 use crate::hardware::{Fabric, Topology};
 
 /// A thread that misses its caches: its load on controllers and links.
@@ -51,16 +52,20 @@ pub fn serve(machine: &Machine, loads: &[Load]) -> Result<Vec<Served>, TwinError
             waits: 1.0 / load.in_flight,
         })
         .collect();
+    let targets: Vec<Vec<Target>> = loads
+        .iter()
+        .map(|load| Target::all(&load.weights).collect())
+        .collect();
     // The solver starts from the last solution, as it does in every epoch.
     for _ in 0..20 {
         fabric.clear();
-        for (load, cost) in loads.iter().zip(&costs) {
-            fabric.add(load.node, cost, load.write_share, &load.weights);
+        for ((load, cost), targets) in loads.iter().zip(&costs).zip(&targets) {
+            fabric.add(load.node, cost, load.write_share, targets);
         }
         fabric.solve(&[]);
     }
     let served = |(flow, (load, cost)): (usize, (&Load, &CoreCost))| {
-        let latency_ns = fabric.latency_ns(load.node, &load.weights);
+        let latency_ns = fabric.latency_ns(load.node, &targets[flow]);
         Served {
             misses_per_ns: fabric.granted(flow) / cost.ns_per_instruction(clock_ghz, latency_ns),
             latency_ns,

@@ -141,20 +141,19 @@ impl Engine {
             .as_ref()
             .map_or(0.0, |program| program.write_share);
         let (node, bytes) = (place.node, misses * self.figures.line_bytes);
-        let weights = owner.memory.weights(thread);
-        let row = node * weights.len()..(node + 1) * weights.len();
+        let nodes = owner.counts.accesses.len();
+        let row = node * nodes..(node + 1) * nodes;
         let (read, written) = (&mut self.totals.read[row.clone()], &mut self.totals.written[row]);
-        for (((weight, accesses), read), written) in weights
-            .iter()
-            .zip(&mut owner.counts.accesses)
-            .zip(read)
-            .zip(written)
-        {
-            *accesses += misses * weight;
-            *read += bytes * weight;
-            *written += bytes * write_share * weight;
+        let mut local = 0.0;
+        for target in owner.memory.targets(thread) {
+            let (to, share) = (target.node, target.share);
+            owner.counts.accesses[to] += misses * share;
+            read[to] += bytes * share;
+            written[to] += bytes * write_share * share;
+            if to == node {
+                local = misses * share;
+            }
         }
-        let local = misses * weights[node];
         owner.counts.local += local;
         owner.counts.remote += misses - local;
     }

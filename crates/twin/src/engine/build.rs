@@ -85,8 +85,8 @@ impl Guests<'_> {
             self.scheduler.add(spec.allowed(thread, machine), Some(number));
             self.owners.push(Owner::Vcpu { vm: at, thread });
         }
-        self.sharers
-            .extend(vm_sharers(&vm, at, self.line_bytes, self.lines_max));
+        let sharers = vm_sharers(&vm, at, self.line_bytes, self.lines_max, &self.sharers);
+        self.sharers.extend(sharers);
         self.paging.push(vm_paging(&vm, hardware, scenario.hypervisor));
         self.vms.push(vm);
         Ok(())
@@ -192,15 +192,21 @@ impl Engine {
 }
 
 /// Returns what caches know of a VM's vCPUs. A thread can use at most as many lines as its private memory and all shared memory
-/// have.
-pub(super) fn vm_sharers(vm: &Vm, number: VmIx, line_bytes: f64, lines_max: f64) -> Vec<Sharer> {
+/// have. `others` are sharers whose curves may be reused.
+pub(super) fn vm_sharers(
+    vm: &Vm,
+    number: VmIx,
+    line_bytes: f64,
+    lines_max: f64,
+    others: &[Sharer],
+) -> Vec<Sharer> {
     let regions = vm.course.program.iter().flat_map(|program| &program.regions);
     let footprint = regions.map(|region| region.size.as_f64()).sum::<f64>() / line_bytes;
     let miss_ratio = |lines: f64| match &vm.course.program {
         Some(program) => program.miss_ratio.at(lines * line_bytes),
         None => 1.0,
     };
-    let sharer = Sharer::new(lines_max, footprint, miss_ratio);
+    let sharer = Sharer::new(lines_max, footprint, miss_ratio).reusing(others);
     let threads = vm.threads.iter();
     threads
         .map(|thread| sharer.clone().in_group(number.0, thread.shared_share))

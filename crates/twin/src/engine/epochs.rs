@@ -2,10 +2,17 @@
 
 use homenode_units::Ns;
 
+/// An epoch of a cache to whose CPUs no other vCPU comes lasts at least this many times the base length. Longer epochs change
+/// outcomes where vCPUs take turns, because each finds its lines gone, and not where they only pause (`docs/SPEED.md`).
+pub(crate) const CALM: u64 = 4;
+
 /// When a cache is brought up to date.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cadence {
     pub began: Ns,
+    /// Least time its epoch lasts, whatever the drift of miss ratios: the base length after another vCPU has come to one of its
+    /// CPUs, and up to [`CALM`] times as long while none comes.
+    pub least: Ns,
     /// Longest time its epoch may last while no task is switched on its CPUs.
     pub stride: Ns,
     pub due: Ns,
@@ -35,6 +42,7 @@ impl Epochs {
     pub(crate) fn new(length: Ns, caches: usize) -> Epochs {
         let cadence = Cadence {
             began: Ns::ZERO,
+            least: length,
             stride: length,
             due: length,
         };
@@ -49,10 +57,21 @@ impl Epochs {
         }
     }
 
-    /// Notes that a CPU of a cache now does something else, so the cache is brought up to date at the next boundary.
+    /// Notes that another vCPU runs on a CPU of a cache, so the cache is brought up to date at the next boundary.
     pub(crate) fn unsettle(&mut self, llc: usize, now: Ns) {
         let soon = self.next_boundary(now);
         let cadence = &mut self.cadences[llc];
+        cadence.least = self.length;
+        cadence.due = cadence.due.min(soon);
+        self.end = self.end.min(soon);
+    }
+
+    /// Notes that the vCPU of a cache's CPU pauses or continues. The cache is brought up to date when an epoch of the least
+    /// length would end.
+    pub(crate) fn disturb(&mut self, llc: usize, now: Ns) {
+        let soon = self.next_boundary(now);
+        let cadence = &mut self.cadences[llc];
+        let soon = soon.max(Ns(cadence.began.0 + cadence.least.0));
         cadence.due = cadence.due.min(soon);
         self.end = self.end.min(soon);
     }
@@ -66,5 +85,29 @@ impl Epochs {
     /// Returns the next multiple of the base length. Epochs end only there, so the epochs of several caches end together.
     fn next_boundary(&self, now: Ns) -> Ns {
         Ns((now.0 / self.length.0 + 1) * self.length.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_vcpu_ends_an_epoch_sooner_than_a_pause() {
+        // The epoch began at 8 ms and lasts at least 4 ms. At 9.5 ms a pause lets it end at 12 ms, another vCPU at 10 ms.
+        let ms = Ns::from_millis;
+        let mut epochs = Epochs::new(ms(1), 1);
+        epochs.cadences[0] = Cadence {
+            began: ms(8),
+            least: ms(CALM),
+            stride: ms(16),
+            due: ms(24),
+        };
+        epochs.end = ms(24);
+        epochs.disturb(0, Ns(9_500_000));
+        assert_eq!((epochs.cadences[0].due, epochs.end), (ms(12), ms(12)));
+        epochs.unsettle(0, Ns(9_500_000));
+        let Cadence { due, least, .. } = epochs.cadences[0];
+        assert_eq!((due, least, epochs.end), (ms(10), ms(1), ms(10)));
     }
 }

@@ -6,9 +6,10 @@
 //! thread that reaches a barrier, a timer. Between events every CPU runs one task at a constant speed. At the end of each epoch
 //! (1 ms by default) the caches take in the misses, and latencies are solved again if anything changed. A task that a CPU
 //! switches to within an epoch runs at the latencies of the last solution. While a cache is steady, its epoch grows up to
-//! 64-fold, as far as the drift of miss ratios and occupancies allows. A switch on its CPUs, touched memory or moving pages
-//! shorten it again. What ran on its CPUs is accounted when its epoch ends. Events at equal time have a fixed order: timers in
-//! the order in which they were set, then CPUs by number, then the scheduler's own events, then the epoch.
+//! 64-fold, as far as the drift of miss ratios and occupancies allows. Another vCPU on one of its CPUs, touched memory or moving
+//! pages shorten it again to the base length. A vCPU that pauses and continues shortens it to four times as long. What ran on its
+//! CPUs is accounted when its epoch ends. Events at equal time have a fixed order: timers in the order in which they were set,
+//! then CPUs by number, then the scheduler's own events, then the epoch.
 //!
 //! The epoch is a resolution, not a quantum: halving or doubling it changes pinned runs by less than 2 percent, and so does
 //! solving in every epoch (tests show it).

@@ -42,6 +42,8 @@ pub(super) struct Pace {
     pub ends: IxVec<CpuIx, Ns>,
     /// Demand of each CPU's task in the last solution.
     pub solved: IxVec<CpuIx, Solved>,
+    /// vCPU that ran last on each CPU.
+    pub last: IxVec<CpuIx, Option<TaskIx>>,
     /// Part of the cache that each CPU's task could use when it was last determined.
     pub seen: IxVec<CpuIx, InLlc>,
     /// What caches know of each vCPU.
@@ -59,6 +61,7 @@ impl Pace {
             speeds: IxVec::filled(Speed::default(), cpus),
             ends: IxVec::filled(Ns(u64::MAX), cpus),
             solved: IxVec::filled(Solved::default(), cpus),
+            last: IxVec::filled(None, cpus),
             seen: IxVec::filled(InLlc::default(), cpus),
             sharers,
             paging,

@@ -2,6 +2,7 @@
 
 use homenode_units::Ns;
 
+use super::epochs::CALM;
 use super::pace::{Loading, Solved};
 use super::{Engine, Owner};
 use crate::guest::{Doing, Vm};
@@ -127,7 +128,7 @@ impl Engine {
             Doing::Computing => {
                 let latency = self
                     .fabric
-                    .latency_ns(self.topology.cpus[cpu].node, owner.memory.weights(thread));
+                    .latency_ns(self.topology.cpus[cpu].node, owner.memory.targets(thread));
                 let ns = cost.ns_per_instruction(self.figures.clock_ghz, latency);
                 ns + self.release_ns(vm, ns) + self.swap_ns(vm, thread, cost.accesses)
             }
@@ -204,8 +205,8 @@ impl Engine {
     /// but at most after twice the last interval.
     fn step_llc(&mut self, llc: usize, unsteady: bool) {
         self.llcs[llc].step(&self.pace.sharers);
-        // Relative to what an epoch may change.
-        let mut drift = 0.0_f64;
+        // The drifts of occupancies and of miss ratios, relative to what an epoch may change.
+        let (mut filling, mut missing) = (0.0_f64, 0.0_f64);
         let whole = self.llcs[llc].lines() * self.figures.line_bytes;
         for at in 0..self.topology.llc_cpus[llc].len() {
             let cpu = self.topology.llc_cpus[llc][at];
@@ -219,7 +220,7 @@ impl Engine {
                     if cost.accesses > 0.0 && now != before {
                         let filled = (now.bytes - before.bytes).abs() / (OCCUPANCY_CHANGE_MAX * whole);
                         let missed = (now.miss_ratio / before.miss_ratio - 1.0).abs() / CHANGE_MAX;
-                        drift = drift.max(filled).max(missed);
+                        (filling, missing) = (filling.max(filled), missing.max(missed));
                     }
                     cost
                 }
@@ -235,7 +236,13 @@ impl Engine {
         let stride = if unsteady {
             base
         } else {
-            (lasted * 0.5 / drift).clamp(base, most)
+            let as_missing = (lasted * 0.5 / missing).max(cadence.least.as_f64());
+            (lasted * 0.5 / filling).min(as_missing).clamp(base, most)
+        };
+        cadence.least = if unsteady {
+            self.epochs.length
+        } else {
+            Ns((2 * cadence.least.0).min(CALM * self.epochs.length.0))
         };
         cadence.stride = Ns(stride as u64 / self.epochs.length.0 * self.epochs.length.0);
         cadence.began = self.now;
@@ -272,7 +279,7 @@ impl Engine {
                     .map_or(0.0, |program| program.write_share);
                 let node = self.topology.cpus[cpu].node;
                 self.fabric
-                    .add(node, &cost, write_share, owner.memory.weights(thread))
+                    .add(node, &cost, write_share, owner.memory.targets(thread))
             });
             loading.push(Loading {
                 cpu,

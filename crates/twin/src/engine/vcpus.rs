@@ -88,7 +88,7 @@ impl Engine {
         }
         if self.vms[vm].threads[thread].runnable() {
             if self.vms[vm].threads[thread].doing == Doing::Spinning {
-                self.unsettle(cpu);
+                self.disturb(cpu);
             }
             self.set_speed(cpu);
         } else {
@@ -109,7 +109,8 @@ impl Engine {
     /// Informs caches and TLBs that a VM begins a program, of which they hold nothing yet.
     pub(super) fn fit_program(&mut self, vm: VmIx) {
         let lines_max = self.llcs.iter().map(Llc::lines).fold(1.0, f64::max);
-        let sharers = vm_sharers(&self.vms[vm], vm, self.figures.line_bytes, lines_max);
+        let owner = &self.vms[vm];
+        let sharers = vm_sharers(owner, vm, self.figures.line_bytes, lines_max, &self.pace.sharers);
         self.pace.paging[vm] = vm_paging(&self.vms[vm], &self.hardware, self.hypervisor);
         for (number, sharer) in self.vms[vm].tasks().zip(sharers) {
             self.pace.sharers[number] = sharer;
@@ -151,7 +152,7 @@ impl Engine {
                 (Run::Sleeping, false) => self.set_housekeeping(vm, other),
                 (Run::Running, true) => {
                     let cpu = self.scheduler.queues.tasks[task].cpu;
-                    self.unsettle(cpu);
+                    self.disturb(cpu);
                     self.set_speed(cpu);
                 }
                 (Run::Waiting | Run::Throttled, true) => {}
@@ -258,7 +259,7 @@ impl Engine {
                     .pace
                     .asks_nothing(cpu, self.scheduler.queues.current(cpu).is_some()))
             {
-                self.unsettle(cpu);
+                self.note_switch(cpu);
             }
             // The CPU's siblings now share the core with another task, or with none.
             for at in 0..self.topology.cpus[cpu].siblings.len() {
@@ -269,6 +270,27 @@ impl Engine {
             }
         }
         self.scheduler.queues.switched = switched;
+    }
+
+    /// Has a CPU's cache brought up to date after a switch: at the next boundary if another vCPU has come, or if a limit holds
+    /// the last one back, whose lines others then push out.
+    fn note_switch(&mut self, cpu: CpuIx) {
+        let queues = &self.scheduler.queues;
+        let current = queues.current(cpu);
+        let vcpu = current.filter(|task| matches!(self.owners[*task], Owner::Vcpu { .. }));
+        let last = self.pace.last[cpu];
+        let is_held_back = last.is_some_and(|task| queues.tasks[task].run == Run::Throttled);
+        if is_held_back || (vcpu.is_some() && vcpu != last) {
+            self.pace.last[cpu] = vcpu;
+            self.unsettle(cpu);
+        } else {
+            self.disturb(cpu);
+        }
+    }
+
+    /// Has a CPU's cache brought up to date once its epoch has lasted long enough, because the CPU's vCPU pauses or continues.
+    fn disturb(&mut self, cpu: CpuIx) {
+        self.epochs.disturb(self.topology.cpus[cpu].llc, self.now);
     }
 
     /// Has a CPU's cache brought up to date soon, because the CPU now does something else.

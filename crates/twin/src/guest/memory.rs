@@ -34,6 +34,7 @@ pub(crate) use scattered::Scattered;
 use homenode_units::{Bytes, Chance, divide_proportionally};
 
 use super::view::{By, Told, View};
+use crate::hardware::fabric::Target;
 use crate::hypervisor::turns::{Turns, WhenFull};
 use crate::index::{IxVec, ThreadIx};
 use crate::workload::{Program, Window};
@@ -163,6 +164,8 @@ pub(crate) struct VmMemory {
     regions: Vec<Region>,
     /// Access weights by `thread * nodes + node`. Each thread's row adds up to 1 once any page is touched.
     weights: Vec<f64>,
+    /// The nodes with a weight above 0.
+    targets: IxVec<ThreadIx, Vec<Target>>,
     threads: usize,
     stale: bool,
     /// The guest's view of nodes.
@@ -213,6 +216,7 @@ impl VmMemory {
             nodes,
             regions: vec![kernel],
             weights: vec![0.0; vcpus * nodes],
+            targets: IxVec::filled(Vec::new(), vcpus),
             threads: vcpus,
             stale: true,
             view,
@@ -400,6 +404,11 @@ impl VmMemory {
         &self.weights[thread.0 * self.nodes..(thread.0 + 1) * self.nodes]
     }
 
+    /// Returns the nodes that a thread's memory accesses go to.
+    pub(crate) fn targets(&self, thread: ThreadIx) -> &[Target] {
+        &self.targets[thread]
+    }
+
     /// Returns the share of a thread's accesses that go to memory which all threads use.
     pub(crate) fn shared_share(&self, thread: ThreadIx) -> f64 {
         let mine = self
@@ -460,6 +469,8 @@ impl VmMemory {
             let sum: f64 = row.iter().sum();
             row.iter_mut()
                 .for_each(|weight| *weight = if sum > 0.0 { *weight / sum } else { even });
+            self.targets[thread].clear();
+            self.targets[thread].extend(Target::all(row));
         }
     }
 

@@ -28,6 +28,8 @@
 //! Requests and coherence traffic (data only); the load of zeroing new pages (it is counted as traffic); different costs of reads
 //! and writes at the controller; DRAM banks; streams that close each other's DRAM pages; directory lookups.
 
+use std::ops::Range;
+
 use homenode_machine::{Hardware, Link};
 
 use super::core::CoreCost;
@@ -42,11 +44,31 @@ const CHANGE_MAX: f64 = 1e-3;
 /// Load over capacity beyond which max-min sharing applies.
 const OVERLOAD: f64 = 1.002;
 
+/// A node that a share of a thread's accesses goes to. Nodes that a thread never accesses have no target: most threads access
+/// one or two nodes of eight, and each step of a solution visits every target of every thread.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Target {
+    pub node: usize,
+    /// Share of the thread's accesses, above 0.
+    pub share: f64,
+}
+
+impl Target {
+    /// Returns the targets of accesses that are spread over the nodes according to `weights`.
+    pub(crate) fn all(weights: &[f64]) -> impl Iterator<Item = Target> {
+        let nodes = weights.iter().enumerate();
+        let targets = nodes.map(|(node, share)| Target { node, share: *share });
+        targets.filter(|target| target.share != 0.0)
+    }
+}
+
 /// A running thread, as the fabric sees it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Flow {
     /// Node of the thread's CPU.
     node: usize,
+    /// Its targets, as positions in [`Fabric::targets`].
+    targets: Range<usize>,
     /// Time per instruction, without waits for memory.
     busy_ns: f64,
     /// Number of memory latencies that an instruction waits for.
@@ -84,6 +106,16 @@ impl Copying {
     }
 }
 
+/// A CPU's node and a memory node, and the links between them as positions in [`Fabric::links`].
+#[derive(Clone, Debug)]
+struct Pair {
+    memory_node: usize,
+    /// From the CPU to the memory: what written lines take.
+    there: Range<usize>,
+    /// From the memory to the CPU: what read lines take.
+    back: Range<usize>,
+}
+
 /// Present latencies of controllers and links.
 #[derive(Clone, Debug)]
 pub(crate) struct Fabric {
@@ -94,13 +126,17 @@ pub(crate) struct Fabric {
     scattered_excess: f64,
     /// Unloaded latencies, curves, capacities and present latencies of controllers first, then of links.
     resources: Vec<Resource>,
-    /// Positions of each route's links among the resources, at `from * nodes + to`.
-    routes: Vec<Vec<usize>>,
-    /// Present latency at `cpu_node * nodes + memory_node`.
+    /// Pairs of nodes at `cpu_node * nodes + memory_node`, and their links' positions among the resources.
+    pairs: Vec<Pair>,
+    links: Vec<usize>,
+    /// Present latency of each pair.
     latency: Vec<f64>,
-    /// Threads of the present solution, and the share of each thread's accesses that goes to each node.
+    /// Threads of the present solution, and the nodes that each thread's accesses go to.
     flows: Vec<Flow>,
-    weights: Vec<f64>,
+    targets: Vec<Target>,
+    /// Whether a thread of the present solution uses a pair, and the pairs that are used, in order.
+    is_used: Vec<bool>,
+    used: Vec<usize>,
     /// Share of its speed that throughput limits leave each thread; empty if they take nothing.
     granted: Vec<f64>,
     loads: Vec<f64>,
@@ -108,12 +144,10 @@ pub(crate) struct Fabric {
     writes: Vec<f64>,
 }
 
-fn dot(latencies: &[f64], weights: &[f64]) -> f64 {
-    latencies
-        .iter()
-        .zip(weights)
-        .map(|(latency, weight)| latency * weight)
-        .sum()
+/// Returns the mean latency of accesses to these targets; `latencies` are those of the CPU's node.
+fn mean_latency(latencies: &[f64], targets: &[Target]) -> f64 {
+    let latencies = targets.iter().map(|target| latencies[target.node] * target.share);
+    latencies.sum()
 }
 
 impl Fabric {
@@ -130,7 +164,18 @@ impl Fabric {
             .map(controller)
             .chain(topology.links.iter().zip(&topology.link_caps).map(link))
             .collect();
-        let as_resources = |route: &Vec<usize>| route.iter().map(|link| nodes + link).collect();
+        let mut links = Vec::new();
+        let routes = topology.routes.iter().flatten().map(|route| {
+            let begin = links.len();
+            links.extend(route.iter().map(|link| nodes + link));
+            begin..links.len()
+        });
+        let routes: Vec<Range<usize>> = routes.collect();
+        let pair = |at: usize| Pair {
+            memory_node: at % nodes,
+            there: routes[at].clone(),
+            back: routes[at % nodes * nodes + at / nodes].clone(),
+        };
         let mut fabric = Fabric {
             nodes,
             clock_ghz: hw.clock_hz as f64 / 1e9,
@@ -138,22 +183,24 @@ impl Fabric {
             scattered_excess: 1.0 / hw.scattered_throughput.unwrap_or(1.0) - 1.0,
             loads: vec![0.0; resources.len()],
             resources,
-            routes: topology.routes.iter().flatten().map(as_resources).collect(),
+            pairs: (0..nodes * nodes).map(pair).collect(),
+            links,
             latency: vec![0.0; nodes * nodes],
             flows: Vec::new(),
-            weights: Vec::new(),
+            targets: Vec::new(),
+            is_used: vec![false; nodes * nodes],
+            used: Vec::new(),
             granted: Vec::new(),
             reads: vec![0.0; nodes * nodes],
             writes: vec![0.0; nodes * nodes],
         };
-        fabric.sum_latencies();
+        fabric.sum_latencies(0..nodes * nodes);
         fabric
     }
 
-    /// Returns the mean latency of accesses by a CPU of `node` that are spread over the nodes' memory according to `weights`.
-    pub(crate) fn latency_ns(&self, node: usize, weights: &[f64]) -> f64 {
-        let row = &self.latency[node * self.nodes..(node + 1) * self.nodes];
-        dot(row, weights)
+    /// Returns the mean latency of accesses by a CPU of `node` to these targets.
+    pub(crate) fn latency_ns(&self, node: usize, targets: &[Target]) -> f64 {
+        mean_latency(&self.latency[node * self.nodes..(node + 1) * self.nodes], targets)
     }
 
     /// Returns the latency of an access from a CPU's node to a memory node.
@@ -163,57 +210,72 @@ impl Fabric {
 
     /// Returns the links from one node to another, as positions in [`Topology::links`].
     pub(crate) fn route(&self, from: usize, to: usize) -> impl Iterator<Item = usize> + '_ {
-        self.routes[from * self.nodes + to]
+        let route = &self.pairs[from * self.nodes + to].there;
+        self.links[route.clone()]
             .iter()
             .map(|resource| resource - self.nodes)
     }
 
-    fn sum_latencies(&mut self) {
-        for cpu_node in 0..self.nodes {
-            for memory_node in 0..self.nodes {
-                let links = &self.routes[memory_node * self.nodes + cpu_node];
-                let hops: f64 = links.iter().map(|at| self.resources[*at].now_ns).sum();
-                self.latency[cpu_node * self.nodes + memory_node] = self.resources[memory_node].now_ns + hops;
-            }
+    /// Computes the latency of some pairs from those of their controllers and links.
+    fn sum_latencies(&mut self, pairs: impl Iterator<Item = usize>) {
+        for at in pairs {
+            let pair = &self.pairs[at];
+            let links = &self.links[pair.back.clone()];
+            let hops: f64 = links.iter().map(|at| self.resources[*at].now_ns).sum();
+            self.latency[at] = self.resources[pair.memory_node].now_ns + hops;
         }
     }
 
     /// Begins a new solution without threads.
     pub(crate) fn clear(&mut self) {
         self.flows.clear();
-        self.weights.clear();
+        self.targets.clear();
     }
 
     /// Adds a thread that runs on a CPU of `node`; returns its number in this solution.
-    pub(crate) fn add(&mut self, node: usize, cost: &CoreCost, write_share: f64, weights: &[f64]) -> usize {
+    pub(crate) fn add(
+        &mut self,
+        node: usize,
+        cost: &CoreCost,
+        write_share: f64,
+        targets: &[Target],
+    ) -> usize {
         let excess = if self.scattered_excess > 0.0 && cost.misses > 0.0 {
             self.scattered_excess * cost.scattered / cost.misses
         } else {
             0.0
         };
+        let begin = self.targets.len();
+        self.targets.extend_from_slice(targets);
         self.flows.push(Flow {
             node,
+            targets: begin..self.targets.len(),
             busy_ns: cost.busy_cycles / self.clock_ghz,
             waits: cost.waits,
             bytes: cost.misses * self.line_bytes,
             write_share,
             excess,
         });
-        self.weights.extend_from_slice(weights);
         self.flows.len() - 1
     }
 
     /// Solves for the latencies at which the added threads run.
     pub(crate) fn solve(&mut self, copying: &[Copying]) {
+        self.find_used();
+        let used = std::mem::take(&mut self.used);
+        let mut has_changed = false;
         for _ in 0..STEPS_MAX {
-            self.sum_loads(copying);
+            self.sum_loads(&used, copying);
             let change = answer(&mut self.resources, &self.loads);
-            if change > 0.0 {
-                self.sum_latencies();
-            }
+            has_changed |= change > 0.0;
             if change < CHANGE_MAX {
                 break;
             }
+            self.sum_latencies(used.iter().copied());
+        }
+        self.used = used;
+        if has_changed {
+            self.sum_latencies(0..self.nodes * self.nodes);
         }
         #[cfg(debug_assertions)]
         self.check();
@@ -229,50 +291,58 @@ impl Fabric {
         self.granted.get(flow).copied().unwrap_or(1.0)
     }
 
-    fn sum_loads(&mut self, copying: &[Copying]) {
-        self.reads.fill(0.0);
-        self.writes.fill(0.0);
+    /// Finds the pairs that the added threads use.
+    fn find_used(&mut self) {
+        for flow in &self.flows {
+            for target in &self.targets[flow.targets.clone()] {
+                self.is_used[flow.node * self.nodes + target.node] = true;
+            }
+        }
+        self.used.clear();
+        for (at, is_used) in self.is_used.iter_mut().enumerate() {
+            if std::mem::take(is_used) {
+                self.used.push(at);
+            }
+        }
+    }
+
+    /// Computes the load of each resource at the present latencies. `used` are the pairs that threads use.
+    fn sum_loads(&mut self, used: &[usize], copying: &[Copying]) {
+        for at in used {
+            (self.reads[*at], self.writes[*at]) = (0.0, 0.0);
+        }
         self.loads.fill(0.0);
-        let nodes = self.nodes;
-        for (flow, weights) in self.flows.iter().zip(self.weights.chunks_exact(nodes)) {
-            let row = flow.node * nodes..(flow.node + 1) * nodes;
-            let bytes = flow.rate(dot(&self.latency[row.clone()], weights));
+        for flow in &self.flows {
+            let targets = &self.targets[flow.targets.clone()];
+            let row = flow.node * self.nodes..(flow.node + 1) * self.nodes;
+            let bytes = flow.rate(mean_latency(&self.latency[row.clone()], targets));
             let (reads, writes) = (&mut self.reads[row.clone()], &mut self.writes[row]);
-            for ((read, write), weight) in reads.iter_mut().zip(writes).zip(weights) {
-                *read += bytes * weight;
-                *write += bytes * flow.write_share * weight;
+            for Target { node, share } in targets {
+                reads[*node] += bytes * share;
+                writes[*node] += bytes * flow.write_share * share;
             }
             if flow.excess > 0.0 {
                 let more = bytes * (1.0 + flow.write_share) * flow.excess;
-                for (load, weight) in self.loads.iter_mut().zip(weights) {
-                    *load += more * weight;
+                for Target { node, share } in targets {
+                    self.loads[*node] += more * share;
                 }
             }
         }
-        for cpu_node in 0..self.nodes {
-            for memory_node in 0..self.nodes {
-                let (there, back) = (
-                    cpu_node * self.nodes + memory_node,
-                    memory_node * self.nodes + cpu_node,
-                );
-                let (read, write) = (self.reads[there], self.writes[there]);
-                if read == 0.0 {
-                    continue;
-                }
-                self.loads[memory_node] += read + write;
-                for link in &self.routes[back] {
-                    self.loads[*link] += read;
-                }
-                for link in &self.routes[there] {
-                    self.loads[*link] += write;
-                }
+        for at in used {
+            let (pair, read, write) = (&self.pairs[*at], self.reads[*at], self.writes[*at]);
+            self.loads[pair.memory_node] += read + write;
+            for link in &self.links[pair.back.clone()] {
+                self.loads[*link] += read;
+            }
+            for link in &self.links[pair.there.clone()] {
+                self.loads[*link] += write;
             }
         }
         for copy in copying {
             for node in copy.controllers() {
                 self.loads[node] += copy.rate;
             }
-            for link in &self.routes[copy.from * self.nodes + copy.to] {
+            for link in &self.links[self.pairs[copy.from * self.nodes + copy.to].there.clone()] {
                 self.loads[*link] += copy.rate;
             }
         }
@@ -295,29 +365,23 @@ impl Fabric {
             for node in copy.controllers() {
                 capacities[node] = (capacities[node] - copy.rate).max(1e-6);
             }
-            for link in &self.routes[copy.from * self.nodes + copy.to] {
+            for link in &self.links[self.pairs[copy.from * self.nodes + copy.to].there.clone()] {
                 capacities[*link] = (capacities[*link] - copy.rate).max(1e-6);
             }
         }
         let (mut demands, mut owners) = (Vec::new(), Vec::new());
-        for (owner, (flow, weights)) in self
-            .flows
-            .iter()
-            .zip(self.weights.chunks_exact(self.nodes))
-            .enumerate()
-        {
-            let bytes = flow.rate(self.latency_ns(flow.node, weights));
-            for (memory_node, weight) in weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
-                let mut uses = vec![(memory_node, (1.0 + flow.write_share) * (1.0 + flow.excess))];
-                uses.extend(
-                    self.routes[memory_node * self.nodes + flow.node]
-                        .iter()
-                        .map(|link| (*link, 1.0)),
-                );
-                let out = &self.routes[flow.node * self.nodes + memory_node];
-                uses.extend(out.iter().map(|link| (*link, flow.write_share)));
+        for (owner, flow) in self.flows.iter().enumerate() {
+            let targets = &self.targets[flow.targets.clone()];
+            let bytes = flow.rate(self.latency_ns(flow.node, targets));
+            for Target { node, share } in targets {
+                let mut uses = vec![(*node, (1.0 + flow.write_share) * (1.0 + flow.excess))];
+                let pair = &self.pairs[flow.node * self.nodes + node];
+                let back = self.links[pair.back.clone()].iter();
+                uses.extend(back.map(|link| (*link, 1.0)));
+                let there = self.links[pair.there.clone()].iter();
+                uses.extend(there.map(|link| (*link, flow.write_share)));
                 demands.push(Demand {
-                    rate: bytes * weight,
+                    rate: bytes * share,
                     uses,
                 });
                 owners.push(owner);
@@ -328,5 +392,48 @@ impl Fabric {
             speeds[owner] = speeds[owner].min(share);
         }
         speeds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use homenode_machine_files::preset;
+
+    /// Returns the cost of a program that misses once in 50 cycles.
+    fn missing() -> CoreCost {
+        CoreCost {
+            busy_cycles: 50.0,
+            accesses: 1.0,
+            misses: 1.0,
+            scattered: 0.2,
+            waits: 0.25,
+        }
+    }
+
+    #[test]
+    fn every_pair_has_the_latency_of_its_controller_and_links() {
+        // Threads of nodes 0 and 1 use three pairs. A solution must bring the latency of all others up to date as well, because
+        // a task that a CPU switches to may use any of them.
+        let (topology, hw) = Topology::new(&preset("amd48").unwrap()).unwrap();
+        let mut fabric = Fabric::new(&topology, &hw, 64.0);
+        let idle = fabric.latency.clone();
+        fabric.clear();
+        let weights = [0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        let both: Vec<Target> = Target::all(&weights).collect();
+        for _ in 0..6 {
+            fabric.add(0, &missing(), 0.3, &both);
+            fabric.add(1, &missing(), 0.3, &both[..1]);
+        }
+        fabric.solve(&[]);
+        assert_eq!(fabric.used, [0, 1, 8]);
+        assert!(fabric.latency[0] > 1.01 * idle[0]);
+        for (at, latency) in fabric.latency.iter().enumerate() {
+            let hops = fabric
+                .route(at % 8, at / 8)
+                .map(|link| fabric.resources[8 + link].now_ns);
+            let parts = fabric.resources[at % 8].now_ns + hops.sum::<f64>();
+            assert!((latency - parts).abs() < 1e-9, "pair {at}");
+        }
     }
 }

@@ -31,9 +31,13 @@
 //! (`docs/VALIDATION.md` has its size), lines of the host and of page copies. If a sibling that shares memory uses a line, the
 //! use counts as the sibling's own.
 
+mod course;
+
 use std::sync::Arc;
 
 use homenode_machine::Replacement;
+
+use course::Course;
 
 /// Age classes of a policy that remembers use.
 pub const CLASSES: usize = 4;
@@ -88,6 +92,17 @@ impl Sharer {
         }
     }
 
+    /// Uses the curve of another sharer if the curves are equal. A curve takes 8 KiB, so the curves of many VMs that run few
+    /// programs would otherwise displace each other from the cache of the CPU that simulates them.
+    #[must_use]
+    pub(crate) fn reusing<'a>(mut self, others: impl IntoIterator<Item = &'a Sharer>) -> Sharer {
+        let mut others = others.into_iter();
+        if let Some(other) = others.find(|other| other.curve == self.curve) {
+            self.curve = Arc::clone(&other.curve);
+        }
+        self
+    }
+
     /// Sets the share of the sharer's accesses that go to memory which all sharers of a group use.
     #[must_use]
     pub fn in_group(mut self, group: usize, common: f64) -> Sharer {
@@ -129,8 +144,6 @@ pub struct Llc {
     /// Accesses and insertions since the last step.
     accessed: Vec<f64>,
     inserted: Vec<f64>,
-    /// Number of uses of each class's lines in this step.
-    used: Vec<Vec<f64>>,
     /// Lines that enter the class being processed.
     entering: Vec<f64>,
     /// Lines held by each group, by the group's number.
@@ -138,8 +151,12 @@ pub struct Llc {
     /// Sharers that used the cache since the last step, in order of places. The other sharers, which are many if vCPUs take
     /// turns, have no uses to count, and all their lines take the same course.
     users: Vec<User>,
+    /// Number of uses of each class's lines in this step: by class, and then by position among the users.
+    used: Vec<f64>,
     /// Places and groups of the sharers with memory in common, in order of places.
     sharing: Vec<(usize, usize)>,
+    /// Whether a sharer came or went since the last step.
+    has_changed: bool,
 }
 
 /// A sharer that uses the cache or holds lines.
@@ -189,11 +206,12 @@ impl Llc {
             total: Vec::new(),
             accessed: Vec::new(),
             inserted: Vec::new(),
-            used: vec![Vec::new(); classes],
             entering: Vec::new(),
             groups: Vec::new(),
             users: Vec::new(),
+            used: Vec::new(),
             sharing: Vec::new(),
+            has_changed: false,
         }
     }
 
@@ -230,6 +248,7 @@ impl Llc {
     fn admit(&mut self, sharer: usize) {
         self.places[sharer] = self.present.len();
         self.present.push(Present { sharer, facts: None });
+        self.has_changed = true;
         for of_all in self.all() {
             of_all.push(0.0);
         }
@@ -243,7 +262,7 @@ impl Llc {
             &mut self.inserted,
             &mut self.entering,
         ];
-        self.held.iter_mut().chain(&mut self.used).chain(single)
+        self.held.iter_mut().chain(single)
     }
 
     /// Takes in what happened since the last step. A sharer that is to be replaced by another must be forgotten first.
@@ -261,6 +280,7 @@ impl Llc {
         };
         self.age(class_lines, way);
         self.settle();
+        self.has_changed = false;
         for place in (0..self.present.len()).rev() {
             if self.total[place] < LINES_MIN && self.accessed[place] <= 0.0 {
                 self.forget(self.present[place].sharer);
@@ -273,8 +293,7 @@ impl Llc {
     /// Finds the sharers that used the cache, and those that share memory.
     fn look(&mut self, sharers: &[Sharer]) {
         self.users.clear();
-        self.sharing.clear();
-        for (place, (present, accesses)) in self.present.iter_mut().zip(&self.accessed).enumerate() {
+        for (place, accesses) in self.accessed.iter().enumerate() {
             if *accesses > 0.0 {
                 self.users.push(User {
                     place,
@@ -284,14 +303,25 @@ impl Llc {
                     fate: None,
                 });
             }
+        }
+        if self.has_changed {
+            self.look_again(sharers);
+        }
+        debug_assert!(
+            self.present
+                .iter()
+                .all(|present| present.facts == Some(Facts::of(&sharers[present.sharer]))),
+            "forget a sharer that changes"
+        );
+    }
+
+    /// Finds the sharers that share memory, after a sharer came or went.
+    fn look_again(&mut self, sharers: &[Sharer]) {
+        self.sharing.clear();
+        for (place, present) in self.present.iter_mut().enumerate() {
             let facts = present
                 .facts
                 .get_or_insert_with(|| Facts::of(&sharers[present.sharer]));
-            debug_assert_eq!(
-                *facts,
-                Facts::of(&sharers[present.sharer]),
-                "forget a sharer that changes"
-            );
             if let Some(group) = facts.group {
                 self.sharing.push((place, group));
                 if group >= self.groups.len() {
@@ -303,22 +333,24 @@ impl Llc {
 
     /// Counts the uses of lines of each class but the youngest. Returns their sum.
     fn count_uses(&mut self, sharers: &[Sharer]) -> f64 {
+        self.used.clear();
+        self.used.resize(self.classes * self.users.len(), 0.0);
         if self.classes == 1 {
             return 0.0;
         }
-        self.groups.fill(0.0);
+        self.clear_groups();
         let mut sum = 0.0;
-        for (class, (held, used)) in self.held.iter().zip(&mut self.used).enumerate() {
+        let used = self.used.chunks_exact_mut(self.users.len());
+        for (class, (held, used)) in self.held.iter().zip(used).enumerate() {
             add_by_group(&mut self.groups, &self.sharing, held);
-            used.fill(0.0);
-            for user in &mut self.users {
+            for (user, used) in self.users.iter_mut().zip(used) {
                 let lines = held[user.place];
                 user.own += lines;
                 let sharer = &sharers[self.present[user.place].sharer];
                 let with_this = sharer.miss_ratio(sharer.usable(user.own, &self.groups));
                 if class > 0 && lines > LINES_MIN {
                     let uses = self.accessed[user.place] * (user.miss_ratio - with_this).max(0.0);
-                    used[user.place] = uses;
+                    *used = uses;
                     sum += uses;
                 }
                 user.miss_ratio = with_this;
@@ -330,19 +362,19 @@ impl Llc {
     /// Lets lines enter, age and leave, but only a share `way` of their full course.
     fn age(&mut self, class_lines: f64, way: f64) {
         self.entering.copy_from_slice(&self.inserted);
-        for used in &self.used {
-            for user in &self.users {
-                self.entering[user.place] += used[user.place];
+        for used in self.used.chunks_exact(self.users.len()) {
+            for (user, used) in self.users.iter().zip(used) {
+                self.entering[user.place] += used;
             }
         }
-        for (held, used) in self.held.iter_mut().zip(&self.used) {
-            // A sum is a chain of additions in a fixed order, so three sums in parallel take as long as one.
-            let (mut entries, mut uses, mut full) = (0.0, 0.0, 0.0);
-            for ((held, used), entering) in held.iter().zip(used).zip(&self.entering) {
+        for (held, used) in self.held.iter_mut().zip(self.used.chunks_exact(self.users.len())) {
+            // A sum is a chain of additions in a fixed order, so two sums in parallel take as long as one.
+            let (mut entries, mut full) = (0.0, 0.0);
+            for (held, entering) in held.iter().zip(&self.entering) {
                 entries += entering;
-                uses += used;
                 full += held;
             }
+            let uses: f64 = used.iter().sum();
             // While there is room, no line is pushed out. What exceeds the room leaves in this step.
             let growth = entries - uses;
             let filling = match class_lines - full {
@@ -353,9 +385,9 @@ impl Llc {
             let rest = 1.0 - filling;
             let pushes = (growth * rest + (full - class_lines).max(0.0)).max(0.0) / class_lines;
             if filling > 0.0 {
-                for user in &mut self.users {
+                for (user, used) in self.users.iter_mut().zip(used) {
                     let (lines, entering) = (held[user.place], self.entering[user.place]);
-                    let course = Course::in_use(used[user.place] / lines.max(LINES_LEAST) * filling);
+                    let course = Course::in_use(used / lines.max(LINES_LEAST) * filling);
                     user.filled = course.run(lines, entering * filling).0;
                 }
                 for (held, entering) in held.iter_mut().zip(&mut self.entering) {
@@ -371,13 +403,13 @@ impl Llc {
                 (held + (after - held) * way, pushes * mean)
             };
             let mut in_use = 0;
-            for user in &mut self.users {
-                let (lines, entering) = (held[user.place], self.entering[user.place]);
-                let used_of_held = used[user.place] / lines.max(LINES_LEAST);
-                let is_used = used_of_held > 0.0;
-                user.fate =
-                    is_used.then(|| fate(Course::in_use(used_of_held * rest + pushes), lines, entering));
-                in_use += usize::from(is_used);
+            for (user, used) in self.users.iter_mut().zip(used) {
+                user.fate = (*used > 0.0).then(|| {
+                    let (lines, entering) = (held[user.place], self.entering[user.place]);
+                    let loss = used / lines.max(LINES_LEAST) * rest + pushes;
+                    fate(Course::in_use(loss), lines, entering)
+                });
+                in_use += usize::from(*used > 0.0);
             }
             // All lines take the course of unused lines. Those in use are then set to their own course, which was computed above.
             // So this loop need not check which sharer uses which line.
@@ -422,8 +454,18 @@ impl Llc {
                 *lines *= shrink;
             }
         }
-        self.groups.fill(0.0);
+        self.clear_groups();
         add_by_group(&mut self.groups, &self.sharing, &self.total);
+    }
+
+    /// Sets the groups' lines to 0. Groups without a sharer here have none anyway, unless a sharer went.
+    fn clear_groups(&mut self) {
+        if self.has_changed {
+            self.groups.fill(0.0);
+        }
+        for (_, group) in &self.sharing {
+            self.groups[*group] = 0.0;
+        }
     }
 
     /// Drops a sharer's lines when its VM leaves.
@@ -433,6 +475,7 @@ impl Llc {
             return;
         }
         self.present.swap_remove(place);
+        self.has_changed = true;
         if let Some(moved) = self.present.get(place) {
             self.places[moved.sharer] = place;
         }
@@ -469,60 +512,6 @@ fn add_by_group(groups: &mut [f64], sharing: &[(usize, usize)], lines: &[f64]) {
     }
 }
 
-/// Solution of `dO/dt = entering - loss O` over a unit of time. `O` at its end and the mean of `O` are sums of the initial `O`
-/// and of `entering` with these weights.
-#[derive(Clone, Copy, Debug)]
-struct Course {
-    /// Share of the held lines that stay. The other weights follow from it.
-    stay: f64,
-    /// Mean over the time of the share of the held lines. It is also the share of the entering lines that stay.
-    mean: f64,
-    mean_of_entering: f64,
-}
-
-impl Course {
-    /// Returns the exact solution.
-    fn of(loss: f64) -> Course {
-        if loss < 1e-3 {
-            let mean = 1.0 - loss * (0.5 - loss * (1.0 / 6.0 - loss * (1.0 / 24.0)));
-            return Course {
-                stay: 1.0 - loss * mean,
-                mean,
-                mean_of_entering: 0.5 - loss * (1.0 / 6.0 - loss * (1.0 / 24.0)),
-            };
-        }
-        let (stay, inverse) = (libm::exp(-loss), 1.0 / loss);
-        let mean = (1.0 - stay) * inverse;
-        Course {
-            stay,
-            mean,
-            mean_of_entering: (1.0 - mean) * inverse,
-        }
-    }
-
-    /// Returns the solution with the exponential approximated to within 0.03, at the cost of one division. For lines in use,
-    /// whose loss is only an estimate.
-    #[inline]
-    fn in_use(loss: f64) -> Course {
-        let rise = 1.0 + loss * (0.5 + loss * (1.0 / 6.0));
-        let stay = 1.0 / (1.0 + loss * rise);
-        Course {
-            stay,
-            mean: rise * stay,
-            mean_of_entering: (0.5 + loss * (1.0 / 3.0 + loss * (1.0 / 6.0))) * stay,
-        }
-    }
-
-    /// Returns the lines at the end, and their mean.
-    #[inline]
-    fn run(self, lines: f64, entering: f64) -> (f64, f64) {
-        (
-            lines * self.stay + entering * self.mean,
-            lines * self.mean + entering * self.mean_of_entering,
-        )
-    }
-}
-
 #[cfg(test)]
 mod plain;
 
@@ -548,6 +537,15 @@ mod tests {
         (0..accesses.len())
             .map(|at| sharers[at].miss_ratio(llc.held(at)))
             .collect()
+    }
+
+    #[test]
+    fn sharers_of_one_program_keep_one_curve() {
+        let sharer = |floor: f64| Sharer::new(1000.0, 500.0, move |lines| (1.0 - lines / 1000.0).max(floor));
+        let first = [sharer(0.2), sharer(0.3)];
+        let is_kept = |sharer: Sharer, of: usize| Arc::ptr_eq(&sharer.curve, &first[of].curve);
+        assert!(is_kept(sharer(0.2).reusing(&first), 0) && is_kept(sharer(0.3).reusing(&first), 1));
+        assert!((0..2).all(|of| !is_kept(sharer(0.4).reusing(&first), of)));
     }
 
     #[test]

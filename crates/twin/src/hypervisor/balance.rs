@@ -86,8 +86,7 @@ impl Fair {
                 if self.domains.is_even[at] && self.domains.failed[cpu][level] == 0 {
                     continue;
                 }
-                let domain = &self.domains.domains[at];
-                if domain.has_turn(cpu, level, queues.idle(cpu), self.domains.tick) {
+                if self.domains.has_turn(cpu, level, queues.idle(cpu)) {
                     self.balance(queues, cpu, level, now);
                     self.domains.forget(&mut queues.touched);
                 }

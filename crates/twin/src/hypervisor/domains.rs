@@ -73,17 +73,6 @@ pub(super) struct Pull {
 }
 
 impl Domain {
-    /// Whether a CPU balances in a tick. Idle CPUs are staggered according to their numbers. In the kernel the turn of a busy CPU
-    /// depends on all earlier turns. Here it is drawn at random once per interval, so that turns do not keep step with slices.
-    pub(super) fn has_turn(&self, cpu: CpuIx, level: usize, idle: bool, tick: u64) -> bool {
-        if idle {
-            return (tick + cpu.0 as u64).is_multiple_of(self.interval);
-        }
-        let interval = self.interval * BUSY_FACTOR;
-        let turn = ((tick / interval) << 32) + ((cpu.0 as u64) << 8) + level as u64;
-        tick % interval == finalize(turn) % interval
-    }
-
     /// Returns what a group's balancing CPU should pull, given the loads of all groups.
     pub(super) fn pull_to(&self, local: usize, loads: &[Load]) -> Option<Pull> {
         if loads[local].idle_cpus > 0 {
@@ -154,12 +143,31 @@ impl Domain {
     }
 }
 
+/// The interval of a domain's busy CPUs that a tick belongs to, and the tick's number in the interval. Kept, because every CPU
+/// asks for them in every tick, and a division takes tens of cycles.
+#[derive(Clone, Copy, Debug)]
+struct Interval {
+    tick: u64,
+    number: u64,
+    within: u64,
+}
+
+/// The tick in an interval in which a busy CPU has its turn.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    interval: u64,
+    within: u64,
+}
+
 /// Scheduling domains of each CPU, smallest first, and for each the number of consecutive attempts to balance that have failed.
 #[derive(Clone, Debug)]
 pub(super) struct Domains {
     pub domains: Vec<Domain>,
     pub of_cpu: IxVec<CpuIx, Vec<usize>>,
     pub failed: IxVec<CpuIx, Vec<u32>>,
+    /// The present interval of each domain, and the last turn drawn for each CPU in each of its domains.
+    intervals: Vec<Interval>,
+    turns: IxVec<CpuIx, Vec<Turn>>,
     /// For each domain, whether its groups are known to have nothing to pull. This holds until one of the domain's CPUs is
     /// touched.
     pub is_even: Vec<bool>,
@@ -250,7 +258,18 @@ impl Domains {
             });
         }
         let failed = of_cpu.iter().map(|list| vec![0; list.len()]).collect();
+        let interval = Interval {
+            tick: NEVER.0,
+            number: 0,
+            within: 0,
+        };
+        let turn = Turn {
+            interval: NEVER.0,
+            within: 0,
+        };
         Domains {
+            intervals: vec![interval; domains.len()],
+            turns: of_cpu.iter().map(|list| vec![turn; list.len()]).collect(),
             is_even: vec![false; domains.len()],
             domains,
             of_cpu,
@@ -264,6 +283,35 @@ impl Domains {
     /// Returns [`Domain::tolerated`] between nodes.
     pub(super) fn tolerated(&self) -> u64 {
         self.domains.last().map_or(0, |nodes| nodes.tolerated)
+    }
+
+    /// Whether a CPU balances in the present tick. Idle CPUs are staggered according to their numbers. In the kernel the turn of
+    /// a busy CPU depends on all earlier turns. Here it is drawn at random once per interval, so that turns do not keep step with
+    /// slices.
+    pub(super) fn has_turn(&mut self, cpu: CpuIx, level: usize, idle: bool) -> bool {
+        let at = self.of_cpu[cpu][level];
+        let (tick, ticks) = (self.tick, self.domains[at].interval);
+        if idle {
+            return (tick + cpu.0 as u64).is_multiple_of(ticks);
+        }
+        let ticks = ticks * BUSY_FACTOR;
+        let now = &mut self.intervals[at];
+        if now.tick != tick {
+            *now = Interval {
+                tick,
+                number: tick / ticks,
+                within: tick % ticks,
+            };
+        }
+        let turn = &mut self.turns[cpu][level];
+        if turn.interval != now.number {
+            let seed = (now.number << 32) + ((cpu.0 as u64) << 8) + level as u64;
+            *turn = Turn {
+                interval: now.number,
+                within: finalize(seed) % ticks,
+            };
+        }
+        now.within == turn.within
     }
 
     /// Discards what is known of the domains of these CPUs, because their loads may have changed.

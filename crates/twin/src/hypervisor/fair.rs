@@ -34,14 +34,16 @@ use super::discipline::{Discipline, NEVER};
 use super::domains::{Domains, IMBALANCE_MIN, MIGRATION_COST, NICE_0_LOAD, SHARES_USUAL, TICK, WEIGHT_UNIT};
 use super::queues::{Queues, Run};
 use crate::hardware::Topology;
-use crate::index::{CpuIx, CpuIxSet, IxVec, TaskIx, VmIx};
+use crate::index::{CpuIx, IxVec, TaskIx, VmIx};
 
 const SHARES_MIN: u64 = 2;
 
 /// A VM: a task group with shares and possibly a limit.
 #[derive(Clone, Debug)]
 struct Group {
-    shares: u64,
+    /// Weight of each vCPU by how many of them run or wait: the VM's shares divided by that number (or by 1 if none does). A
+    /// table, because balancing weighs every task in every tick, and a division takes tens of cycles.
+    weights: Vec<u64>,
     bandwidth: Option<Bandwidth>,
     /// vCPUs that a limit holds back: the VM's limit or their own.
     throttled: Vec<TaskIx>,
@@ -83,8 +85,8 @@ pub(crate) struct Fair {
     slice_ends: IxVec<CpuIx, Ns>,
     /// Time at which each CPU's task must request more time from its limits; never if it has none.
     grant_ends: IxVec<CpuIx, Ns>,
-    /// CPUs whose slice or grant has an end, because a task waits or is limited.
-    timed: CpuIxSet,
+    /// Time at which each CPU's slice or grant ends, whichever is first. Every event looks for the earliest of them.
+    ends: IxVec<CpuIx, Ns>,
     pub(super) domains: Domains,
     latency: u64,
     granularity: u64,
@@ -113,7 +115,7 @@ impl Fair {
             trees: IxVec::filled(tree, cpus),
             slice_ends: IxVec::filled(NEVER, cpus),
             grant_ends: IxVec::filled(NEVER, cpus),
-            timed: CpuIxSet::new(),
+            ends: IxVec::filled(NEVER, cpus),
             domains: Domains::new(topology, balances),
             latency: 6_000_000 * factor,
             granularity: 750_000 * factor,
@@ -132,19 +134,15 @@ impl Fair {
             let next_tick = (now.0 / TICK.0 + 1) * TICK.0;
             Ns((self.trees[cpu].slice_start.0 + slice).max(next_tick))
         };
-        self.timed.set(cpu, self.ends(cpu) < NEVER);
-    }
-
-    /// Returns when a CPU's slice or grant ends, whichever is first.
-    fn ends(&self, cpu: CpuIx) -> Ns {
-        self.slice_ends[cpu].min(self.grant_ends[cpu])
+        self.ends[cpu] = self.slice_ends[cpu].min(self.grant_ends[cpu]);
     }
 
     /// Returns the weight of a task. A VM's shares are divided among its runnable vCPUs.
+    #[inline]
     pub(super) fn weight(&self, queues: &Queues, task: TaskIx) -> u64 {
-        queues.tasks[task].vm.map_or(NICE_0_LOAD, |vm| {
-            self.vms[vm].shares * WEIGHT_UNIT / queues.runnable_of_vm(vm).max(1) as u64
-        })
+        queues.tasks[task]
+            .vm
+            .map_or(NICE_0_LOAD, |vm| self.vms[vm].weights[queues.runnable_of_vm(vm)])
     }
 
     /// Returns the weight of all tasks that run on a CPU or wait for it.
@@ -256,7 +254,7 @@ impl Fair {
         let Some(task) = queues.current(cpu) else { return };
         if let Some(until) = self.grant(queues, task, cpu, now) {
             self.grant_ends[cpu] = until;
-            self.timed.set(cpu, self.ends(cpu) < NEVER);
+            self.ends[cpu] = self.slice_ends[cpu].min(until);
             return;
         }
         queues.take_off(cpu);
@@ -445,8 +443,9 @@ impl Fair {
 
 impl Discipline for Fair {
     fn add_vm(&mut self, weight: u32, cap_percent: Option<u32>) {
+        let shares = (u64::from(weight) * SHARES_USUAL / 256).max(SHARES_MIN);
         self.vms.push(Group {
-            shares: (u64::from(weight) * SHARES_USUAL / 256).max(SHARES_MIN),
+            weights: vec![shares * WEIGHT_UNIT],
             bandwidth: cap_percent.map(|percent| {
                 let quota = Ns(bandwidth::PERIOD.0 / 100 * u64::from(percent));
                 Bandwidth::new(quota, bandwidth::PERIOD, self.trees.len())
@@ -456,7 +455,11 @@ impl Discipline for Fair {
         self.find_limited();
     }
 
-    fn added(&mut self, _vm: Option<VmIx>) {
+    fn added(&mut self, vm: Option<VmIx>) {
+        if let Some(vm) = vm {
+            let weights = &mut self.vms[vm].weights;
+            weights.push(weights[0] / weights.len() as u64);
+        }
         self.vruntimes.push(0);
         self.quotas.push(None);
     }
@@ -578,11 +581,10 @@ impl Discipline for Fair {
     }
 
     fn next_event(&self) -> Ns {
-        let ends = self.timed.iter().map(|cpu| self.ends(cpu));
         let limits = self.limited.iter().filter_map(|of| self.limit(*of));
         limits
             .map(Bandwidth::next_event)
-            .chain(ends)
+            .chain(self.ends.iter().copied())
             .fold(self.domains.next_tick(), Ns::min)
     }
 
@@ -599,16 +601,17 @@ impl Discipline for Fair {
                 self.replenish(queues, of, now);
             }
         }
-        // A slice or grant that this loop sets again ends later, so the loop does not see it twice.
-        let mut next = self.timed.first();
-        while let Some(cpu) = next {
+        // A slice or grant that this loop sets again ends later.
+        for cpu in self.ends.places() {
+            if self.ends[cpu] > now {
+                continue;
+            }
             if self.grant_ends[cpu] <= now {
                 self.grant_over(queues, cpu, now);
             }
             if self.slice_ends[cpu] <= now {
                 self.slice_over(queues, cpu, now);
             }
-            next = self.timed.next_after(cpu).filter(|next| *next > cpu);
         }
         if self.domains.next_tick() <= now {
             self.tick(queues, now);
