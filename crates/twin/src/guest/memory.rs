@@ -465,12 +465,12 @@ impl VmMemory {
                 }
             }
         }
-        for row in self.weights.chunks_mut(nodes) {
+        for (row, targets) in self.weights.chunks_mut(nodes).zip(&mut self.targets) {
             let sum: f64 = row.iter().sum();
             row.iter_mut()
                 .for_each(|weight| *weight = if sum > 0.0 { *weight / sum } else { even });
-            self.targets[thread].clear();
-            self.targets[thread].extend(Target::all(row));
+            targets.clear();
+            targets.extend(Target::all(row));
         }
     }
 
