@@ -27,7 +27,7 @@ fn the_json_is_what_programs_want() {
     );
     assert_eq!(
         json["links"][0],
-        serde_json::json!({"from": 0, "to": 2, "bandwidth_bytes_per_s": 6_u64 << 30})
+        serde_json::json!({"from": 0, "to": 1, "bandwidth_bytes_per_s": 6_u64 << 30})
     );
     assert_eq!(json["llcs"][7]["size_bytes"], 5 << 20);
     assert_eq!(json["devices"][1]["node"], 6);
