@@ -48,11 +48,11 @@ NODES, CPUS_PER_NODE, LINE, PAGE = 8, 6, 64.0, 4096.0
 THREADS = NODES * CPUS_PER_NODE
 SOLO_S = 60.0
 FULL = 0.985  # hardware/fabric.rs
-UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "GB": 1e9}
 
 
 def size(text):
-    number, unit = re.fullmatch(r"([0-9.]+)([KMG]iB)(?:/s)?", text).groups()
+    number, unit = re.fullmatch(r"([0-9.]+)([KMG]iB|GB)(?:/s)?", text).groups()
     return float(number) * UNITS[unit]
 
 
