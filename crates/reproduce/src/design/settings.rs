@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 use homenode_control::Config;
-use homenode_twin::workload::{self, HeatClass};
-use homenode_twin::{Scenario, Workload};
-use homenode_units::{Bytes, Candidates, Chance, Ns};
+use homenode_twin::workload;
+use homenode_twin::Scenario;
+use homenode_units::{Candidates, Chance, Ns};
 use serde::Deserialize;
 use toml::{Table, Value};
 
@@ -28,8 +28,6 @@ const EACH: &str = "each";
 const APART: &str = "not_every";
 /// Key of a workload: the built-in workload from which it is derived.
 const LIKE: &str = "like";
-/// Key of a workload: in each region above a size, a share of the pages gets a share of the accesses.
-const CONCENTRATE: &str = "concentrate";
 /// Key of an event: how long the VM stays before it is sent away, each time.
 const STAYS: &str = "stays";
 
@@ -327,35 +325,8 @@ fn own_workload(table: &Table, words: &Words<'_>) -> Result<Table> {
         bail!("there is no workload `{like}`{}", Candidates::of(like, names));
     };
     let mut whole = Table::try_from(known)?;
-    let concentrate = own.remove(CONCENTRATE);
     lay(&own, &mut whole);
-    let mut whole = Workload::deserialize(whole).map_err(|error| in_words("workload", &error))?;
-    if let Some(concentrate) = concentrate {
-        let Concentrate {
-            above,
-            pages,
-            accesses,
-        } = Concentrate::deserialize(concentrate).map_err(|error| in_words("workload", &error))?;
-        let regions = whole.program.iter_mut().flat_map(|program| &mut program.regions);
-        for region in regions.filter(|region| region.size > above) {
-            let class = |page_share, access_share| HeatClass {
-                page_share,
-                access_share,
-            };
-            region.heat = vec![class(pages, accesses), class(1.0 - pages, 1.0 - accesses)];
-        }
-    }
-    Ok(Table::try_from(whole)?)
-}
-
-/// Value of [`CONCENTRATE`].
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Concentrate {
-    #[serde(with = "homenode_units::text")]
-    above: Bytes,
-    pages: f64,
-    accesses: f64,
+    Ok(whole)
 }
 
 /// Returns pins that repeatedly move a VM to other CPUs and back. The VM stays for a fixed time, and is away for a uniformly
