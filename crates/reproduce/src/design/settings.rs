@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 use homenode_control::Config;
-use homenode_twin::workload;
 use homenode_twin::Scenario;
+use homenode_twin::workload;
 use homenode_units::{Candidates, Chance, Ns};
 use serde::Deserialize;
 use toml::{Table, Value};
