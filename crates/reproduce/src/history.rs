@@ -37,15 +37,15 @@ claim is run again, and the log says so, the values stay predicted, whichever wa
 const CAUSES: &str = "\
 The causes, by paper; each claim's own reasons are in the details:
 
-- *Memory policies* ([Policies]). Profiles are fitted to a published table in which half of the programs load no link and wait
-  little for memory, so no policy can do much for them. The published gains need something else that these programs wait for,
-  which no table of the paper has. Profiles use all pages of a region alike; a program whose hot pages are in one place would
-  suffer from round-1G as published.
+- *Memory policies* ([Policies]). Profiles keep measured rates of LLC accesses where a program was measured (12 of 29); time at rest
+  meets the published loads of links. The rates of the others are fitted to these loads, which are averages over runs, so many
+  wait little for memory, and no policy can do much for them. The published imbalance under round-4K asks for hot pages that
+  would have to leave the private caches, so it is not met.
 - *The host before the measurement* ([TAVO], [XPV]). The papers' default schedulers had scattered VMs and their memory. For [TAVO]
   all memory of the default scheduler's guests lies evenly on all nodes, as its text says; for [XPV] VMs start on idle nodes. The
   papers do not print how full their hosts were, how many VMs ran, or how much memory was scattered.
-- *Guests* ([XPV]). In the twin a guest's thread keeps its vCPU, and touches first what it uses. So the twin cannot show what a
-  runtime library that knows nodes gains while nothing changes.
+- *Guests* ([XPV]). How often a guest moves threads between its vCPUs is known from other hosts and programs, and its scheduler
+  takes no part in it.
 - *Logs of pages* ([PRL]). A migration is bound by its network, and both ways of tracking send the same pages, so neither can be
   faster by a tenth: the paper's figure contradicts its text. Faults, flags and entries are priced by measurements of other
   processors and hypervisors.
