@@ -296,7 +296,7 @@ def entry(name, windows, refused):
     lines = [f'[[run]]\nname = "{name}"', f'command = "{shown}"', f"windows = {len(windows)}", f"windows_refused = {refused}"]
     lines += [f"workers = {workers:g}"]
     lines += [f"{key} = {value:.3f}" if isinstance(value, float) else f"{key} = {value}" for key, value in sums.items()]
-    lines += [f"thread_exchanges_per_minute = {per_minute:.2f}"]
+    lines += [f"thread_moves_per_minute = {per_minute:.2f}"]
     return "\n".join(lines) + "\n"
 
 

@@ -10,7 +10,8 @@ WINDOWS has an entry per program:
   time; the run goes through all of them `passes` times. passes = 1 / parts: only the first part is used.
 - source: file and routine that show it. "estimate:" if they leave it open.
 - mib, if the sources give it: size of the region, all threads together.
-- arrays, if the sources give them: (name, MiB, share of the cache lines that the program moves).
+- arrays, if the sources give them: (name, MiB, share of the cache lines that the program moves). They are then regions of their
+  own, in place of the parts.
 
 The rule for `parts`, the same for all programs: the region's bytes over the bytes in use at a time (weighted by work), to the
 nearest integer, and a half down. It applies only if phases leave out large arrays that other phases use, or if a part is never

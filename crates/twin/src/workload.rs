@@ -481,6 +481,11 @@ impl Program {
             let bytes = io.bytes_per_kilo_instruction;
             above_0(format!("io[{at}].bytes_per_kilo_instruction"), bytes)?;
             above_0(format!("io[{at}].request"), io.request.as_f64())?;
+            let packets = f64::from(io.packets);
+            if packets > 0.0 && io.device != DeviceKind::Network {
+                let expected = "only requests to a network have packets";
+                return Err(Wrong::Figure(format!("io[{at}].packets"), packets, expected));
+            }
         }
         if let Some(barrier) = self.barrier {
             above_0("barrier.interval_m_instructions", barrier.interval_m_instructions)?;
@@ -519,7 +524,15 @@ impl Program {
                 adds_up(&key, "access_share", heat.map(|class| class.access_share))?;
             }
             if let Some(window) = region.window {
-                window.check(&format!("regions[{at}].window"), !region.heat.is_empty())?;
+                let key = format!("regions[{at}].window");
+                window.check(&key, !region.heat.is_empty())?;
+                let pieces = self.barrier.map_or(f64::INFINITY, |barrier| {
+                    self.instructions_g_per_thread * 1e3 / barrier.interval_m_instructions
+                });
+                if f64::from(window.parts) * window.passes > pieces.max(1.0) {
+                    let expected = "between two barriers a program uses one part at most";
+                    return Err(Wrong::Figure(format!("{key}.passes"), window.passes, expected));
+                }
             }
         }
         Ok(())

@@ -119,6 +119,7 @@ impl Engine {
                 let (mut fresh, allowed) = self.script.fresh[vm].clone().expect("an event starts it");
                 fresh.counts_on(&self.vms[vm]);
                 self.vms[vm] = fresh;
+                self.backends_free_ns[vm] = 0.0;
                 self.fit_program(vm);
                 self.find_movers();
                 for (task, allowed) in self.vms[vm].tasks().zip(&allowed) {

@@ -16,7 +16,8 @@ impl Engine {
                 .chance
                 .exponential(self.exchanges.every_ns)
                 .max(1.0) as u64;
-            self.agenda.set(Ns(self.now.0 + after), Timer::Exchange);
+            self.agenda
+                .set(Ns(self.now.0.saturating_add(after)), Timer::Exchange);
         }
     }
 

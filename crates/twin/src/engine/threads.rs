@@ -76,8 +76,8 @@ impl Engine {
         if moves.every_ns > 0.0 {
             let after = moves.chance.exponential(moves.every_ns).max(1.0) as u64;
             let life = self.vms[vm].life;
-            self.agenda
-                .set(Ns(self.now.0 + after), Timer::ThreadMove { vm, life });
+            let at = Ns(self.now.0.saturating_add(after));
+            self.agenda.set(at, Timer::ThreadMove { vm, life });
         }
     }
 

@@ -350,7 +350,7 @@ impl Group {
             .map(|(thread, rate)| if marks.uses.used_by(thread) { *rate } else { 0.0 })
             .collect();
         let rate: f64 = rates.iter().sum();
-        if rate <= 0.0 {
+        if rate <= 0.0 || marks.uses.share <= 0.0 {
             return;
         }
         // By node: its share of the faults, and the share of faults from the same thread as the last one, once placed.

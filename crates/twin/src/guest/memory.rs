@@ -21,7 +21,8 @@
 //! # Left out
 //!
 //! The identity of pages: a policy that picks single pages (Carrefour) picks a number of pages of a class. Memory that one thread
-//! frees and another allocates; memory that one program leaves and the next allocates.
+//! frees and another allocates; memory that one program leaves and the next allocates. A part comes into use at the end of the
+//! epoch in which the program reaches it.
 
 mod frames;
 mod hands;

@@ -504,6 +504,7 @@ impl Vm {
         };
         self.stage = Stage::Program;
         self.course.started = Some(now);
+        self.course.since_rest = 0.0;
         let instructions = program.instructions_g_per_thread * 1e9 * self.course.work_share;
         if let Some(barrier) = program.barrier {
             let intervals = instructions / (barrier.interval_m_instructions * 1e6);

@@ -194,8 +194,8 @@ pub struct VmSpec {
     /// instead of sleeping in the kernel, and so save interrupts [Policies, section 5.3.2].
     #[serde(default)]
     pub waiting: Option<Waiting>,
-    /// How the program's threads rest between pieces of work, in place of the program's own rests. Not for a program that has
-    /// barriers. So the same program can be a batch job or a lightly used server.
+    /// How the program's threads rest between pieces of work, in place of the program's own rests. So the same program can be
+    /// a batch job or a lightly used server.
     #[serde(default)]
     pub rest: Option<Rest>,
     /// Most CPU time that all of the VM's vCPUs together get, in percent of one CPU; absent if there is no limit.

@@ -303,6 +303,37 @@ fn programs_that_meet_at_barriers_rest_together() {
     );
 }
 
+/// Rests of one program leave nothing behind for the next, and more rests than barriers are as long as if they were apart.
+#[test]
+fn rests_at_barriers_are_those_of_the_program_alone() {
+    let ended = |rest: &str, then: &str| {
+        let text = format!(
+            "name = \"one\"\nmachine = \"r910\"\n[[vm]]\nname = \"a\"\nvcpus = 2\nmemory = \"2GiB\"\nworkload = \"cg.B\"\n\
+             work_share = 0.05\n{rest}{then}"
+        );
+        let mut twin = twin(&Scenario::from_toml("one.toml", &text).unwrap());
+        assert!(twin.run_to_end(at(600)), "it does not end");
+        twin.report().vms.swap_remove(0)
+    };
+    let rest = "rest = { interval_m_instructions = 70.0, mean = \"20ms\" }\n";
+    let twice = ended(rest, "then = [{ workload = \"cg.B\", work_share = 0.05 }]\n");
+    let once = ended(rest, "");
+    let (twice_g, once_g) = (twice.instructions_g, once.instructions_g);
+    assert!((twice_g / once_g - 2.0).abs() < 0.01, "{twice_g} {once_g}");
+    // A fifth of the interval between two barriers, so that several rests are due at each.
+    let without = ended("", "").runtime_s.unwrap();
+    let often = ended("rest = { interval_m_instructions = 0.2, mean = \"40us\" }\n", "")
+        .runtime_s
+        .unwrap();
+    let rarely = ended("rest = { interval_m_instructions = 20.0, mean = \"4ms\" }\n", "")
+        .runtime_s
+        .unwrap();
+    assert!(
+        ((often - without) / (rarely - without) - 1.0).abs() < 0.25,
+        "{often} {rarely} {without}"
+    );
+}
+
 #[test]
 fn figures_count_from_the_end_of_the_warm_up() {
     let machine = r910();

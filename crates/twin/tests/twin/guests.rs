@@ -582,3 +582,24 @@ fn autonuma_begins_anew_with_the_next_program() {
         assert_conserved(&mut twin, "at the end");
     }
 }
+
+/// A program that uses its memory part by part does all of its work while a kernel balances that memory.
+#[test]
+fn memory_that_a_program_does_not_use_now_costs_it_no_faults() {
+    let done = |policy| {
+        let mut spec = VmSpec::new("a", 48, Bytes::from_gib(32), "kmeans").doing(0.02);
+        spec.memory_policy = policy;
+        let scenario = Scenario::of("windows", vec![spec]);
+        let mut twin = Twin::new(homenode_machine_files::preset("amd48").unwrap(), &scenario, 1).unwrap();
+        assert!(twin.run_to_end(Ns::from_secs(200)), "it does not end");
+        let vm = twin.report().vms.swap_remove(0);
+        (vm.instructions_g, vm.runtime_s.unwrap())
+    };
+    let (without, alone_s) = done(Placing::FirstTouch.alone());
+    let (with, balanced_s) = done(Placing::FirstTouch.with_autonuma());
+    assert!(
+        (with / without - 1.0).abs() < 1e-3,
+        "{with} G, {without} G without"
+    );
+    assert!(balanced_s > 0.3 * alone_s, "{balanced_s} s, {alone_s} s without");
+}

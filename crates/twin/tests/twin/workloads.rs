@@ -240,7 +240,8 @@ fn only_programs_with_published_inputs_are_calibrated() {
 
 /// Returns the load of the most loaded link with this program on all of amd48, without a hypervisor, in percent.
 fn busiest_link(name: &str, policy: MemoryPolicy) -> f64 {
-    let mut spec = VmSpec::new("alone", 48, Bytes::from_gib(64), name);
+    // Each thread stays on its CPU, as the script has it: one that rests could find its CPU taken.
+    let mut spec = VmSpec::new("alone", 48, Bytes::from_gib(64), name).pinned();
     spec.memory_policy = policy;
     spec.work_share = 10.0; // some are over sooner than they are measured
     let mut scenario = Scenario::of("alone", vec![spec]);
@@ -259,7 +260,16 @@ fn busiest_link(name: &str, policy: MemoryPolicy) -> f64 {
 #[test]
 fn links_are_loaded_as_the_script_says() {
     let files = files();
-    for name in ["cg.C", "facesim", "kmeans", "lu.C", "memcached", "sp.C"] {
+    for name in [
+        "cg.C",
+        "facesim",
+        "ft.C",
+        "kmeans",
+        "lu.C",
+        "memcached",
+        "mg.D",
+        "sp.C",
+    ] {
         let said = files[name]
             .lines()
             .find(|line| line.contains("Most loaded link"))
@@ -269,7 +279,7 @@ fn links_are_loaded_as_the_script_says() {
         for (said, policy) in said.split(" / ").zip(policies) {
             let (said, twin): (f64, f64) = (said.parse().unwrap(), busiest_link(name, policy));
             assert!(
-                (said - twin).abs() < 6.0,
+                (said - twin).abs() < 5.0,
                 "{name}, {policy:?}: {said} percent in its file, {twin:.1} in the twin; run scripts/numa-workloads.py"
             );
         }

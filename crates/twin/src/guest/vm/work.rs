@@ -7,6 +7,9 @@ use crate::guest::thread::Doing;
 use crate::index::{IxVec, ThreadIx, first};
 use crate::workload::{PhaseProfile, Waiting};
 
+/// How many rests that are due at once are drawn one by one; more last as long on average.
+const RESTS_DRAWN: f64 = 16.0;
+
 impl Vm {
     /// Returns how long a thread rests now.
     pub(super) fn rest(&mut self, thread: ThreadIx) -> Ns {
@@ -84,14 +87,18 @@ impl Vm {
         Next::Release
     }
 
-    /// Lets the last thread at a barrier rest before it releases the others, if a rest is due.
+    /// Lets the last thread at a barrier rest before it releases the others, if rests are due. All that are due since the last
+    /// time are one rest.
     fn rest_at_barrier(&mut self, thread: ThreadIx) -> Option<Next> {
-        let rest = self.course.program.as_ref()?.rest?;
-        if self.course.since_rest < rest.interval_m_instructions * 1e6 {
+        let interval = self.course.program.as_ref()?.rest?.interval_m_instructions * 1e6;
+        let due = libm::floor(self.course.since_rest / interval);
+        if due < 1.0 || self.course.intervals_left == 0 {
             return None;
         }
-        self.course.since_rest = 0.0;
-        let lasts = self.rest(thread);
+        self.course.since_rest -= due * interval;
+        let drawn = due.min(RESTS_DRAWN);
+        let rests: f64 = (0..drawn as u32).map(|_| self.rest(thread).as_f64()).sum();
+        let lasts = Ns((rests * due / drawn) as u64);
         if lasts == Ns::ZERO {
             return None;
         }
@@ -111,7 +118,11 @@ impl Vm {
     fn progress(&self, thread: ThreadIx) -> f64 {
         if self.course.intervals > 0 {
             return 1.0
-                - (self.course.intervals_left + 1).min(self.course.intervals) as f64
+                - self
+                    .course
+                    .intervals_left
+                    .saturating_add(1)
+                    .min(self.course.intervals) as f64
                     / self.course.intervals as f64;
         }
         1.0 - (self.threads[thread].instructions_left / self.instructions()).min(1.0)
