@@ -147,7 +147,7 @@ mod tests {
             let scenario = Scenario::of("one", vec![vm]).with_workload(workload.clone());
             Run::to_end("r910", scenario, homenode_control::PolicySet::Default, 1)
         };
-        let claim = crate::claims::named("tavo.npb").unwrap();
+        let claim = crate::claims::named("pml.wss-overhead").unwrap();
         let kind = |workload: &homenode_twin::Workload, measured: &Measured| {
             let kind = super::kind(&claim, measured, &fitted_to(&[run(workload)]));
             kind_of_all(&judge(&claim, measured, kind))
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(kind(&workload, &measured), Kind::Predicted);
         workload.calibrated_to = vec!["policies.imbalance".into()];
         assert_eq!(kind(&workload, &measured), Kind::Predicted);
-        workload.calibrated_to = vec!["tavo.npb".into()];
+        workload.calibrated_to = vec!["pml.wss-overhead".into()];
         assert_eq!(kind(&workload, &measured), Kind::Calibrated);
         // The target is the claim itself, another claim of the same paper, or a claim of another paper.
         let own_paper = |to: &str| {
@@ -164,13 +164,13 @@ mod tests {
             rests_on_own_paper(&claim, &fitted_to(&[run(&workload)]))
         };
         assert_eq!(
-            ["tavo.npb", "tavo.spec", "policies.imbalance"].map(own_paper),
+            ["pml.wss-overhead", "pml.live-migration", "policies.imbalance"].map(own_paper),
             [false, true, false]
         );
         let mut workload = homenode_twin::workload::builtin("cg.B").unwrap();
         workload.name = "own".into();
-        workload.calibrated_to = vec!["tavo.npb".into()];
-        measured.inputs = vec!["ep".into(), "cg".into()];
+        workload.calibrated_to = vec!["pml.wss-overhead".into()];
+        measured.inputs = ["hpl", "read", "sort", "write"].map(Into::into).to_vec();
         assert_eq!(kind(&workload, &measured), Kind::ByConstruction);
     }
 }

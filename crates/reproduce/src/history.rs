@@ -386,24 +386,25 @@ mod tests {
 
     #[test]
     fn an_old_run_is_judged_by_the_rules_of_today() {
-        let text = run("[run.counted.\"tavo.npb\"]\ncg = 11.3\nep = 1.2");
+        let text = run("[run.counted.\"pml.wss-overhead\"]\nhpl = 17.45\nsort = 4.8");
         let log = Log::parse("log", &text).unwrap();
         let group = log.run[0].today(&measured(|_, _, published| published));
-        // ep is trivial, so it counts in no headline.
+        // sort is trivial, so it counts in no headline.
         assert_eq!((group.values, group.within_2x, group.held), (1, 1, 0));
         assert!((group.median_abs_ln.unwrap() - libm::log(2.0)).abs() < 1e-9);
     }
 
     #[test]
     fn what_moved_and_what_left_the_headline_is_told() {
-        let first =
-            run("[run.counted.\"tavo.npb\"]\ncg = 20.0\n[run.counted.\"flip.cost\"]\nstream_pct = 2.0");
-        let second = run("measure = \"Kinds were changed.\"\n[run.counted.\"tavo.npb\"]\ncg = 5.0");
+        let first = run(
+            "[run.counted.\"pml.wss-overhead\"]\nhpl = 20.0\n[run.counted.\"flip.cost\"]\nstream_pct = 2.0",
+        );
+        let second = run("measure = \"Kinds were changed.\"\n[run.counted.\"pml.wss-overhead\"]\nhpl = 5.0");
         let log = Log::parse("log", &format!("{first}{second}")).unwrap();
-        let all = measured(|_, name, published| if name == "cg" { -1.0 } else { published });
+        let all = measured(|_, name, published| if name == "hpl" { -1.0 } else { published });
         let text = log.section(&all);
         assert!(
-            text.contains("| 1 to 2 | tavo.npb | cg | 22.6 | 20 | 5 |"),
+            text.contains("| 1 to 2 | pml.wss-overhead | hpl | 34.9 | 20 | 5 |"),
             "{text}"
         );
         assert!(
@@ -412,7 +413,10 @@ mod tests {
         );
         let text = log.missed(&all);
         assert!(text.contains("further off than that of the first"), "{text}");
-        assert!(text.contains("`tavo.npb` cg (-1 against 22.6)"), "{text}");
+        assert!(
+            text.contains("`pml.wss-overhead` hpl (-1 against 34.9)"),
+            "{text}"
+        );
     }
 
     #[test]

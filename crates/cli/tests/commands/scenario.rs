@@ -22,7 +22,7 @@ const TOLERANCE: [(&str, f64); 4] = [
     ("cpus_used", 0.30),
     ("llc_miss_rate", 0.18),
     ("local_access_ratio", 0.50),
-    ("bandwidth_bytes_per_s", 0.25),
+    ("bandwidth_bytes_per_s", 0.30),
 ];
 
 /// For VMs with less memory traffic than this, only the tolerance of CPU use is promised, because the scheduler decides where
