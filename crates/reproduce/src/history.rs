@@ -38,7 +38,7 @@ const CAUSES: &str = "\
 The causes, by paper; each claim's own reasons are in the details:
 
 - *Memory policies* ([Policies]). Profiles keep measured rates of LLC accesses where a program was measured (10 of 29); time at rest
-  meets the published loads of links. The rates of the others are fitted to these loads, which are averages over runs, so many
+  meets the published loads of links. The rates of the others are fitted to these loads, which are averages over runs: most
   wait little for memory, and no policy can do much for them. The published imbalance under round-4K asks for hot pages that
   would have to leave the private caches, so it is not met.
 - *The host before the measurement* ([TAVO], [XPV]). The papers' default schedulers had scattered VMs and their memory. For [TAVO]

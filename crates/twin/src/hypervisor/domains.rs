@@ -152,11 +152,26 @@ struct Interval {
     within: u64,
 }
 
+impl Interval {
+    const NONE: Interval = Interval {
+        tick: NEVER.0,
+        number: 0,
+        within: 0,
+    };
+}
+
 /// The tick in an interval in which a busy CPU has its turn.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     interval: u64,
     within: u64,
+}
+
+impl Turn {
+    const NONE: Turn = Turn {
+        interval: NEVER.0,
+        within: 0,
+    };
 }
 
 /// Scheduling domains of each CPU, smallest first, and for each the number of consecutive attempts to balance that have failed.
@@ -258,18 +273,9 @@ impl Domains {
             });
         }
         let failed = of_cpu.iter().map(|list| vec![0; list.len()]).collect();
-        let interval = Interval {
-            tick: NEVER.0,
-            number: 0,
-            within: 0,
-        };
-        let turn = Turn {
-            interval: NEVER.0,
-            within: 0,
-        };
         Domains {
-            intervals: vec![interval; domains.len()],
-            turns: of_cpu.iter().map(|list| vec![turn; list.len()]).collect(),
+            intervals: vec![Interval::NONE; domains.len()],
+            turns: of_cpu.iter().map(|list| vec![Turn::NONE; list.len()]).collect(),
             is_even: vec![false; domains.len()],
             domains,
             of_cpu,

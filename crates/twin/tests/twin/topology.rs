@@ -113,7 +113,7 @@ fn an_impossible_rate_of_exchanges_is_refused() {
     }
 }
 
-/// Returns the share of accesses that are local in a minute in which a guest moves each thread so many times.
+/// Returns the share of accesses that are local in a minute in which a guest moves each thread this many times.
 fn local_with_moves(per_minute: f64, set: impl Fn(&mut VmSpec)) -> f64 {
     let mut spec = vm(Vnuma::None, RuntimeNodes::None);
     spec.thread_moves_per_minute = per_minute;
