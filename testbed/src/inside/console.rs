@@ -19,8 +19,11 @@ const INIT_DIED: [&str; 2] = [
     "Attempted to kill init! exitcode=0x0000000b",
 ];
 
-/// A guest that ended or hangs for no reason of its own. Now and then a guest under emulated SVM suffers a triple fault or
-/// takes no more interrupts, or the emulation ends its init. Then its case has shown nothing, neither good nor bad.
+/// Message of a kernel that took a double fault. A stock kernel takes none by itself, so the emulation is at fault.
+const DOUBLE_FAULT: &str = "PANIC: double fault";
+
+/// A guest that ended or hangs for no reason of its own. Now and then a guest under emulated SVM suffers a double or triple
+/// fault or takes no more interrupts, or the emulation ends its init. Then its case has shown nothing, neither good nor bad.
 #[derive(Debug, thiserror::Error)]
 #[error("guest {name} {what}; its console: {console}")]
 pub struct GuestVanished {
@@ -64,6 +67,17 @@ impl Console {
         has_died.then(|| GuestVanished {
             name: self.guest.clone(),
             what: "has lost its only program to the emulation",
+            console: tail(&console),
+        })
+    }
+
+    /// Returns the error for a guest whose kernel took a double fault.
+    #[must_use]
+    pub fn double_fault(&self) -> Option<GuestVanished> {
+        let console = self.text();
+        console.contains(DOUBLE_FAULT).then(|| GuestVanished {
+            name: self.guest.clone(),
+            what: "took a double fault in the emulation",
             console: tail(&console),
         })
     }

@@ -153,14 +153,18 @@ impl Inside {
         self.domus.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the first guest that has vanished: it ended without being destroyed, and its kernel printed no reason. A PVH
+    /// Returns the first guest that has vanished: it ended without being destroyed, and its kernel printed no reason, or its
+    /// kernel took a double fault. A PVH
     /// domU counts as well if the emulation ended it, which happens to one in some fifty. A domU whose memory was moved never
     /// counts, because the move may be the reason.
     fn vanished(&self) -> Option<GuestVanished> {
         self.guests()
             .iter()
-            .filter(|(_, process)| !process.alive())
-            .find_map(|(spec, _)| spec.console().vanished())
+            .find_map(|(spec, process)| {
+                let console = spec.console();
+                let vanished = || console.vanished().filter(|_| !process.alive());
+                console.double_fault().or_else(vanished)
+            })
             .or_else(|| {
                 let domus = self.domus();
                 let mut unmoved = domus
