@@ -62,35 +62,35 @@ impl Console {
     /// Returns the error for a guest whose init died of an error that init cannot make.
     #[must_use]
     pub fn lost_init(&self) -> Option<GuestVanished> {
-        let console = self.text();
-        let has_died = INIT_DIED.iter().any(|end| console.contains(end));
-        has_died.then(|| GuestVanished {
-            name: self.guest.clone(),
-            what: "has lost its only program to the emulation",
-            console: tail(&console),
-        })
+        self.ended_by_emulation("has lost its only program to the emulation", &INIT_DIED)
     }
 
     /// Returns the error for a guest whose kernel took a double fault.
     #[must_use]
     pub fn double_fault(&self) -> Option<GuestVanished> {
+        self.ended_by_emulation("took a double fault in the emulation", &[DOUBLE_FAULT])
+    }
+
+    /// Returns the error for a guest that printed one of these messages, for each of which the emulation is at fault.
+    fn ended_by_emulation(&self, what: &'static str, messages: &[&str]) -> Option<GuestVanished> {
         let console = self.text();
-        console.contains(DOUBLE_FAULT).then(|| GuestVanished {
-            name: self.guest.clone(),
-            what: "took a double fault in the emulation",
-            console: tail(&console),
-        })
+        let has_ended = messages.iter().any(|message| console.contains(message));
+        has_ended.then(|| self.gone(what, &console))
     }
 
     /// Returns the error for a guest in this state; `None` if it printed this explanation.
     #[must_use]
     pub fn unexplained(&self, what: &'static str, explanation: &str) -> Option<GuestVanished> {
         let console = self.text();
-        (!console.contains(explanation)).then(|| GuestVanished {
+        (!console.contains(explanation)).then(|| self.gone(what, &console))
+    }
+
+    fn gone(&self, what: &'static str, console: &str) -> GuestVanished {
+        GuestVanished {
             name: self.guest.clone(),
             what,
-            console: tail(&console),
-        })
+            console: tail(console),
+        }
     }
 
     /// Waits for a line with this text, and returns the last such line. `lives` tells whether the guest is alive.

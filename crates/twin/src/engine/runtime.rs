@@ -3,7 +3,6 @@
 //!
 //! # Model
 //!
-//! A program frees and allocates memory as its profile says ([`crate::workload::RuntimeProfile`]). The library keeps freed
 //! A program frees and allocates memory as its profile says ([`crate::workload::RuntimeProfile`]). The library keeps freed memory
 //! and hands it out again, so the kernel's first touch decides only once where a page is. Two kinds of library differ:
 //! - A library that knows nodes hands a thread memory on the node of the thread's vCPU. The library knows that node from its

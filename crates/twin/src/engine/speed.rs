@@ -164,7 +164,7 @@ impl Engine {
         }
         self.migrate_slice();
         self.epochs.dirty |= self.transfer(lasted);
-        self.vms.iter_mut().for_each(|vm| _ = vm.advance());
+        self.vms.iter_mut().for_each(Vm::advance);
         let stale = self.vms.iter().any(|vm| vm.memory.stale());
         let unsteady = stale || self.epochs.always_solve || self.moving.is_some();
         if unsteady {

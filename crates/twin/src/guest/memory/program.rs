@@ -66,18 +66,15 @@ impl VmMemory {
     }
 
     /// Lets the program use those parts of its regions that it uses after `progress` of its run, by thread. A region of all
-    /// threads follows thread 0. Returns whether parts changed.
-    pub(crate) fn advance(&mut self, progress: impl Fn(ThreadIx) -> f64) -> bool {
-        let mut changed = false;
+    /// threads follows thread 0.
+    pub(crate) fn advance(&mut self, progress: impl Fn(ThreadIx) -> f64) {
         for region in &mut self.regions {
             let Some(part) = region.part else { continue };
             let in_use = part.window.part_at(progress(region.owner.unwrap_or(ThreadIx(0)))) == part.number;
             let share = if in_use { part.access_share } else { 0.0 };
-            changed |= region.access_share != share;
+            self.stale |= region.access_share != share;
             region.access_share = share;
         }
-        self.stale |= changed;
-        changed
     }
 
     /// Whether the program uses some region part by part, so that [`VmMemory::advance`] has to be called as it runs.

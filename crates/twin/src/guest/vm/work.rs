@@ -2,9 +2,9 @@
 
 use homenode_units::Ns;
 
-use super::{Next, Stage, Vm};
-use crate::guest::thread::Doing;
-use crate::index::{IxVec, ThreadIx, first};
+use super::{Course, Next, Stage, Vm};
+use crate::guest::thread::{Doing, Thread};
+use crate::index::ThreadIx;
 use crate::workload::{PhaseProfile, Waiting};
 
 /// How many rests that are due at once are drawn one by one; more last as long on average.
@@ -17,7 +17,8 @@ impl Vm {
             return Ns::ZERO;
         };
         let factor = self
-            .phase_at(self.progress(thread))
+            .course
+            .phase_at(self.course.progress(&self.threads[thread]))
             .map_or(1.0, |phase| phase.rest_factor);
         match rest.mean.as_f64() * factor * self.course.factors.rest {
             mean if mean > 0.0 => Ns(self.chance.exponential(mean) as u64),
@@ -27,8 +28,9 @@ impl Vm {
 
     /// Runs a thread without barriers until its next rest, the end of the phase, or the end of the program.
     pub(super) fn stretch(&mut self, thread: ThreadIx) {
-        let share = self.phase_end(self.progress(thread)) - self.progress(thread);
-        let total = self.instructions();
+        let progress = self.course.progress(&self.threads[thread]);
+        let share = self.course.phase_end(progress) - progress;
+        let total = self.course.instructions();
         let rest = self.course.program.as_ref().and_then(|program| program.rest);
         let interval = rest.map_or(f64::INFINITY, |rest| rest.interval_m_instructions * 1e6);
         let thread = &mut self.threads[thread];
@@ -66,7 +68,7 @@ impl Vm {
             return self.end(now);
         }
         self.course.intervals_left -= 1;
-        let mean = self.instructions() / self.course.intervals as f64;
+        let mean = self.course.instructions() / self.course.intervals as f64;
         self.course.since_rest += mean;
         let imbalance = self
             .course
@@ -107,47 +109,12 @@ impl Vm {
         Some(Next::Rest(lasts))
     }
 
-    /// Returns the total number of instructions that each thread of the program runs.
-    fn instructions(&self) -> f64 {
-        self.course.program.as_ref().map_or(0.0, |program| {
-            program.instructions_g_per_thread * 1e9 * self.course.work_share
-        })
-    }
-
-    /// Returns the share of the program that a thread has completed.
-    fn progress(&self, thread: ThreadIx) -> f64 {
-        if self.course.intervals > 0 {
-            return 1.0
-                - self
-                    .course
-                    .intervals_left
-                    .saturating_add(1)
-                    .min(self.course.intervals) as f64
-                    / self.course.intervals as f64;
+    /// Lets the program use the parts of its memory that it uses now.
+    pub(crate) fn advance(&mut self) {
+        if self.stage == Stage::Program && self.memory.is_windowed() {
+            let (course, threads) = (&self.course, &self.threads);
+            self.memory.advance(|thread| course.reached(&threads[thread]));
         }
-        1.0 - (self.threads[thread].instructions_left / self.instructions()).min(1.0)
-    }
-
-    fn phase_end(&self, progress: f64) -> f64 {
-        let mut end = 0.0;
-        for phase in self.course.program.iter().flat_map(|program| &program.phases) {
-            end += phase.share;
-            if progress < end - 1e-9 {
-                return end;
-            }
-        }
-        1.0
-    }
-
-    /// Lets the program use the parts of its memory that it uses now. Returns whether they changed.
-    pub(crate) fn advance(&mut self) -> bool {
-        if self.stage != Stage::Program || !self.memory.is_windowed() {
-            return false;
-        }
-        let reached: IxVec<ThreadIx, f64> = first(self.threads.len())
-            .map(|thread| self.reached(thread))
-            .collect();
-        self.memory.advance(|thread| reached[thread])
     }
 
     /// Returns the factors on a thread's LLC accesses and cycles at present: those of its program's phase times those of events.
@@ -165,25 +132,55 @@ impl Vm {
     }
 
     fn profile_phase(&self, thread: ThreadIx) -> (f64, f64) {
-        self.phase_at(self.reached(thread))
+        let reached = self.course.reached(&self.threads[thread]);
+        self.course
+            .phase_at(reached)
             .map_or((1.0, 1.0), |phase| (phase.llc_access_factor, phase.cpi_factor))
     }
+}
 
-    /// Returns the share of the program that a thread has completed, within the running stretch, too.
-    fn reached(&self, thread: ThreadIx) -> f64 {
-        // The running stretch is already subtracted from the instructions left: `progress` is that at the end of the stretch.
-        let total = self.instructions();
-        let running = if self.course.intervals > 0 {
+impl Course {
+    /// Returns the total number of instructions that each thread of the program runs.
+    fn instructions(&self) -> f64 {
+        self.program.as_ref().map_or(0.0, |program| {
+            program.instructions_g_per_thread * 1e9 * self.work_share
+        })
+    }
+
+    /// Returns the share of the program that a thread has completed at the end of its running stretch.
+    fn progress(&self, thread: &Thread) -> f64 {
+        if self.intervals > 0 {
+            let left = self.intervals_left.saturating_add(1).min(self.intervals);
+            return 1.0 - left as f64 / self.intervals as f64;
+        }
+        1.0 - (thread.instructions_left / self.instructions()).min(1.0)
+    }
+
+    /// Returns the share of the program that a thread has completed now. The running stretch is already subtracted from the
+    /// instructions left.
+    fn reached(&self, thread: &Thread) -> f64 {
+        let running = if self.intervals > 0 {
             0.0
         } else {
-            (self.threads[thread].left + self.threads[thread].requests.behind) / total
+            (thread.left + thread.requests.behind) / self.instructions()
         };
         (self.progress(thread) - running).max(0.0)
     }
 
+    fn phase_end(&self, progress: f64) -> f64 {
+        let mut end = 0.0;
+        for phase in self.program.iter().flat_map(|program| &program.phases) {
+            end += phase.share;
+            if progress < end - 1e-9 {
+                return end;
+            }
+        }
+        1.0
+    }
+
     /// Returns the phase that the program is in after this share of its work; `None` if it has no phases.
     fn phase_at(&self, progress: f64) -> Option<&PhaseProfile> {
-        let phases = &self.course.program.as_ref()?.phases;
+        let phases = &self.program.as_ref()?.phases;
         let mut end = 0.0;
         let reached = phases.iter().find(|phase| {
             end += phase.share;
