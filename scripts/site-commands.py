@@ -5,9 +5,14 @@
 In the tutorial (or the given page) `toml` and `python` blocks that begin with `# name.toml` or `# name.py` are written as these files into
 a new directory. The `sh` blocks are then run there in one shell, in their order, with `homenode` in PATH, and with the Python that runs
 this as `python`, which must find the package. Each must succeed. A `text` block is the output of the previous block: its lines must
-occur in this order, and other lines may come in between only where it has `…`. The last line is the count, by results.py.
+occur in this order, and other lines may come in between only where it has `…`. What README.md quotes must be printed, too. The last line
+is the count, by results.py.
+
+With HOMENODE_WRITE_SHOWN=1 a `text` block that differs is written again in the page: as many lines between its `…` as before, those
+that resemble the old ones most. Read the difference before you commit it, and the sentences around it.
 """
 
+import difflib
 import os
 import re
 import subprocess
@@ -38,6 +43,26 @@ def differs(shown: str, printed: str) -> str | None:
             return f"shown, and not printed here:\n    {line}\nbut:\n    {there}"
         at, may_skip = found + 1, False
     return None if may_skip or at == len(have) else f"printed after what is shown:\n    {have[at]}"
+
+
+def renewed(shown: str, printed: str) -> str:
+    """The shown lines as they are printed now."""
+    have = [line.rstrip() for line in printed.rstrip().splitlines()]
+    parts = [part.strip("\n").splitlines() for part in re.split("^…$", shown, flags=re.M)]
+    if len(parts) == 1:
+        return "\n".join(have) + "\n"
+    at, lines = 0, []
+    for index, part in enumerate(parts):
+        starts = [0] if index == 0 else range(at, len(have) - len(part) + 1)
+
+        def likeness(start: int, part: list[str] = part) -> float:
+            pairs = zip(part, have[start : start + len(part)], strict=False)
+            return sum(difflib.SequenceMatcher(None, old, new).ratio() for old, new in pairs)
+
+        start = max(starts, key=likeness, default=at)
+        at = start + len(part)
+        lines += (["…"] if index else []) + have[start:at]
+    return "\n".join(lines) + "\n"
 
 
 def run(page: Path, folder: Path, program: Path) -> list[tuple[str, str | None]]:
@@ -79,8 +104,21 @@ def run(page: Path, folder: Path, program: Path) -> list[tuple[str, str | None]]
         elif language == "text" and before is not None:
             out = folder / f"{before}.out"
             printed = out.read_text() if out.exists() else ""
-            results.append((f"prints what is shown: {blocks[before][1].splitlines()[0]}", differs(text, printed)))
+            wrong = differs(text, printed)
+            if wrong and printed and os.environ.get("HOMENODE_WRITE_SHOWN"):
+                page.write_text(page.read_text().replace(f"```text\n{text}```", f"```text\n{renewed(text, printed)}```"))
+            results.append((f"prints what is shown: {blocks[before][1].splitlines()[0]}", wrong))
     return results
+
+
+def quoted(page: Path, command: str, program: Path) -> tuple[str, str | None]:
+    """Whether a page's first indented block after a command's name has only lines that it prints."""
+    block = re.search(rf"`{command}`.*?\n\n((?:    [^\n]*\n)+)", page.read_text(), re.S)
+    ran = subprocess.run([program, *command.split()[1:]], capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    printed = {line.strip().removeprefix("homenode: ") for line in ran.stdout.splitlines()}
+    lines = block[1].splitlines() if block else [f"(no block follows `{command}`)"]
+    missing = [line for line in lines if line.strip() not in printed]
+    return f"quotes what {command} prints: {page.name}", "\n".join(["not printed:", *missing]) if missing else None
 
 
 class Help:
@@ -132,6 +170,7 @@ def main() -> int:
     page = Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs/TUTORIAL.md"
     with tempfile.TemporaryDirectory() as folder:
         results = run(page, Path(folder), program)
+    results.append(quoted(ROOT / "README.md", "homenode sim epyc-services", program))
     known = Help(program)
     results += [held_to_help(other, known) for other in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]]
     return told(results)
