@@ -16,19 +16,9 @@ pub fn files() -> [(&'static str, String); 4] {
     let scenario = schema::<Scenario>("scenario");
     let workload = schema::<Workload>("workload");
     let mut reference = reference::Reference::default();
-    macro_rules! file {
-        ($title:literal, $schema:expr, $path:literal) => {
-            reference.file(
-                $title,
-                $schema,
-                $path,
-                include_str!(concat!("../../../", $path)),
-            );
-        };
-    }
-    file!("Scenario", &scenario, "data/scenarios/permits.toml");
-    file!("Workload", &workload, "data/workloads/cpu2006/lbm.toml");
-    file!("Machine", &machine, "data/machines/xeon26x2.toml");
+    reference.file("Scenario", &scenario, "data/scenarios/permits.toml");
+    reference.file("Workload", &workload, "data/workloads/cpu2006/lbm.toml");
+    reference.file("Machine", &machine, "data/machines/xeon26x2.toml");
     let text = |schema: &Value| format!("{schema:#}\n");
     [
         ("data/schema/machine.schema.json", text(&machine)),

@@ -16,21 +16,12 @@ pub(super) struct Reference {
 }
 
 impl Reference {
-    /// Adds a kind of file: its schema, and an example with the path below `data/` of the file that it is.
-    pub(super) fn file(&mut self, title: &str, schema: &Value, path: &str, example: &str) {
+    /// Adds a kind of file: its schema, and the path of an example from the root of the workspace.
+    pub(super) fn file(&mut self, title: &str, schema: &Value, example: &str) {
         let defs = schema["$defs"].as_object().cloned().unwrap_or_default();
         let _ = write!(self.text, "\n## {title}\n\n{}\n\n", prose(schema));
         self.properties(schema, &defs);
-        // Comments give the sources of figures. They are in the file.
-        let code = example
-            .lines()
-            .map(|line| line.split(" # ").next().unwrap_or(line).trim_end());
-        let code: Vec<&str> = code.filter(|line| !line.starts_with('#')).collect();
-        let _ = write!(
-            self.text,
-            "\nAn example, [`{path}`](../{path}) without its comments:\n\n```toml\n{}\n```\n",
-            code.join("\n").trim()
-        );
+        let _ = writeln!(self.text, "\nAn example is [`{example}`](../{example}).");
         let mut names = Vec::new();
         mentions(schema, &defs, &mut names);
         for name in names {
