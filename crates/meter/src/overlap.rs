@@ -7,9 +7,29 @@
 //!
 //! # Approach
 //!
-//! The interval model (Karkhanis and Smith, ISCA 2004; Eyerman and others, TOCS 2009; recalled): misses in the same window of
-//! instructions overlap, unless the address of one comes from the data of another. `docs/PROFILE.md` states the full rule and its
-//! limits.
+//! The interval model (Karkhanis and Smith, ISCA 2004; Eyerman, Eeckhout, Karkhanis and Smith, TOCS 2009; both recalled): misses
+//! in the same window of instructions overlap, unless the address of one comes from the data of another.
+//!
+//! 1. The core has a reorder buffer of a window's instructions, which retire in order. An access enters it once the
+//!    access that many instructions before it is done. All accesses in the buffer are in flight together, unless 2 holds.
+//! 2. An access waits for an earlier one whose data its address depends on. The plugin cannot see that. It treats an address as
+//!    dependent if it is up to 4 KiB above a pointer in a line that missed: a word of 64 bits, or one of 32 bits, also times 8 as
+//!    in Java's compressed pointers.
+//! 3. A line that a stream prefetcher would have fetched (*foreseen*) starts when the prefetcher would have requested it. A
+//!    machine file states its `prefetcher`: which steps within a page make a stream, and how far ahead it requests. Without it,
+//!    Intel's L2 streamer: two steps of one or two lines, up to 20 lines (optimization manual; recalled). `amd48` has AMD's: one
+//!    step of one line, two lines ahead. 32 pages are tracked.
+//! 4. Only latencies take time; work between two misses takes none. The figure is misses over elapsed latencies.
+//!
+//! Misses to memory and hits in the LLC are two such models, and in each the other's accesses take no time. An LRU cache with one
+//! core's share of the LLC decides which is which.
+//!
+//! # Limits
+//!
+//! Addresses computed from loaded indices count as independent, and so do pointers from lines that hit or were prefetched. A
+//! pointer next to other data counts as a dependence. Stores count as loads, though they do not hold up retirement. Mispredicted
+//! branches end a window in a real core, but not here, so the rule is too high for programs with unpredictable branches.
+//! Prefetchers inside memory controllers, as AMD's, are left out.
 //!
 //! # Terms
 //!
