@@ -13,6 +13,7 @@ mod figures;
 mod functions;
 mod licences;
 mod literals;
+mod mechanisms;
 mod pure;
 mod structure;
 mod syntax;
@@ -50,7 +51,7 @@ enum Limit {
     AtMost(usize),
 }
 
-const RULES: [Rule; 23] = [
+const RULES: [Rule; 24] = [
     Rule {
         name: "line-length",
         about: "lines of Rust have at most 130 columns, string contents and URLs aside",
@@ -109,6 +110,12 @@ const RULES: [Rule; 23] = [
         name: "promised-tests",
         about: "the tests that docs/SECURITY.md names are there",
         check: text::promised_tests,
+        limit: Limit::None,
+    },
+    Rule {
+        name: "mechanisms",
+        about: "rows of the table of mechanisms in docs/SOURCES.md name modules, tests, cases and claims that exist, or a reason",
+        check: mechanisms::mechanisms,
         limit: Limit::None,
     },
     Rule {
