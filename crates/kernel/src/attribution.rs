@@ -6,9 +6,9 @@
 //!
 //! # Approach
 //! 1. Each VM gets a tag of its own. If no tag is left, the VM has no counters, and this is reported.
-//! 2. The frames of its memory get that tag. For this, `pagemap` is read in parts of [`PART_PAGES`], each continuing where the
-//!    last one ended, at intervals that keep the cost within [`COST_SHARE`]. A frame that the VM no longer uses loses the tag.
-//!    Counters start once all memory was read.
+//! 2. The frames of its memory get that tag. For this, `pagemap` is read in parts of [`PART_PAGES`], at intervals that keep the
+//!    cost within [`COST_SHARE`] (`frames`). A frame that the VM no longer uses loses the tag. Counters start once all memory was
+//!    read.
 //! 3. The growth of the tag's counts, summed over all CPUs, is divided among the VM's vCPUs in proportion to the time each ran.
 //!
 //! # What the figures are
@@ -38,6 +38,7 @@
 //! - Samples go to the page whose frame they name, and show which nodes used it.
 
 pub mod dealing;
+mod frames;
 mod samples;
 
 use std::collections::BTreeMap;
@@ -45,25 +46,21 @@ use std::path::Path;
 
 use homenode_formats::pmu_region::Page;
 use homenode_host::{Accesses, Counters, PageUse};
-use homenode_units::{NodeMap, Ns, PAGE_BYTES, Pages, VmId};
+use homenode_units::{NodeMap, Ns, VmId};
 
-use crate::now;
-use crate::numa_maps::{Range, Sharing};
-use crate::pagemap::{self, Place};
+use crate::numa_maps::Range;
 use crate::read::ReadError;
 use crate::task::Process;
 
 pub use dealing::{LLC_CYCLES, MEMORY_CYCLES, REMOTE_CYCLES};
+pub use frames::{COST_SHARE, PART_PAGES};
 pub use samples::Sampler;
+
+pub(crate) use frames::Frames;
+pub(crate) use samples::Samples;
 
 use dealing::{Dealt, Pulse, State, of_tag};
 
-/// Number of a VM's pages to read in one go: 256 MiB.
-pub const PART_PAGES: usize = 65_536;
-/// Reading one VM's page map may take at most one part in this many of one CPU's time.
-pub const COST_SHARE: u64 = 20;
-/// Number of pages to read in one system call.
-const READ_PAGES: usize = 4096;
 /// Why a VM has no counters from the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotCounted {
@@ -123,15 +120,8 @@ pub struct Attribution {
 #[derive(Debug)]
 struct Tagged {
     tag: u8,
-    process: Process,
-    ranges: Vec<Range>,
-    /// For each page, the frame that was tagged for it, or 0 (a frame that belongs to no VM) if none was.
-    frames: Vec<u32>,
-    /// The page to continue from.
-    next: usize,
-    next_read: Ns,
-    is_read: bool,
-    is_beyond: bool,
+    /// The frames that have the tag, by page.
+    frames: Frames,
     /// Counts assigned since all memory was read once.
     dealt: Dealt,
     accesses: Option<Accesses>,
@@ -171,7 +161,7 @@ impl Attribution {
         at: Ns,
         seen: Seen<'_>,
     ) -> Result<Option<BTreeMap<u16, Counters>>, NotCounted> {
-        let is_another = |vm: &Tagged| (vm.process, vm.ranges.as_slice()) != (seen.process, seen.ranges);
+        let is_another = |vm: &Tagged| !vm.frames.is_of(seen.process, seen.ranges);
         if self.vms.get(&seen.id).is_some_and(is_another) {
             self.forget(seen.id);
         }
@@ -182,25 +172,21 @@ impl Attribution {
         }
         let page = self.page;
         let vm = self.vms.get_mut(&seen.id).expect("there, or just put there");
-        if at >= vm.next_read {
-            let start = now();
-            let found = vm.follow(root, page);
-            let cost = now().saturating_sub(start);
-            vm.next_read = at + Ns(cost.0.saturating_mul(COST_SHARE));
-            if found?.is_none() {
-                return Ok(None);
-            }
+        let frames = page.layout().frames;
+        let found = vm.frames.follow(root, at, frames, &mut |before, now| {
+            retag(page, vm.tag, before, now)
+        });
+        if found?.is_none() {
+            return Ok(None);
         }
-        if vm.is_beyond {
+        if vm.frames.is_beyond() {
             vm.dealt.interrupt();
-            return Err(NotCounted::Beyond {
-                frames: page.layout().frames,
-            });
+            return Err(NotCounted::Beyond { frames });
         }
         match self.pulse.state() {
             State::Unknown => return Ok(None),
             State::Silent => return Err(NotCounted::Silent),
-            State::Counting if !vm.is_read => return Ok(None),
+            State::Counting if !vm.frames.is_read() => return Ok(None),
             State::Counting => {}
         }
         let sampled = self.sampler.as_ref().ok().and_then(|sampler| sampler.tag(vm.tag));
@@ -229,7 +215,7 @@ impl Attribution {
     /// all of the VM's memory was read.
     pub fn accesses(&mut self, vm: VmId) -> Option<Accesses> {
         let sampler = self.sampler.as_ref().ok()?;
-        let vm = self.vms.get_mut(&vm).filter(|vm| vm.is_read)?;
+        let vm = self.vms.get_mut(&vm).filter(|vm| vm.frames.is_read())?;
         match (&mut vm.accesses, sampler.tag(vm.tag)) {
             (Some(accesses), Some(since)) => samples::add(accesses, since),
             (Some(_), None) => {}
@@ -243,19 +229,8 @@ impl Attribution {
     /// VM's memory was read.
     pub fn page_uses(&self, vm: VmId) -> Option<Vec<PageUse>> {
         let sampler = self.sampler.as_ref().ok()?;
-        let vm = self.vms.get(&vm).filter(|vm| vm.is_read)?;
-        let pages = (0..).zip(&vm.frames).filter(|(_, frame)| **frame != 0);
-        let used = pages.filter_map(|(page, frame)| {
-            let used = sampler.frame((*frame).into())?;
-            Some(PageUse {
-                frame: page,
-                pages: Pages(1),
-                on: sampler.node_of((*frame).into())?,
-                samples: used.samples.clone(),
-                writes: used.writes,
-            })
-        });
-        Some(used.collect())
+        let vm = self.vms.get(&vm).filter(|vm| vm.frames.is_read())?;
+        Some(sampler.samples().uses(&vm.frames))
     }
 
     /// Releases the frames and tags of all VMs for which `vms` returns false.
@@ -266,7 +241,8 @@ impl Attribution {
 
     fn forget(&mut self, vm: VmId) {
         if let Some(vm) = self.vms.remove(&vm) {
-            vm.frames.iter().for_each(|frame| vm.untag(self.page, *frame));
+            let frames = vm.frames.by_page().iter();
+            frames.for_each(|frame| untag(self.page, vm.tag, *frame));
             self.free.push(vm.tag);
         }
     }
@@ -282,94 +258,34 @@ impl Drop for Attribution {
 
 impl Tagged {
     fn new(tag: u8, seen: &Seen<'_>) -> Tagged {
-        let pages: u64 = seen.ranges.iter().map(|range| range.pages().0).sum();
         Tagged {
             tag,
-            process: seen.process,
-            ranges: seen.ranges.to_vec(),
-            frames: vec![0; pages as usize],
-            next: 0,
-            next_read: Ns::ZERO,
-            is_read: false,
-            is_beyond: false,
+            frames: Frames::new(seen.process, seen.ranges),
             dealt: Dealt::default(),
             accesses: None,
         }
     }
+}
 
-    fn untag(&self, page: Page<'_>, frame: u32) {
-        // The frame may belong to another VM by now.
-        if frame != 0 && page.tag(frame.into()) == self.tag {
-            page.set_tag(frame.into(), 0);
+fn untag(page: Page<'_>, tag: u8, frame: u32) {
+    // The frame may belong to another VM by now.
+    if frame != 0 && page.tag(frame.into()) == tag {
+        page.set_tag(frame.into(), 0);
+    }
+}
+
+/// Moves a tag from the frames that pages had to those that they have now.
+fn retag(page: Page<'_>, tag: u8, before: &[u32], now: &[u32]) {
+    // Untag all frames that were left before tagging those in use: a frame may have passed from one page to another.
+    for (before, now) in before.iter().zip(now) {
+        if before != now {
+            untag(page, tag, *before);
         }
     }
-
-    /// Tags the frames of the next part of the VM's memory; `None` if the process is gone.
-    fn follow(&mut self, root: &Path, page: Page<'_>) -> Result<Option<()>, ReadError> {
-        if self.next == 0 {
-            self.is_beyond = false;
+    for frame in now.iter().filter(|frame| **frame != 0) {
+        if page.tag((*frame).into()) != tag {
+            page.set_tag((*frame).into(), tag);
         }
-        let end = self.frames.len().min(self.next + PART_PAGES);
-        while self.next < end {
-            let (range, from) = self.range_of(self.next);
-            let rest = range.pages().0 as usize - from;
-            let count = rest.min(end - self.next).min(READ_PAGES);
-            let start = range.start + from as u64 * PAGE_BYTES;
-            let is_shared = range.sharing == Sharing::Shared;
-            let Some(places) = pagemap::read(root, self.process.pid, start, count)? else {
-                return Ok(None);
-            };
-            self.tag_pages(page, &places, is_shared);
-        }
-        if self.next == self.frames.len() {
-            self.next = 0;
-            self.is_read = true;
-        }
-        Ok(Some(()))
-    }
-
-    /// Returns the range that a page is in, and the page's position in the range.
-    fn range_of(&self, mut at: usize) -> (&Range, usize) {
-        for range in &self.ranges {
-            let pages = range.pages().0 as usize;
-            if at < pages {
-                return (range, at);
-            }
-            at -= pages;
-        }
-        unreachable!("there are as many frames as ranges have pages")
-    }
-
-    fn tag_pages(&mut self, page: Page<'_>, places: &[Place], is_shared: bool) {
-        let frames = page.layout().frames;
-        let mut is_beyond = false;
-        let now: Vec<u32> = places
-            .iter()
-            .map(|place| match *place {
-                Place::Own(frame) if frame < frames => frame as u32,
-                Place::Shared(frame) if frame < frames && is_shared => frame as u32,
-                Place::Nowhere | Place::Shared(_) => 0,
-                Place::Own(_) => {
-                    is_beyond = true;
-                    0
-                }
-            })
-            .collect();
-        self.is_beyond |= is_beyond;
-        let part = self.next..self.next + now.len();
-        // Untag all frames that were left before tagging those in use: a frame may have passed from one page to another.
-        for (before, now) in self.frames[part.clone()].iter().zip(&now) {
-            if before != now {
-                self.untag(page, *before);
-            }
-        }
-        for frame in now.iter().filter(|frame| **frame != 0) {
-            if page.tag((*frame).into()) != self.tag {
-                page.set_tag((*frame).into(), self.tag);
-            }
-        }
-        self.frames[part.clone()].copy_from_slice(&now);
-        self.next = part.end;
     }
 }
 

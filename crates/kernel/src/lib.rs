@@ -16,6 +16,7 @@
 //! | [`pagemap`] | `/proc/PID/pagemap`: the machine frames of guest memory |
 //! | [`memory_blocks`] | `/sys/devices/system/node/nodeN/memoryM`: the node of a machine frame |
 //! | [`perf`] | `perf_event_open(2)` per thread: hardware counters |
+//! | [`ibs`] | `perf_event_open(2)` of AMD's IBS per CPU: which node's CPUs use which frame |
 //! | [`uncore`] | `perf_event_open(2)` per memory controller and link |
 //! | [`resctrl`] | `mon_data` of the root groups: memory traffic, if no uncore PMU is usable |
 //! | [`confine`] | control groups of resctrl: a VM's share of cache ways or memory bandwidth |
@@ -33,6 +34,7 @@ pub mod cgroup;
 mod clock;
 pub mod confine;
 pub mod files;
+pub mod ibs;
 pub mod kernel_settings;
 pub mod meminfo;
 pub mod memory_blocks;

@@ -23,6 +23,8 @@ const FORMAT_TOTAL_TIME_ENABLED: u64 = 1 << 0;
 const FORMAT_TOTAL_TIME_RUNNING: u64 = 1 << 1;
 const FORMAT_GROUP: u64 = 1 << 3;
 const FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
+/// `disabled` in `perf_event_attr`: the event counts only once it is enabled.
+const FLAG_DISABLED: u64 = 1;
 /// A group that has been enabled for this long without ever running does not fit this PMU (the NMI watchdog holds a counter).
 const NEVER_RAN_NS: u64 = 1_000_000_000;
 
@@ -54,6 +56,20 @@ impl Attr {
             size: size_of::<Attr>() as u32,
             config,
             read_format,
+            ..Attr::default()
+        }
+    }
+
+    /// Describes an event of a PMU that is sampled every `period` counts, once it is enabled. `sample_type` says what a sample
+    /// contains.
+    pub(crate) fn sampling(kind: u32, config: u64, period: u64, sample_type: u64) -> Attr {
+        Attr {
+            kind,
+            size: size_of::<Attr>() as u32,
+            config,
+            sample_period: period,
+            sample_type,
+            flags: FLAG_DISABLED,
             ..Attr::default()
         }
     }

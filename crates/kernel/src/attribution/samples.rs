@@ -1,28 +1,134 @@
-//! Which nodes use which frames, as a modelled PMU samples it.
+//! Which nodes use which frames: samples of one look, whoever took them, and the sampler of a modelled PMU.
 
 use std::collections::BTreeMap;
 
-use homenode_formats::pmu_region::{Page, Sampled, Use};
-use homenode_host::Accesses;
+use homenode_formats::pmu_region::{Page, Use};
+use homenode_host::{Accesses, PageUse};
 use homenode_machine::Machine;
-use homenode_units::{CpuId, NodeId, NodeMap};
+use homenode_units::{CpuId, NodeId, NodeMap, Pages};
 
+use super::frames::Frames;
 use crate::memory_blocks::MemoryBlocks;
 
 /// One in this many misses is sampled. The number is prime, so that every line of a page that is read line by line gets its turn.
 const PERIOD: u64 = 61;
+/// Number of bits that say which frames may have samples: 128 KiB, which a core's cache holds.
+const MARKS: u64 = 1 << 20;
 
-/// Reads the samples and sums them by frame, tag and node.
+/// Samples between two looks, by frame.
+///
+/// A VM has millions of pages and a look has thousands of samples. So each page is first looked up in a bitmap, and only then
+/// among the samples.
+#[derive(Debug)]
+pub(crate) struct Samples {
+    blocks: MemoryBlocks,
+    /// Sorted by frame and node once all are noted.
+    all: Vec<OneSample>,
+    /// A bit for the lowest bits of each sampled frame's number.
+    marks: Vec<u64>,
+}
+
+/// A CPU of a node used a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct OneSample {
+    frame: u64,
+    node: NodeId,
+    is_write: bool,
+}
+
+impl Samples {
+    /// Starts without samples.
+    pub(crate) fn new(blocks: MemoryBlocks) -> Samples {
+        Samples {
+            blocks,
+            all: Vec::new(),
+            marks: vec![0; (MARKS / 64) as usize],
+        }
+    }
+
+    /// Makes room for this many samples, so that noting them allocates nothing; 0 gives all room back.
+    pub(crate) fn make_room(&mut self, samples: usize) {
+        self.clear();
+        self.all = Vec::with_capacity(samples);
+    }
+
+    /// Forgets all samples.
+    pub(crate) fn clear(&mut self) {
+        for sample in &self.all {
+            self.marks[mark(sample.frame).0] = 0;
+        }
+        self.all.clear();
+    }
+
+    /// Notes that a CPU of `node` used a frame.
+    pub(crate) fn note(&mut self, frame: u64, node: NodeId, is_write: bool) {
+        let (word, bit) = mark(frame);
+        self.marks[word] |= bit;
+        self.all.push(OneSample {
+            frame,
+            node,
+            is_write,
+        });
+    }
+
+    /// Call this once all samples of a look are noted.
+    pub(crate) fn settle(&mut self) {
+        self.all.sort_unstable();
+    }
+
+    /// Returns the node of a frame.
+    fn node_of(&self, frame: u64) -> Option<NodeId> {
+        self.blocks.node_of(frame)
+    }
+
+    /// Returns the samples of a frame, in order of nodes.
+    fn of(&self, frame: u64) -> &[OneSample] {
+        let (word, bit) = mark(frame);
+        if self.marks[word] & bit == 0 {
+            return &[];
+        }
+        let begin = self.all.partition_point(|sample| sample.frame < frame);
+        let rest = &self.all[begin..];
+        &rest[..rest.partition_point(|sample| sample.frame == frame)]
+    }
+
+    /// Returns how the pages of a VM were used, without those that have no samples or whose node is unknown.
+    pub(crate) fn uses(&self, frames: &Frames) -> Vec<PageUse> {
+        let pages = (0..).zip(frames.by_page()).filter(|(_, frame)| **frame != 0);
+        let used = pages.filter_map(|(page, frame)| {
+            let samples = self.of((*frame).into());
+            if samples.is_empty() {
+                return None;
+            }
+            let of_node = samples.chunk_by(|a, b| a.node == b.node);
+            Some(PageUse {
+                frame: page,
+                pages: Pages(1),
+                on: self.node_of((*frame).into())?,
+                samples: of_node.map(|of| (of[0].node, of.len() as u32)).collect(),
+                writes: samples.iter().filter(|sample| sample.is_write).count() as u32,
+            })
+        });
+        used.collect()
+    }
+}
+
+/// Returns the place of a frame's mark: a word, and a bit in it.
+fn mark(frame: u64) -> (usize, u64) {
+    let mark = frame % MARKS;
+    ((mark / 64) as usize, 1 << (mark % 64))
+}
+
+/// Reads a modelled PMU's samples and sums them by frame, tag and node.
 #[derive(Debug)]
 pub struct Sampler {
     page: Page<'static>,
-    blocks: MemoryBlocks,
     cpus: Vec<Cpu>,
     line_bytes: u64,
     /// Bytes that each node's controllers moved since the start.
     traffic: NodeMap<u64>,
-    /// Samples between the last two looks, by frame.
-    frames: BTreeMap<u64, FrameUse>,
+    /// Samples between the last two looks.
+    samples: Samples,
     tags: BTreeMap<u8, Accesses>,
 }
 
@@ -32,14 +138,6 @@ struct Cpu {
     node: Option<NodeId>,
     /// Number of samples read so far.
     taken: u64,
-}
-
-/// Samples of a frame.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct FrameUse {
-    /// Number of samples from the CPUs of each node.
-    pub samples: NodeMap<u32>,
-    pub writes: u32,
 }
 
 impl Sampler {
@@ -54,11 +152,10 @@ impl Sampler {
         };
         Sampler {
             page,
-            blocks,
             cpus: (0..layout.cpus).map(cpu).collect(),
             line_bytes: layout.line_bytes,
             traffic: machine.memory_nodes().iter().map(|node| (node, 0)).collect(),
-            frames: BTreeMap::new(),
+            samples: Samples::new(blocks),
             tags: BTreeMap::new(),
         }
     }
@@ -66,7 +163,7 @@ impl Sampler {
     /// Reads the samples that were taken since the last look, and asks for more.
     pub(super) fn look(&mut self) {
         self.page.sample_every(PERIOD);
-        self.frames.clear();
+        self.samples.clear();
         self.tags.clear();
         for number in 0..self.cpus.len() {
             let taken = self
@@ -81,8 +178,10 @@ impl Sampler {
             };
             let mut on: BTreeMap<(NodeId, u8), u64> = BTreeMap::new();
             for sample in &taken.samples {
-                self.note(*sample, node);
-                if let Some(home) = self.blocks.node_of(sample.frame) {
+                if let Some(node) = node {
+                    self.samples.note(sample.frame, node, sample.wanted == Use::Write);
+                }
+                if let Some(home) = self.samples.node_of(sample.frame) {
                     *on.entry((home, self.page.tag(sample.frame))).or_default() += 1;
                 }
             }
@@ -103,16 +202,7 @@ impl Sampler {
                 );
             }
         }
-    }
-
-    fn note(&mut self, sample: Sampled, node: Option<NodeId>) {
-        let Some(node) = node else { return };
-        let used = self.frames.entry(sample.frame).or_default();
-        match used.samples.get_mut(node) {
-            Some(count) => *count += 1,
-            None => used.samples.insert(node, 1),
-        }
-        used.writes += u32::from(sample.wanted == Use::Write);
+        self.samples.settle();
     }
 
     /// Returns zero accesses for each node.
@@ -124,14 +214,9 @@ impl Sampler {
         }
     }
 
-    /// Returns how all CPUs used a frame between the last two looks.
-    pub(super) fn frame(&self, frame: u64) -> Option<&FrameUse> {
-        self.frames.get(&frame)
-    }
-
-    /// Returns the node of a frame.
-    pub(super) fn node_of(&self, frame: u64) -> Option<NodeId> {
-        self.blocks.node_of(frame)
+    /// Returns the samples between the last two looks.
+    pub(super) fn samples(&self) -> &Samples {
+        &self.samples
     }
 
     /// Returns the accesses of all CPUs to frames with this tag between the last two looks.

@@ -3,12 +3,14 @@
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use homenode_formats::pmu_region::{Counts, Layout, Sampled, Use};
-use homenode_units::{Bytes, NodeId};
+use homenode_units::{Bytes, NodeId, PAGE_BYTES, Pages};
 use proptest::prelude::*;
 
 use super::*;
 use crate::fake::{Tree, machine};
 use crate::memory_blocks;
+use crate::numa_maps::Sharing;
+use crate::pagemap::Place;
 use crate::pagemap::tests::write;
 
 const LAYOUT: Layout = Layout {
@@ -170,7 +172,8 @@ fn frames_of_a_vm_that_went_away_are_nobodys_and_its_tag_is_free_for_the_next() 
         pid: 3,
         start_ticks: 2,
     };
-    rig.attribution.vms.get_mut(&vm(3)).expect("known").process = another;
+    let known = rig.attribution.vms.get_mut(&vm(3)).expect("known");
+    known.frames.process = another;
     rig.begin();
     assert_eq!(rig.counts(3, 1, 5), (0, 0));
 }
@@ -203,7 +206,9 @@ fn pages_of_several_processes_are_nobodys_unless_the_vms_memory_is_shared() {
     assert_eq!(rig.counts(1, 2, 0), (0, 0));
     assert_eq!([10, 11].map(|frame| rig.page.tag(frame)), [0, 1]);
     let vm = rig.attribution.vms.get_mut(&vm(1)).expect("known");
-    vm.tag_pages(rig.page, &[Place::Shared(10), Place::Own(11)], true);
+    let mut changed = |before: &[u32], now: &[u32]| retag(rig.page, vm.tag, before, now);
+    let places = [Place::Shared(10), Place::Own(11)];
+    vm.frames.note(&places, Sharing::Shared, 100, &mut changed);
     assert_eq!([10, 11].map(|frame| rig.page.tag(frame)), [1, 1]);
 }
 
