@@ -29,7 +29,8 @@ libvirt-dev|libvirt's headers and library, through which the agent manages VMs
 qemu-user|runs the programs that homenode profile measures
 qemu-system-x86|runs the VMs that tests find without libvirt
 openjdk-17-jre-headless|the JVM that the guest's libraries are tried with
-libjemalloc2|the allocator that they are tried with
+libjemalloc2|an allocator that they are tried with
+libgoogle-perftools4|TCMalloc, another one
 libnuma1|the library that they are tried before
 systemd|systemd-analyze, which checks the agent's unit
 ca-certificates|lets cargo and rustup check whom they talk to

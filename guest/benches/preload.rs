@@ -17,7 +17,10 @@ use common::{Page, compile};
 use homenode_guest::library;
 
 const PAIRS: usize = 11;
-const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
+const ALLOCATORS: [(&str, &str); 2] = [
+    ("jemalloc", "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2"),
+    ("tcmalloc", "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4"),
+];
 const JAVA: &str = "/usr/lib/jvm/java-17-openjdk-amd64/bin/java";
 
 /// Returns the rate that a program reports with these libraries preloaded.
@@ -70,13 +73,15 @@ fn compare(name: &str, mut command: impl FnMut() -> Command, without: &[PathBuf]
 fn main() {
     let benches = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches");
     let allocate = compile("../benches/allocate.c", "allocate", &["-fno-builtin"]);
-    let jemalloc = PathBuf::from(JEMALLOC);
-    compare(
-        "jemalloc",
-        || Command::new(&allocate),
-        std::slice::from_ref(&jemalloc),
-        &[library("jemalloc"), jemalloc.clone()],
-    );
+    for (name, path) in ALLOCATORS {
+        let allocator = PathBuf::from(path);
+        compare(
+            name,
+            || Command::new(&allocate),
+            std::slice::from_ref(&allocator),
+            &[library(name), allocator.clone()],
+        );
+    }
     let topology = library("topology").display().to_string();
     let link = format!(
         "-Wl,-rpath,{}",

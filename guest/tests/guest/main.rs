@@ -1,6 +1,6 @@
 //! Tests of programs that follow the topology page, without a guest.
 
+mod allocators;
 mod common;
 mod follows;
 mod hotspot;
-mod jemalloc;

@@ -1,14 +1,14 @@
-//! An unmodified JVM and jemalloc in a real guest whose vCPU moves. What they allocate after a move is on the node that the
-//! page names.
+//! An unmodified JVM, jemalloc and TCMalloc in a real guest whose vCPU moves. What they allocate after a move is on the node
+//! that the page names. TCMalloc is also measured without our library, as it was before.
 
 use anyhow::{Context as _, ensure};
 
 use super::topology::{load, wait_for};
 use crate::outside::plain::Outside;
-use crate::outside::runtimes::{self, JAVA, JEMALLOC, LIBRARIES};
+use crate::outside::runtimes::{self, JAVA, JEMALLOC, LIBRARIES, TCMALLOC};
 use crate::outside::topology_guest::{NODES, TestKernel, TopologyGuest};
 
-/// The vCPU that both programs run on: the second vCPU of node 0, so that no node loses its last one.
+/// The vCPU that the programs run on: the second vCPU of node 0, so that no node loses its last one.
 const VCPU: usize = 4;
 /// The nodes that it is moved to, in order. Each node is visited once, so that its memory is new to the program.
 const VISITS: [u16; 4] = [0, 3, 2, 1];
@@ -17,45 +17,31 @@ const NODE_MIB: u32 = 320;
 /// The JVM allocates 12 MiB, part of which may already be on the node.
 const JVM_PAGES_LEAST: u64 = 2000;
 /// The program allocates 2000 objects of 2.5 KiB on average, in ten ways in turn, which mostly reuse the same memory.
-const JEMALLOC_PAGES_LEAST: u64 = 500;
+const ALLOCATOR_PAGES_LEAST: u64 = 500;
+/// The objects that the program keeps to say where the kernel has them.
+const KEPT: u64 = 2000;
+/// Least share of these objects on the vCPU's node with our library, and largest share without, in percent. Without, TCMalloc
+/// hands out again what was freed on other nodes.
+const FOLLOWING_PERCENT: u64 = 95;
+const STATIC_PERCENT: u64 = 50;
 
 pub(super) fn follow(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     let kernel = TestKernel::stock(outside)?;
     let files = runtimes::files(outside.dir)?;
     let mut guest = TopologyGuest::boot_with(outside, &kernel, files, NODE_MIB)?;
-    let outcome = both(outside, &mut guest);
+    let outcome = all(outside, &mut guest);
     guest.end(outside)?;
     outcome
 }
 
-fn both(outside: &mut Outside<'_>, guest: &mut TopologyGuest) -> anyhow::Result<()> {
+fn all(outside: &mut Outside<'_>, guest: &mut TopologyGuest) -> anyhow::Result<()> {
     load(guest, "kbat")?;
-    let mut program = Program::start(
-        guest,
-        &format!("LD_PRELOAD={LIBRARIES}/libhomenode_jemalloc.so:{JEMALLOC} taskset 10 allocates"),
-    )?;
-    for node in VISITS {
-        move_to(guest, node)?;
-        let before = program.pages(guest)?;
-        let said = program.order(guest, "a")?;
-        let after = program.pages(guest)?;
-        let elsewhere: Vec<&str> = said
-            .lines()
-            .filter(|line| !line.ends_with(&format!(" {node}")))
-            .collect();
-        ensure!(
-            !said.is_empty() && elsewhere.is_empty(),
-            "jemalloc on node {node}: {elsewhere:?}"
-        );
-        ensure_came(node, &before, &after, JEMALLOC_PAGES_LEAST).context("jemalloc")?;
-        outside.note(format!(
-            "jemalloc on node {node}: {before:?} pages became {after:?}"
-        ));
+    for (name, path) in [("jemalloc", JEMALLOC), ("tcmalloc", TCMALLOC)] {
+        allocator(outside, guest, name, path).with_context(|| name.to_owned())?;
     }
-    program.end(guest)?;
+    share_of_tcmalloc(outside, guest)?;
 
-    guest.vcpus[VCPU] = 0;
-    guest.publish()?;
+    back_to_node_0(guest)?;
     let preload = format!("{LIBRARIES}/libhomenode_hotspot.so:{LIBRARIES}/libhomenode_hotspot_numa.so");
     let options = "-Xint -XX:+UseNUMA -XX:-UsePerfData -Xms128m -Xmx128m -Xlog:disable -XX:+UseParallelGC -Xmn80m \
                    -XX:-UseAdaptiveNUMAChunkSizing -Xlog:gc+heap=debug";
@@ -73,6 +59,82 @@ fn both(outside: &mut Outside<'_>, guest: &mut TopologyGuest) -> anyhow::Result<
         outside.note(format!("JVM on node {node}: {before:?} pages became {after:?}"));
     }
     program.end(guest)
+}
+
+/// Every way to allocate follows the vCPU, and new pages are on its node.
+fn allocator(
+    outside: &mut Outside<'_>,
+    guest: &mut TopologyGuest,
+    name: &str,
+    path: &str,
+) -> anyhow::Result<()> {
+    back_to_node_0(guest)?;
+    let library = format!("{LIBRARIES}/libhomenode_{name}.so");
+    let mut program = Program::start(
+        guest,
+        &format!("LD_PRELOAD={library}:{path} taskset 10 allocates"),
+    )?;
+    for node in VISITS {
+        move_to(guest, node)?;
+        let before = program.pages(guest)?;
+        let said = program.order(guest, "a")?;
+        let after = program.pages(guest)?;
+        let elsewhere: Vec<&str> = said
+            .lines()
+            .filter(|line| !line.ends_with(&format!(" {node}")))
+            .collect();
+        ensure!(
+            !said.is_empty() && elsewhere.is_empty(),
+            "on node {node}: {elsewhere:?}"
+        );
+        ensure_came(node, &before, &after, ALLOCATOR_PAGES_LEAST)?;
+        outside.note(format!(
+            "{name} on node {node}: {before:?} pages became {after:?}"
+        ));
+    }
+    program.end(guest)
+}
+
+/// Measures the share of TCMalloc's objects that are on the vCPU's node after it has moved, with our library and without.
+fn share_of_tcmalloc(outside: &mut Outside<'_>, guest: &mut TopologyGuest) -> anyhow::Result<()> {
+    let ours = format!("{LIBRARIES}/libhomenode_tcmalloc.so:");
+    let mut percent = [0; 2];
+    for (percent, ours) in percent.iter_mut().zip(["", ours.as_str()]) {
+        back_to_node_0(guest)?;
+        let mut program = Program::start(
+            guest,
+            &format!("LD_PRELOAD={ours}{TCMALLOC} taskset 10 allocates"),
+        )?;
+        let mut here = 0;
+        // On its first node TCMalloc takes its memory, which is not counted.
+        for (visit, node) in VISITS.into_iter().enumerate() {
+            move_to(guest, node)?;
+            program.order(guest, "k")?;
+            let on = program.order(guest, "n")?;
+            program.order(guest, "f")?;
+            let on: Vec<u64> = on.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+            ensure!(on.iter().sum::<u64>() == KEPT, "objects by node: {on:?}");
+            if visit > 0 {
+                here += on[usize::from(node)];
+            }
+        }
+        *percent = 100 * here / (KEPT * (VISITS.len() as u64 - 1));
+        program.end(guest)?;
+    }
+    let [without, with] = percent;
+    outside.note(format!(
+        "TCMalloc's objects on the node of their vCPU after it moved: {without} percent without our library, {with} with it"
+    ));
+    ensure!(
+        without <= STATIC_PERCENT && with >= FOLLOWING_PERCENT,
+        "expected at most {STATIC_PERCENT} percent without our library and at least {FOLLOWING_PERCENT} with it, \
+         saw {without} and {with}"
+    );
+    Ok(())
+}
+
+fn back_to_node_0(guest: &mut TopologyGuest) -> anyhow::Result<()> {
+    move_to(guest, 0)
 }
 
 /// Moves the vCPU, and waits until the guest's kernel has followed.

@@ -1,4 +1,5 @@
-//! Programs of this machine for a guest: a JVM, jemalloc, test programs, and the libraries that make them follow the topology.
+//! Programs of this machine for a guest: a JVM, allocators, test programs, and the libraries that make them follow the
+//! topology.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,6 +13,8 @@ use super::topology_guest::workspace;
 const JVM: &str = "/usr/lib/jvm/java-17-openjdk-amd64";
 /// Path of jemalloc, here and in the guest.
 pub const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
+/// Path of gperftools' TCMalloc, here and in the guest.
+pub const TCMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4";
 /// Files of the JVM that are enough to start a program without a display or a network.
 const JVM_FILES: [&str; 18] = [
     "bin/java",
@@ -64,7 +67,7 @@ pub fn files(dir: &Path) -> anyhow::Result<Files> {
     let allocates = dir.join("allocates");
     run(Command::new("cc")
         .args(["-std=gnu11", "-O2", "-pthread", "-fno-builtin"])
-        .arg(guest.join("tests/jemalloc.c"))
+        .arg(guest.join("tests/allocates.c"))
         .arg("-o")
         .arg(&allocates))?;
 
@@ -77,9 +80,10 @@ pub fn files(dir: &Path) -> anyhow::Result<Files> {
         }
     }
     put(&mut files, PathBuf::from(JEMALLOC));
+    put(&mut files, PathBuf::from(TCMALLOC));
     files.insert("bin/allocates".to_owned(), allocates);
     files.insert("Young.class".to_owned(), classes.join("Young.class"));
-    for name in ["hotspot", "hotspot_numa", "jemalloc"] {
+    for name in ["hotspot", "hotspot_numa", "jemalloc", "tcmalloc"] {
         let library = format!("libhomenode_{name}.so");
         files.insert(format!("{}/{library}", &LIBRARIES[1..]), libraries.join(library));
     }

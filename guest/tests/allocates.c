@@ -8,9 +8,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 enum { OBJECTS = 2000, MIXED = -2 };
 
+/* Of the preloaded library. */
 static int (*node_of)(const void *);
 static void *(*operator_new)(size_t), *(*operator_new_aligned)(size_t, size_t);
 static void (*operator_delete)(void *), (*operator_delete_sized)(void *, size_t);
@@ -65,7 +68,7 @@ static void report(const char *name, void *(*allocate)(size_t))
 	for (int at = 0; at < OBJECTS; at++) {
 		kept[at] = allocate(size_of(at));
 		memset(kept[at], 1, 1);
-		int its = node_of(kept[at]);
+		int its = node_of ? node_of(kept[at]) : -1;
 		node = at == 0 || its == node ? its : MIXED;
 		if (node == MIXED)
 			break;
@@ -98,6 +101,13 @@ static void *all(void *unused)
 /* Objects of where it was are freed where it is; none of them may come back. */
 static void *stay[OBJECTS];
 
+static void keep(void)
+{
+	for (int at = 0; at < OBJECTS; at++)
+		memset(stay[at] = malloc(size_of(at)), 1, size_of(at));
+}
+
+/* In use, as jemalloc counts it; 0 of another allocator. */
 static size_t allocated(void)
 {
 	int (*mallctl)(const char *, void *, size_t *, void *, size_t) =
@@ -105,10 +115,40 @@ static size_t allocated(void)
 	unsigned long epoch = 1;
 	size_t bytes = 0, size = sizeof(bytes);
 
+	if (!mallctl)
+		return 0;
 	mallctl("thread.tcache.flush", NULL, NULL, NULL, 0);
 	mallctl("epoch", NULL, NULL, &epoch, sizeof(epoch));
 	mallctl("stats.allocated", &bytes, &size, NULL, 0);
 	return bytes;
+}
+
+/* In memory, as the kernel counts it. */
+static size_t resident(void)
+{
+	char text[128] = "";
+	size_t size = 0, pages = 0;
+	FILE *file = fopen("/proc/self/statm", "r");
+
+	if (file && fgets(text, sizeof(text), file))
+		sscanf(text, "%zu %zu", &size, &pages);
+	if (file)
+		fclose(file);
+	return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* How many of the objects that are kept are on each node, as the kernel has it. */
+static void print_nodes(void)
+{
+	static int status[OBJECTS];
+	int on[8] = { 0 };
+
+	syscall(SYS_move_pages, 0, (unsigned long)OBJECTS, stay, NULL, status, 0);
+	for (int at = 0; at < OBJECTS; at++)
+		if (status[at] >= 0 && status[at] < 8)
+			on[status[at]]++;
+	for (int node = 0; node < 8; node++)
+		printf(node < 7 ? "%d " : "%d\n", on[node]);
 }
 
 int main(void)
@@ -118,11 +158,13 @@ int main(void)
 
 	setvbuf(stdout, NULL, _IOLBF, 4096);
 	node_of = (int (*)(const void *))dlsym(RTLD_DEFAULT, "homenode_jemalloc_node_of");
+	if (!node_of)
+		node_of = (int (*)(const void *))dlsym(RTLD_DEFAULT, "homenode_tcmalloc_node_of");
 	operator_new = (void *(*)(size_t))dlsym(RTLD_DEFAULT, "_Znwm");
 	operator_new_aligned = (void *(*)(size_t, size_t))dlsym(RTLD_DEFAULT, "_ZnwmSt11align_val_t");
 	operator_delete = (void (*)(void *))dlsym(RTLD_DEFAULT, "_ZdlPv");
 	operator_delete_sized = (void (*)(void *, size_t))dlsym(RTLD_DEFAULT, "_ZdlPvm");
-	if (!node_of || !operator_new || !operator_new_aligned || !operator_delete || !operator_delete_sized)
+	if (!operator_new || !operator_new_aligned || !operator_delete || !operator_delete_sized)
 		return 1;
 	printf("ready\n");
 	while (fgets(line, sizeof(line), stdin)) {
@@ -135,8 +177,10 @@ int main(void)
 			pthread_join(thread, NULL);
 			break;
 		case 'k': /* keep some */
-			for (int at = 0; at < OBJECTS; at++)
-				stay[at] = malloc(size_of(at));
+			keep();
+			break;
+		case 'n': /* say where those are */
+			print_nodes();
 			break;
 		case 'f': /* free those */
 			for (int at = 0; at < OBJECTS; at++) {
@@ -148,6 +192,9 @@ int main(void)
 			break;
 		case 'b': /* say how much is in use */
 			printf("%zu\n", allocated());
+			break;
+		case 'r': /* and how much in memory */
+			printf("%zu\n", resident());
 			break;
 		}
 		printf("done\n");
