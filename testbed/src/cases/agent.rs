@@ -57,7 +57,7 @@ pub(super) fn start_placing(inside: &Inside, arguments: &[&str]) -> anyhow::Resu
 }
 
 /// Writes a configuration file that makes page moves slow.
-fn slow_moves(inside: &Inside) -> anyhow::Result<String> {
+pub(super) fn slow_moves(inside: &Inside) -> anyhow::Result<String> {
     let path = inside.dir().join("slow.toml");
     std::fs::write(
         &path,

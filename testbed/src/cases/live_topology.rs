@@ -1,14 +1,17 @@
 //! On a real host, the agent tells a guest its topology, and the guest's kernel follows what the host does with its vCPUs.
+//! Pages that come and go one by one stay with their virtual node.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use homenode_kernel::numa_maps;
 use homenode_testbed_guest::{Behaviour, MARKER_FOLLOWS, MARKER_HOLDS, MARKER_NODES};
 use homenode_units::{Bytes, NodeId, NodeMap, Pages};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::agent::{SOON, home_of_operator, start_agent, stop};
+use super::agent::{SOON, home_of_operator, slow_moves, start_agent, start_agent_with, stop};
+use super::memory::wait_shrunk;
 use crate::inside::Inside;
 use crate::inside::guest::{Cpus, Guest, GuestSpec, mib};
 use crate::inside::wait::{Look, wait_until};
@@ -91,11 +94,12 @@ fn wait_seats(guest: &Guest, what: &str, is_so: impl Fn([u32; 2]) -> bool) -> an
     })
 }
 
-/// Waits until `homenode topology` reports that the agent has told the guest these nodes of its vCPUs.
-fn wait_told(inside: &Inside, expected: [u64; 2]) -> anyhow::Result<()> {
-    let what = format!("the agent to tell its guest of vCPUs on {expected:?}");
+/// Waits until `homenode topology` reports that the agent has told the guest these nodes of its vCPUs, and nodes 0 and 1 of
+/// its memory. Returns the report on what it was told.
+fn wait_told(inside: &Inside, name: &str, expected: [u64; 2]) -> anyhow::Result<Value> {
+    let what = format!("the agent to tell guest {name} of vCPUs on {expected:?}");
     let vm = wait_until(&what, SOON, || {
-        let mut answer = inside.told("topology", &[NAME])?;
+        let mut answer = inside.told("topology", &[name])?;
         let topology = answer["vms"][0]["topology"].take();
         let told = &topology["told"]["topology"];
         let is_so = told["vcpus"] == json!(expected) && told["memory"] == json!([0, 1]);
@@ -106,7 +110,7 @@ fn wait_told(inside: &Inside, expected: [u64; 2]) -> anyhow::Result<()> {
         })
     })?;
     inside.note(format!("told: {}", vm["told"]));
-    Ok(())
+    Ok(vm["told"].clone())
 }
 
 /// The agent moves a vCPU between the two nodes of the guest's home. Until the guest's kernel follows, it allocates memory on
@@ -123,7 +127,7 @@ pub(super) fn live_topology(inside: &mut Inside) -> anyhow::Result<()> {
         "each vCPU to sit with the memory of its virtual node",
         |seats| seats == [0, 1],
     )?;
-    wait_told(inside, [0, 1])?;
+    wait_told(inside, NAME, [0, 1])?;
 
     // The operator pins another guest to CPU 0, where it competes with the first guest's busy vCPU.
     let rival = GuestSpec::new("rival").cpus(Cpus::Pinned(vec!["0".to_owned()]));
@@ -133,7 +137,7 @@ pub(super) fn live_topology(inside: &mut Inside) -> anyhow::Result<()> {
     wait_seats(&guest, "vCPU 0 to move to its other home node", |seats| {
         seats == [1, 1]
     })?;
-    wait_told(inside, [1, 1])?;
+    wait_told(inside, NAME, [1, 1])?;
 
     let came = touched_from(&guest, 0, TOUCH_MIB)?;
     inside.note(format!(
@@ -154,7 +158,7 @@ pub(super) fn live_topology(inside: &mut Inside) -> anyhow::Result<()> {
 
     agent.kill()?;
     let agent = start_agent(inside)?;
-    wait_told(inside, [1, 1])?;
+    wait_told(inside, NAME, [1, 1])?;
     // Now both compete for CPU 1, and CPU 0 idles.
     rival.switch_to(Behaviour::idle())?;
     guest.switch_to(Behaviour::busy(2))?;
@@ -162,5 +166,99 @@ pub(super) fn live_topology(inside: &mut Inside) -> anyhow::Result<()> {
         seats[0] != seats[1]
     })?;
     wait_follows(inside, &guest)?;
+    stop(agent)
+}
+
+/// Memory of a guest that gives half of it to its balloon, and what it touches before and after, in MiB. From one vCPU that is
+/// more than the vCPU's virtual node has, so the guest takes the rest from the other one.
+const LENDING_MIB: u64 = 256;
+const LENT_TOUCH_MIB: u32 = 140;
+/// The guest has at most this much while the balloon has the rest.
+const LENT_MIB_MAX: u64 = 160;
+/// Pages off their virtual node's host node that count as none, and the least that count as scattered, in MiB. QEMU and the
+/// guest's kernel touch a few at any time.
+const STRAY_MIB_MAX: u64 = 6;
+const SCATTERED_MIB: u64 = 20;
+
+/// Returns how much memory is off the host node that the guest was told for its virtual node, in MiB.
+fn strays(guest: &Guest) -> anyhow::Result<u64> {
+    let memory = memory(guest)?;
+    let off = (0..).map(NodeId).zip(&memory).flat_map(|(told, pages)| {
+        pages
+            .iter()
+            .filter(move |(node, _)| *node != told)
+            .map(|(_, pages)| pages.0)
+    });
+    Ok(mib(off.sum()))
+}
+
+fn wait_no_strays(guest: &Guest) -> anyhow::Result<()> {
+    let what = format!(
+        "each page of {} to be on its virtual node's host node",
+        guest.spec.name
+    );
+    wait_until(&what, SOON, || {
+        let strays = strays(guest)?;
+        Ok(match strays <= STRAY_MIB_MAX {
+            true => Look::Done(()),
+            false => Look::NotYet(format!("{strays} MiB elsewhere")),
+        })
+    })
+}
+
+/// Creates a guest at home on nodes 0 and 1, with QEMU's memory policy for these nodes. It touches memory from vCPU 0, gives it
+/// to the balloon, and touches it again. Returns how much then is on another node than the guest was told.
+fn scattered_by_balloon(inside: &Inside, name: &str, policy: [u32; 2]) -> anyhow::Result<u64> {
+    let mut spec = GuestSpec::new(name).vcpus(2).cpus(Cpus::Set("0-1".to_owned()));
+    spec = spec.virtual_nodes(&policy);
+    (spec.memory_mib, spec.extra_xml) = (LENDING_MIB, home_of_operator("0-1"));
+    let guest = inside.create(&spec)?;
+    let told = wait_told(inside, name, [0, 1])?;
+    let touching = Behaviour::idle().with_touch(LENT_TOUCH_MIB).with_touch_on(0);
+    guest.switch_to(touching)?;
+    wait_no_strays(&guest)?;
+    let balloon = |mib: u64| {
+        let done = guest.domain.set_memory(mib << 10);
+        done.map_err(|error| anyhow!("cannot set the balloon of {name}: {}", error.message()))
+    };
+    guest.switch_to(Behaviour::idle())?;
+    balloon(LENDING_MIB / 2)?;
+    wait_shrunk(&guest, LENT_MIB_MAX)?;
+    balloon(LENDING_MIB)?;
+    // The balloon may return memory a little later.
+    std::thread::sleep(Duration::from_secs(3));
+    guest.switch_to(touching)?;
+    let scattered = strays(&guest)?;
+    let begin = Instant::now();
+    wait_no_strays(&guest)?;
+    inside.note(format!(
+        "{name}, QEMU's policy for nodes {policy:?}: {scattered} MiB came back elsewhere, and were home {:.1} s later",
+        begin.elapsed().as_secs_f64()
+    ));
+    let now = wait_told(inside, name, [0, 1])?;
+    ensure!(
+        now == told,
+        "expected nothing new for the guest, saw {now} instead of {told}"
+    );
+    inside.destroy(&guest)?;
+    Ok(scattered)
+}
+
+/// A page that a balloon took comes back on the node of QEMU's policy, whichever vCPU touches it. That is the right one unless
+/// the agent has moved the virtual node since the start; then the agent brings the page to the new node. The guest is told
+/// nothing in between: what it knows of the virtual node holds again.
+pub(super) fn live_pages(inside: &mut Inside) -> anyhow::Result<()> {
+    let config = slow_moves(inside)?;
+    let agent = start_agent_with(inside, &["--config", &config])?;
+    let kept = scattered_by_balloon(inside, "kept", [0, 1])?;
+    ensure!(
+        kept <= STRAY_MIB_MAX,
+        "expected pages back on their virtual nodes' nodes, saw {kept} MiB elsewhere"
+    );
+    let moved = scattered_by_balloon(inside, "moved", [2, 3])?;
+    ensure!(
+        moved >= SCATTERED_MIB,
+        "expected over {SCATTERED_MIB} MiB on the nodes of QEMU's policy, saw {moved}"
+    );
     stop(agent)
 }

@@ -59,7 +59,7 @@ pub(super) fn pages_on(guest: &Guest, node: u32) -> anyhow::Result<u64> {
 }
 
 /// Waits until a guest holds at most this much.
-fn wait_shrunk(guest: &Guest, mib_max: u64) -> anyhow::Result<()> {
+pub(super) fn wait_shrunk(guest: &Guest, mib_max: u64) -> anyhow::Result<()> {
     let what = format!("{} to hold at most {mib_max} MiB", guest.spec.name);
     wait_until(&what, SOON, || {
         let pages = guest.pages_per_node()?;

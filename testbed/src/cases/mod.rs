@@ -216,6 +216,13 @@ pub static ALL: &[Case] = &[
         live_topology::live_topology,
     ),
     case(
+        "live-pages",
+        Group::Agent,
+        600,
+        "pages that a balloon took from a guest's virtual nodes come back where the guest was told, or the agent brings them there",
+        live_topology::live_pages,
+    ),
+    case(
         "rehome",
         Group::Agent,
         600,
@@ -484,8 +491,8 @@ pub static ALL: &[Case] = &[
     plain_case(
         "runtimes",
         Group::Module,
-        300,
-        "an unmodified JVM and jemalloc in a guest allocate on the node that their vCPU has moved to",
+        480,
+        "an unmodified JVM, jemalloc and TCMalloc in a guest allocate on the node that their vCPU has moved to",
         runtimes::follow,
     ),
     case(
