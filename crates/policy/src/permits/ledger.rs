@@ -15,7 +15,8 @@ pub const PERIOD_MAX: Ns = Ns::from_secs(60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Terms {
-    /// Most slices that a VM can save up, and so pollute at once after being idle.
+    /// Most slices that a VM can save up, and so pollute at once after being idle. If they fill a period of the agent, it
+    /// cannot tell bursts within a period from saved slices, and does not limit them.
     pub burst_slices: u32,
     /// Most slices that a VM can owe. A debt beyond this is forgiven, so that no error of measurement stops a VM for long.
     pub debt_slices_max: u32,
@@ -133,6 +134,13 @@ impl Account {
     /// Returns the units that the permit allows per slice.
     pub fn units_per_slice(&self) -> u64 {
         self.units_per_slice
+    }
+
+    /// Returns the most units that a VM may cause at once: what it may save up, and what a slice earns. A VM that caused no more
+    /// in a longer time broke its permit in no slice of it.
+    pub fn unbroken_units(&self, terms: &Terms) -> u64 {
+        let slices = u64::from(terms.burst_slices.max(1)) + 1;
+        self.units_per_slice.saturating_mul(slices)
     }
 
     /// Returns all units debited since the account was opened.

@@ -48,6 +48,7 @@
 //! - The same account can hold bytes, for a permit for memory bandwidth (which the paper's section 5.2 asks for).
 
 pub mod attribution;
+mod burst;
 pub mod ledger;
 pub mod meter;
 pub mod plan;

@@ -7,6 +7,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{Scene, vm_id};
 
+mod bursts;
+
 const PERIOD: Ns = Ns::from_secs(1);
 const GHZ: u64 = 1_000_000_000;
 
@@ -103,6 +105,11 @@ impl Host {
     /// Runs one period: time passes, the policy looks at the host, and its plan is carried out.
     fn step(&mut self) -> Plan {
         self.run(PERIOD);
+        self.act()
+    }
+
+    /// Has the policy look at the host, and carries out its plan.
+    fn act(&mut self) -> Plan {
         let plan = self.look();
         for Decision { action, .. } in &plan.decisions {
             match &action.act {
