@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use homenode_host::KernelSettings;
 use homenode_host::observation::Tracker;
 use homenode_kernel::kernel_settings;
-use homenode_kernel::perf::Perf;
+use homenode_kernel::perf::{Perf, Selection};
 use homenode_kernel::resctrl::Resctrl;
 use homenode_kernel::trackers::{self, Runs};
 use homenode_kernel::uncore::{self, Uncore};
@@ -272,18 +272,26 @@ fn nodes(machine: Result<&Machine, String>) -> Found {
 }
 
 fn counters(root: &Path) -> Found {
-    let cpuinfo = std::fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
-    let mut perf = Perf::new(&cpuinfo);
+    const COSTS: &str = "decisions are based on CPU and memory alone";
+    let selection = Selection::discover(root)
+        .map_err(|error| lack(error.to_string(), COSTS, "report it with the file's contents"))?;
+    let mut perf = Perf::new(selection);
     let tid = rustix::thread::gettid().as_raw_nonzero().get();
     let counted = perf.counters(tid);
     match (perf.absence(), counted) {
-        (None, Some(_)) => Ok(perf
-            .note()
-            .unwrap_or("LLC misses of threads are counted")
-            .to_owned()),
+        (None, Some(counters)) => {
+            let note = perf
+                .note()
+                .unwrap_or("LLC misses of threads are counted")
+                .to_owned();
+            match counters.llc_misses {
+                Some(_) => Ok(note),
+                None => Err(lack(note, COSTS, "none on this processor")),
+            }
+        }
         (why, _) => Err(lack(
             why.unwrap_or("a counter could not be opened"),
-            "decisions are based on CPU and memory alone",
+            COSTS,
             "run as root, or sysctl kernel.perf_event_paranoid=0; a VM needs a PMU",
         )),
     }
@@ -299,12 +307,14 @@ fn uncore_counters(root: &Path, machine: Option<&Machine>) -> Found {
     };
     let machine = machine.ok_or_else(|| missing("the machine cannot be read".to_owned()))?;
     let layout = uncore::discover(root, machine).map_err(|error| missing(error.to_string()))?;
-    let count = layout.events.len();
-    let notes = Uncore::open(layout).notes;
-    match notes.first() {
-        None if count > 0 => Ok(format!("{count} counters of controllers and links")),
-        None => Err(missing("the kernel exposes none".to_owned())),
-        Some(note) => Err(missing(note.clone())),
+    let uncore = Uncore::open(layout);
+    let (count, notes) = (uncore.count(), &uncore.notes);
+    let said = notes.join("; ");
+    match (count, notes.is_empty()) {
+        (0, true) => Err(missing("the kernel exposes none".to_owned())),
+        (0, false) => Err(missing(said)),
+        (_, true) => Ok(format!("{count} counters of controllers and links")),
+        (_, false) => Ok(format!("{count} counters of controllers and links; {said}")),
     }
 }
 

@@ -52,9 +52,9 @@ pub struct VmRates {
     pub vcpus: Vec<VcpuRates>,
     /// CPU time that the VM used, in CPUs (1.5 = one and a half CPUs).
     pub cpus_used: f64,
-    /// LLC misses over references, in [0, 1] [TAVO, IV]; `None` if there are no counters or no references.
+    /// LLC misses over references, in [0, 1] [TAVO, IV]; `None` if they are not counted, or there were no references.
     pub llc_miss_rate: Option<f64>,
-    /// LLC misses per second.
+    /// LLC misses per second; `None` if the PMU does not count at the LLC.
     pub llc_misses_per_s: Option<f64>,
     /// Share of its memory accesses that were local, in [0, 1]; `None` if accesses are not counted, or there were none.
     pub local_access_ratio: Option<f64>,
@@ -64,7 +64,7 @@ pub struct VmRates {
     pub instructions_per_s: Option<f64>,
     /// Unhalted cycles per second over the period, summed over all its vCPUs; `None` without counters.
     pub cycles_per_s: Option<f64>,
-    /// LLC references per second over the period, summed over all its vCPUs; `None` without counters.
+    /// LLC references per second over the period, summed over all its vCPUs; `None` if the PMU does not count at the LLC.
     pub llc_references_per_s: Option<f64>,
 }
 
@@ -231,7 +231,7 @@ impl VmRates {
         let (references, misses) = counted().fold((0u64, 0u64), |(r, m), (dr, dm)| {
             (r.saturating_add(dr), m.saturating_add(dm))
         });
-        let has_counters = counted().next().is_some();
+        let has_llc = counted().next().is_some();
         let accesses = prev.accesses.as_ref().zip(cur.accesses.as_ref());
         let ratio_of = accesses.and_then(|(a, b)| {
             let (local, remote) = (b.local.checked_sub(a.local)?, b.remote.checked_sub(a.remote)?);
@@ -241,10 +241,10 @@ impl VmRates {
             let since = |(node, now): (NodeId, &u64)| Some((node, now.checked_sub(*a.on.get(node)?)?));
             b.on.iter().map(since).collect::<Option<NodeMap<u64>>>()
         });
-        let sum_of = |count: fn(&Counters) -> u64| -> Option<f64> {
+        let sum_of = |count: fn(&Counters) -> Option<u64>| -> Option<f64> {
             let since = |vcpu: &VcpuSample| {
-                let before = count(&prev.vcpu(vcpu.index)?.counters?);
-                count(&vcpu.counters?).checked_sub(before)
+                let before = count(&prev.vcpu(vcpu.index)?.counters?)?;
+                count(&vcpu.counters?)?.checked_sub(before)
             };
             let mut all = cur.vcpus.iter().map(since);
             let all = all.try_fold(0u64, |sum, of| Some(sum.saturating_add(of?)));
@@ -254,12 +254,12 @@ impl VmRates {
             id: cur.id,
             cpus_used: vcpus.iter().map(|v| v.running).sum(),
             llc_miss_rate: ratio(misses, references),
-            llc_misses_per_s: has_counters.then(|| misses as f64 / period.as_secs_f64()),
+            llc_misses_per_s: has_llc.then(|| misses as f64 / period.as_secs_f64()),
             local_access_ratio: ratio_of,
             accesses_on,
-            instructions_per_s: sum_of(|counters| counters.instructions),
-            cycles_per_s: sum_of(|counters| counters.cycles),
-            llc_references_per_s: sum_of(|counters| counters.llc_references).filter(|_| has_counters),
+            instructions_per_s: sum_of(|counters| Some(counters.instructions)),
+            cycles_per_s: sum_of(|counters| Some(counters.cycles)),
+            llc_references_per_s: sum_of(|counters| counters.llc_references).filter(|_| has_llc),
             vcpus,
         })
     }
@@ -372,8 +372,8 @@ fn node_rates(
 fn counter_deltas(prev: &VcpuSample, cur: &VcpuSample) -> Option<(u64, u64)> {
     let (a, b) = (prev.counters?, cur.counters?);
     Some((
-        b.llc_references.checked_sub(a.llc_references)?,
-        b.llc_misses.checked_sub(a.llc_misses)?,
+        b.llc_references?.checked_sub(a.llc_references?)?,
+        b.llc_misses?.checked_sub(a.llc_misses?)?,
     ))
 }
 

@@ -220,17 +220,18 @@ pub enum CountedBy {
     Model,
 }
 
-/// Hardware counters of one vCPU, corrected for multiplexing.
+/// Hardware counters of one vCPU, corrected for multiplexing. Where the PMU has no event that counts at the LLC, the figures of
+/// the LLC are `None`, and events of a nearer cache do not stand in for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// Instructions retired.
     pub instructions: u64,
     /// Unhalted cycles.
     pub cycles: u64,
-    /// LLC references.
-    pub llc_references: u64,
-    /// LLC misses.
-    pub llc_misses: u64,
+    /// LLC references, if counted.
+    pub llc_references: Option<u64>,
+    /// LLC misses, if counted.
+    pub llc_misses: Option<u64>,
 }
 
 /// A VM's memory accesses, by where the accessing vCPU ran at the time and where the page was.

@@ -40,27 +40,38 @@ impl Tree {
 
 /// Returns a machine with one node for each entry, on that socket, with one CPU each.
 pub fn machine(sockets: &[u16]) -> Machine {
+    let one = |(at, socket): (usize, &u16)| (*socket, CpuSet::one(CpuId(at as u32)));
+    machine_of(&sockets.iter().enumerate().map(one).collect::<Vec<_>>())
+}
+
+/// Returns a machine with one node for each entry, on that socket, with these CPUs.
+pub fn machine_of(nodes: &[(u16, CpuSet)]) -> Machine {
     let node = |at: usize| Node {
-        cpus: CpuSet::one(CpuId(at as u32)),
+        cpus: nodes[at].1.clone(),
         memory_bytes: Bytes::from_gib(1),
         memory_bandwidth: None,
         memory_ns: None,
-        socket: Some(sockets[at]),
+        socket: Some(nodes[at].0),
     };
-    let cpu = |at: usize| Cpu {
-        id: CpuId(at as u32),
-        node: NodeId(at as u16),
-        socket: sockets[at],
-        core: at as u32,
-        llc: None,
+    let cpus_of = |at: usize| {
+        let cpu = move |id: CpuId| Cpu {
+            id,
+            node: NodeId(at as u16),
+            socket: nodes[at].0,
+            core: id.0,
+            llc: None,
+        };
+        nodes[at].1.iter().map(cpu).collect::<Vec<_>>()
     };
-    let count = sockets.len();
+    let count = nodes.len();
+    let mut cpus: Vec<Cpu> = (0..count).flat_map(cpus_of).collect();
+    cpus.sort_by_key(|cpu| cpu.id);
     Machine {
         name: "test".into(),
         nodes: (0..count).map(|at| (NodeId(at as u16), node(at))).collect(),
         memory_allowed: (0..count).map(|at| NodeId(at as u16)).collect(),
         isolated: CpuSet::new(),
-        cpus: (0..count).map(cpu).collect(),
+        cpus,
         llcs: vec![],
         distances: Distances {
             rows: (0..count)

@@ -5,8 +5,10 @@
 //! that interval* and added up, so that the figures never run backwards. Guest and host mode both count, because the host's work
 //! for a vCPU pollutes the cache too.
 //!
-//! On Intel, `cache-references` and `cache-misses` count at the LLC. On AMD (Zen) they count at the L2: a miss there is a
-//! reference to the LLC, and no PMU counts LLC misses per thread. [`Perf::note`] says so.
+//! [`Selection`] chooses the events. A thread whose LLC no event is known to count has cycles and instructions only.
+//!
+//! On a host with cores of several types, a thread has a group for each, which runs while the thread is on such a core. Their
+//! counts and times running add up; only the rest of the time enabled is scaled for.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,9 +18,12 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use homenode_host::Counters;
 
+use select::CoreType;
+pub use select::Selection;
+
+mod select;
+
 const PERF_TYPE_HARDWARE: u32 = 0;
-/// Generic events in the group's order: cycles (the leader), instructions, cache references, cache misses.
-const EVENTS: [u64; 4] = [0, 1, 2, 3];
 const FORMAT_TOTAL_TIME_ENABLED: u64 = 1 << 0;
 const FORMAT_TOTAL_TIME_RUNNING: u64 = 1 << 1;
 const FORMAT_GROUP: u64 = 1 << 3;
@@ -129,6 +134,20 @@ impl<const N: usize> Reading<N> {
         Ok(Reading::parse(&bytes[..length]))
     }
 
+    /// Adds the reading of another core type's group. A thread is on one core at a time, so their times running do not overlap.
+    fn and(self, other: Reading<N>) -> Reading<N> {
+        let mut values = self.values;
+        values
+            .iter_mut()
+            .zip(other.values)
+            .for_each(|(sum, value)| *sum += value);
+        Reading {
+            enabled_ns: self.enabled_ns.max(other.enabled_ns),
+            running_ns: self.running_ns + other.running_ns,
+            values,
+        }
+    }
+
     fn parse(bytes: &[u8]) -> Option<Reading<N>> {
         let mut words = bytes
             .chunks_exact(8)
@@ -184,72 +203,89 @@ impl<const N: usize> Accumulator<N> {
     }
 }
 
+/// The counts of a thread so far.
+#[derive(Clone, Copy, Debug)]
+enum Sums {
+    /// Cycles, instructions, LLC references, LLC misses.
+    WithLlc(Accumulator<4>),
+    /// Cycles, instructions.
+    Work(Accumulator<2>),
+}
+
 /// Counters of one thread.
 #[derive(Debug)]
 struct Group {
-    /// The leader comes first. The others only need to stay open.
-    files: [File; 4],
-    sums: Accumulator<4>,
+    /// The group of each core type. The leader comes first; the others only need to stay open.
+    files: Vec<Vec<File>>,
+    sums: Sums,
 }
 
 impl Group {
-    fn open(tid: i32) -> std::io::Result<Group> {
-        let event = |at: usize, leader| {
-            open(
-                &Attr::counting(PERF_TYPE_HARDWARE, EVENTS[at]),
-                Scope::Thread(tid),
-                leader,
-            )
+    fn open(tid: i32, types: &[CoreType]) -> std::io::Result<Group> {
+        let of_type = |of: &CoreType| {
+            let mut files: Vec<File> = Vec::with_capacity(4);
+            for attr in of.work.iter().chain(of.llc.iter().flatten()) {
+                files.push(open(attr, Scope::Thread(tid), files.first())?);
+            }
+            Ok(files)
         };
-        let leader = event(0, None)?;
-        let rest = [
-            event(1, Some(&leader))?,
-            event(2, Some(&leader))?,
-            event(3, Some(&leader))?,
-        ];
-        let [instructions, references, misses] = rest;
-        Ok(Group {
-            files: [leader, instructions, references, misses],
-            sums: Accumulator::new(),
-        })
+        let files = types.iter().map(of_type).collect::<std::io::Result<_>>()?;
+        let sums = match types.iter().all(|of| of.llc.is_some()) {
+            true => Sums::WithLlc(Accumulator::new()),
+            false => Sums::Work(Accumulator::new()),
+        };
+        Ok(Group { files, sums })
     }
 
     fn read(&mut self) -> Option<Counters> {
-        let reading = Reading::read(&self.files[0]).ok()??;
-        let [cycles, instructions, llc_references, llc_misses] = self.sums.update(reading)?;
-        Some(Counters {
-            instructions,
-            cycles,
-            llc_references,
-            llc_misses,
-        })
+        let files = &self.files;
+        match &mut self.sums {
+            Sums::WithLlc(sums) => {
+                let [cycles, instructions, references, misses] = sums.update(of_all(files)?)?;
+                Some(Counters {
+                    instructions,
+                    cycles,
+                    llc_references: Some(references),
+                    llc_misses: Some(misses),
+                })
+            }
+            Sums::Work(sums) => {
+                let [cycles, instructions] = sums.update(of_all(files)?)?;
+                Some(Counters {
+                    instructions,
+                    cycles,
+                    llc_references: None,
+                    llc_misses: None,
+                })
+            }
+        }
     }
+}
+
+/// Reads the groups of all core types as one.
+fn of_all<const N: usize>(groups: &[Vec<File>]) -> Option<Reading<N>> {
+    let mut readings = groups.iter().map(|files| Reading::read(files.first()?).ok()?);
+    let first = readings.next()??;
+    readings.try_fold(first, |sum, reading| Some(sum.and(reading?)))
 }
 
 /// Hardware counters of vCPU threads. Descriptors are opened when a thread's counters are first requested, and closed by
 /// [`Perf::keep_only`].
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Perf {
+    selection: Selection,
     /// Groups of the requested threads; `None` for a thread that had already ended.
     groups: BTreeMap<i32, Option<Group>>,
     absence: Option<String>,
-    note: Option<&'static str>,
 }
 
 impl Perf {
-    /// Starts with nothing open. `cpuinfo` is the text of `/proc/cpuinfo`, for the note about what AMD counts.
-    pub fn new(cpuinfo: &str) -> Perf {
-        let is_amd = cpuinfo
-            .lines()
-            .take(32)
-            .any(|l| l.starts_with("vendor_id") && l.ends_with("AuthenticAMD"));
-        let note = is_amd.then_some(
-            "this AMD host counts cache references and misses of each thread at its L2, not at the LLC: miss rates are the L2's",
-        );
+    /// Starts with nothing open.
+    pub fn new(selection: Selection) -> Perf {
         Perf {
+            selection,
             groups: BTreeMap::new(),
             absence: None,
-            note,
         }
     }
 
@@ -260,7 +296,7 @@ impl Perf {
         }
         let group = match self.groups.entry(tid) {
             Entry::Occupied(open) => open.into_mut(),
-            Entry::Vacant(vacant) => match Group::open(tid) {
+            Entry::Vacant(vacant) => match Group::open(tid, &self.selection.types) {
                 Ok(group) => vacant.insert(Some(group)),
                 Err(error) => {
                     self.absence = absence(&error);
@@ -287,9 +323,9 @@ impl Perf {
     }
 
     /// Returns what is unusual about the counters, if they are in use.
-    pub fn note(&self) -> Option<&'static str> {
-        self.note
-            .filter(|_| self.absence.is_none() && self.groups.values().any(Option::is_some))
+    pub fn note(&self) -> Option<&str> {
+        let is_used = self.absence.is_none() && self.groups.values().any(Option::is_some);
+        self.selection.note.as_deref().filter(|_| is_used)
     }
 }
 
@@ -370,6 +406,27 @@ mod tests {
     }
 
     #[test]
+    fn groups_of_two_core_types_add_up_without_scaling_each_other() {
+        let on = |running_ns, value| Reading {
+            enabled_ns: 100,
+            running_ns,
+            values: [value],
+        };
+        let mut sums = Accumulator::<1>::new();
+        assert_eq!(
+            sums.update(on(60, 600).and(on(40, 100))),
+            Some([700]),
+            "it was on one type for 60 ns and on the other for 40"
+        );
+        let mut shared = Accumulator::<1>::new();
+        assert_eq!(
+            shared.update(on(30, 300).and(on(20, 50))),
+            Some([700]),
+            "others had the PMUs for half of the time"
+        );
+    }
+
+    #[test]
     fn a_group_that_never_runs_is_absent() {
         let mut sums = Accumulator::<1>::new();
         assert_eq!(
@@ -399,7 +456,7 @@ mod tests {
 
     #[test]
     fn this_thread_counts_or_the_reason_is_known() {
-        let mut perf = Perf::new("");
+        let mut perf = Perf::new(Selection::discover(std::path::Path::new("/")).unwrap());
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         match perf.counters(tid) {
             Some(first) => assert!(perf.counters(tid).is_none_or(|c| c.cycles >= first.cycles)),

@@ -21,7 +21,7 @@ use homenode_host::{
 };
 use homenode_kernel::attribution::{Attribution, Sampler};
 use homenode_kernel::cgroup::Hierarchy;
-use homenode_kernel::perf::Perf;
+use homenode_kernel::perf::{Perf, Selection};
 use homenode_kernel::resctrl::Resctrl;
 use homenode_kernel::uncore::{self, Uncore};
 use homenode_kernel::{
@@ -129,7 +129,10 @@ impl KvmHost {
             }
         };
         raise_file_limit();
-        let cpuinfo = read::text_if_there(&root.join("proc/cpuinfo"), 16 << 20)?.unwrap_or_default();
+        let selection = Selection::discover(&root).unwrap_or_else(|error| {
+            notices.push(format!("LLC misses of VMs are not counted: {error}"));
+            Selection::default()
+        });
         let layout = uncore::discover(&root, &machine).unwrap_or_else(|error| {
             notices.push(format!("memory controllers and links are not counted: {error}"));
             uncore::Layout::default()
@@ -165,7 +168,7 @@ impl KvmHost {
             right: RightToAct::new(locks),
             carried,
             cgroups,
-            perf: Perf::new(&cpuinfo),
+            perf: Perf::new(selection),
             modelled,
             uncore,
             resctrl,

@@ -101,8 +101,8 @@ fn sample(machine: &Machine, vms: u64, seconds: u64, lives: Lives) -> Sample {
             counters: Some(Counters {
                 instructions: per_second(instructions / 2.0),
                 cycles: per_second(1e9),
-                llc_references: per_second(misses),
-                llc_misses: per_second(misses / 2.0),
+                llc_references: Some(per_second(misses)),
+                llc_misses: Some(per_second(misses / 2.0)),
             }),
         };
         VmSample {

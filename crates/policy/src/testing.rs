@@ -58,6 +58,7 @@ pub(crate) struct SceneVm {
     local: Option<f64>,
     accesses_on: Vec<u64>,
     instructions_per_s: u64,
+    has_llc: bool,
     immovable: Option<Immovable>,
     bound_to: Option<NodeSet>,
     moves_whole: bool,
@@ -239,6 +240,7 @@ impl Scene {
             local: None,
             accesses_on: Vec::new(),
             instructions_per_s: 0,
+            has_llc: true,
             immovable: None,
             bound_to: None,
             moves_whole: false,
@@ -422,6 +424,12 @@ impl SceneVm {
         self
     }
 
+    /// Its PMU counts instructions and cycles, and nothing at the LLC.
+    pub(crate) fn without_llc(&mut self) -> &mut Self {
+        self.has_llc = false;
+        self
+    }
+
     pub(crate) fn instructions_per_s(&mut self, count: u64) -> &mut Self {
         self.instructions_per_s = count;
         self
@@ -575,8 +583,8 @@ impl SceneVm {
         Some(homenode_host::Counters {
             instructions: (self.instructions_per_s as f64 * periods) as u64,
             cycles: (vcpu.running * periods * 2e9) as u64,
-            llc_references: references as u64,
-            llc_misses: per_s as u64,
+            llc_references: self.has_llc.then_some(references as u64),
+            llc_misses: self.has_llc.then_some(per_s as u64),
         })
     }
 }

@@ -212,8 +212,8 @@ fn moment(twin: &mut Twin) -> Result<Moment> {
             |of: fn(&Counters) -> u64| vcpus().filter_map(|vcpu| vcpu.counters.as_ref()).map(of).sum();
         VmMoment {
             running_ns: vcpus().map(|vcpu| vcpu.running_ns.0).sum(),
-            llc_references: counted(|counters| counters.llc_references),
-            llc_misses: counted(|counters| counters.llc_misses),
+            llc_references: counted(|counters| counters.llc_references.unwrap_or(0)),
+            llc_misses: counted(|counters| counters.llc_misses.unwrap_or(0)),
             balance_units: vm.permit.map_or(0, |permit| permit.balance_units),
             pages_away: seen.and_then(away).map_or(0, |pages| pages.0),
         }
@@ -236,6 +236,8 @@ fn window(twin: &Twin, report: &TwinReport, begin: Option<&Sample>, end: &Sample
         let node = sample.nodes.get(node);
         node.and_then(|node| node.memory_traffic_bytes).unwrap_or(0)
     };
+    // The twin counts at the LLC. What it does not tell is no count of a run.
+    let grown = |before: Option<u64>, now: Option<u64>| now.unwrap_or(0) - before.unwrap_or(0);
     let vcpus = end
         .vms
         .iter()
@@ -261,8 +263,8 @@ fn window(twin: &Twin, report: &TwinReport, begin: Option<&Sample>, end: &Sample
                     node: node_of(vcpu).into(),
                     cycles: now.cycles - before.cycles,
                     instructions: now.instructions - before.instructions,
-                    llc_references: now.llc_references - before.llc_references,
-                    llc_misses: now.llc_misses - before.llc_misses,
+                    llc_references: grown(before.llc_references, now.llc_references),
+                    llc_misses: grown(before.llc_misses, now.llc_misses),
                 }
             })
             .collect(),

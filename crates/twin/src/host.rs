@@ -249,8 +249,8 @@ impl Twin {
             counters: Some(Counters {
                 instructions: state.instructions as u64,
                 cycles: state.cycles as u64,
-                llc_references: state.llc_references as u64,
-                llc_misses: state.llc_misses as u64,
+                llc_references: Some(state.llc_references as u64),
+                llc_misses: Some(state.llc_misses as u64),
             }),
         }
     }

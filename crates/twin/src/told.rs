@@ -91,12 +91,19 @@ impl Told {
             llc_references,
             llc_misses,
         } = counters;
-        let all = [instructions, cycles, llc_references, llc_misses];
+        let all = [
+            Some(instructions),
+            Some(cycles),
+            llc_references.as_mut(),
+            llc_misses.as_mut(),
+        ];
         for ((counter, told), factor) in all.into_iter().zip(told.iter_mut()).zip(factors) {
-            *counter = told.tell(*counter, factor);
+            if let Some(counter) = counter {
+                *counter = told.tell(*counter, factor);
+            }
         }
         told[3].told = told[3].told.min(told[2].told);
-        counters.llc_misses = told[3].told;
+        counters.llc_misses = counters.llc_misses.map(|_| told[3].told);
     }
 
     fn distort_accesses(&mut self, vm: VmId, accesses: &mut Accesses) {

@@ -405,7 +405,10 @@ impl Facts {
     pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if !self.has_counters {
-            notes.push("no hardware counters: only waiting and throttling can be detected".to_owned());
+            notes.push(
+                "instructions or LLC misses are not counted: only waiting and throttling can be detected"
+                    .to_owned(),
+            );
         } else if !self.has_traffic {
             notes.push(
                 "traffic of memory controllers is not counted: they are never named as the cause".to_owned(),
@@ -440,7 +443,7 @@ impl Facts {
         let layout = host.layout;
         let mut row = vec![0.0; layout.other(self.others.len())];
         time_of(own, &mut row)?;
-        self.has_counters |= own.instructions_per_s.is_some();
+        self.has_counters |= is_counted(own);
         counts_of(own, &mut row);
         let place = Place::of(host, is, own);
         memory_of(host, &place, (was, is), rates, &mut row);
@@ -483,7 +486,7 @@ impl Facts {
         Some(Step {
             at: sample.at,
             lasted: rates.period_ns,
-            is_counted: own.instructions_per_s.is_some(),
+            is_counted: is_counted(own),
             layout,
             row,
         })
@@ -506,6 +509,12 @@ fn time_of(own: &VmRates, row: &mut [f64]) -> Option<()> {
     row[Of::Waited as usize] = waited;
     row[Of::Throttled as usize] = throttled;
     Some(())
+}
+
+/// Returns whether hardware counters say how fast the VM was, and what it did to its caches. Without the latter, losses to them
+/// would be blamed on something else.
+fn is_counted(own: &VmRates) -> bool {
+    own.instructions_per_s.is_some() && own.llc_references_per_s.is_some() && own.llc_misses_per_s.is_some()
 }
 
 /// Writes what hardware counters counted for the VM.

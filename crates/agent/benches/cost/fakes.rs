@@ -25,8 +25,8 @@ fn counters(vm: VmId, vcpu: &VcpuSample) -> Counters {
     Counters {
         instructions: cycles / 3 * 2,
         cycles,
-        llc_references: cycles / per_cycle,
-        llc_misses: cycles / per_cycle / per_reference,
+        llc_references: Some(cycles / per_cycle),
+        llc_misses: Some(cycles / per_cycle / per_reference),
     }
 }
 

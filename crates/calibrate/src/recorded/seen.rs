@@ -263,7 +263,10 @@ fn counted(machine: &Machine, vm: &VmSample, own: &VmRates, seconds: f64, held: 
         .accesses_on
         .as_ref()
         .map_or(0.0, |on| on.values().map(|count| *count as f64).sum());
-    let references = of(own.llc_references_per_s);
+    // Unknown references are not zero references: without them, nothing counts as counted.
+    let llc = own.llc_references_per_s.zip(own.llc_misses_per_s);
+    let instructions = own.instructions_per_s.filter(|_| llc.is_some());
+    let references = of(llc.map(|(references, _)| references));
     Counted {
         seconds,
         ran,
@@ -273,10 +276,10 @@ fn counted(machine: &Machine, vm: &VmSample, own: &VmRates, seconds: f64, held: 
             .map(|vcpu| vcpu.waited() + vcpu.throttled)
             .sum::<f64>()
             * seconds,
-        counted_ran: own.instructions_per_s.map_or(0.0, |_| ran),
-        instructions: of(own.instructions_per_s),
+        counted_ran: instructions.map_or(0.0, |_| ran),
+        instructions: of(instructions),
         references,
-        misses: own.llc_references_per_s.map_or(0.0, |_| of(own.llc_misses_per_s)),
+        misses: of(llc.map(|(_, misses)| misses)),
         accesses,
         local: own.local_access_ratio.unwrap_or(0.0) * accesses,
         met: met(machine, vm, own).unwrap_or(0.0) * accesses,

@@ -20,8 +20,8 @@ fn seen(machine: &Machine, names: &[String], each: &[Counters]) -> Seen {
                 counters: Some(Counters {
                     instructions: of.instructions * second,
                     cycles: of.cycles * second,
-                    llc_references: of.llc_references * second,
-                    llc_misses: of.llc_misses * second,
+                    llc_references: of.llc_references.map(|count| count * second),
+                    llc_misses: of.llc_misses.map(|count| count * second),
                 }),
                 ..VcpuSample::default()
             }];
@@ -69,8 +69,8 @@ fn what_was_counted_is_what_the_program_does() {
     let of = Counters {
         instructions: 1_000_000_000,
         cycles: 900_000_000,
-        llc_references: 10_000_000,
-        llc_misses: 4_000_000,
+        llc_references: Some(10_000_000),
+        llc_misses: Some(4_000_000),
     };
     let recorded = Recorded::of(&machine, &seen(&machine, &["web".to_owned()], &[of])).unwrap();
     let load = recorded.vms[0].load.as_ref().unwrap();
@@ -124,8 +124,8 @@ proptest! {
             .map(|(instructions, references, missed)| Counters {
                 instructions: *instructions,
                 cycles: *instructions,
-                llc_references: *references,
-                llc_misses: (*references as f64 * missed) as u64,
+                llc_references: Some(*references),
+                llc_misses: Some((*references as f64 * missed) as u64),
             })
             .collect();
         let recorded = Recorded::of(&machine, &seen(&machine, &names, &each)).unwrap();

@@ -257,7 +257,7 @@ fn misses(twin: &mut Twin, vm: VmId) -> u64 {
         .vcpus
         .iter()
         .filter_map(|vcpu| vcpu.counters);
-    counters.map(|counters| counters.llc_misses).sum()
+    counters.filter_map(|counters| counters.llc_misses).sum()
 }
 
 /// Returns LLC misses per slice over this many cycles.

@@ -22,8 +22,8 @@ fn counted(vcpu: VcpuSample, references: u64, misses: u64) -> VcpuSample {
     let counters = Counters {
         instructions: 10 * references,
         cycles: 20 * references,
-        llc_references: references,
-        llc_misses: misses,
+        llc_references: Some(references),
+        llc_misses: Some(misses),
     };
     VcpuSample {
         counters: Some(counters),
@@ -56,6 +56,28 @@ fn without_time_between_them_two_samples_have_no_rates() {
     assert_eq!(Rates::between(&machine(), &late, &early), None);
     assert_eq!(Rates::between(&machine(), &late, &late), None);
     assert_eq!(between(&early, &late).period_ns, Ns::from_secs(1));
+}
+
+#[test]
+fn what_is_not_counted_at_the_llc_is_unknown_and_not_zero() {
+    let without = |ran, references| {
+        let mut vcpu = counted(vcpu(0, ran, 0), references, 0);
+        let counters = vcpu.counters.as_mut().unwrap();
+        (counters.llc_references, counters.llc_misses) = (None, None);
+        vm(1, vec![vcpu])
+    };
+    let prev = sample(0, vec![without(100, 1000)]);
+    let rates = between(&prev, &sample(2000, vec![without(1100, 5000)]));
+    let vm = rates.vm(VmId(1)).unwrap();
+    assert_eq!(
+        (vm.llc_miss_rate, vm.llc_misses_per_s, vm.llc_references_per_s),
+        (None, None, None)
+    );
+    assert_eq!((vm.bandwidth(), vm.vcpus[0].llc_miss_rate), (None, None));
+    assert_eq!(
+        (vm.instructions_per_s, vm.cycles_per_s),
+        (Some(20_000.0), Some(40_000.0))
+    );
 }
 
 #[test]
@@ -153,8 +175,8 @@ fn any_vcpu() -> impl Strategy<Value = VcpuSample> {
         counters: counters.map(|[instructions, cycles, llc_references, llc_misses]| Counters {
             instructions,
             cycles,
-            llc_references,
-            llc_misses,
+            llc_references: Some(llc_references),
+            llc_misses: Some(llc_misses),
         }),
         ..VcpuSample::default()
     })

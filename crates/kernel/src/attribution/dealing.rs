@@ -192,8 +192,8 @@ impl Dealt {
             let counters = Counters {
                 instructions: share.instructions,
                 cycles: speed.cycles(share.ran),
-                llc_references: share.counts.references,
-                llc_misses: share.counts.misses,
+                llc_references: Some(share.counts.references),
+                llc_misses: Some(share.counts.misses),
             };
             (*index, counters)
         });

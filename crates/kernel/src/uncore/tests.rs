@@ -1,5 +1,8 @@
+use std::collections::BTreeMap;
+
 use super::*;
 use crate::fake::{Tree, machine};
+use crate::pmu::trees::tree;
 
 const DEVICES: &str = "sys/bus/event_source/devices";
 
@@ -88,8 +91,8 @@ fn amd_channels_and_the_data_fabric() {
     pmu(&tree, "amd_df", "0\n", &[]);
     let layout = discover(tree.root(), &machine(&[0, 1])).unwrap();
     assert!(
-        layout.events.is_empty() && layout.notes[0].contains("amd_df"),
-        "{layout:?}"
+        layout.events.is_empty() && layout.notes[0].contains("amd_df: no public table"),
+        "an unknown processor: {layout:?}"
     );
     pmu(&tree, "amd_umc_0", "0\n", &[("format/rdwrmask", "config:8-9\n")]);
     pmu(&tree, "amd_umc_1", "1\n", &[("format/rdwrmask", "config:8-9\n")]);
@@ -112,9 +115,14 @@ fn amd_channels_and_the_data_fabric() {
 fn a_socket_of_several_nodes_has_no_answer_and_a_note() {
     let tree = Tree::new(&[]);
     cas(&tree, "uncore_imc_0", &["cas_count_read", "cas_count_write"]);
+    tree.write(&format!("{DEVICES}/uncore_imc_0/cpumask"), "0\n");
     let layout = discover(tree.root(), &machine(&[0, 0])).unwrap();
     assert!(layout.events.is_empty());
-    assert!(layout.notes[0].contains("several nodes"), "{:?}", layout.notes);
+    assert!(
+        layout.notes[0].contains("socket 0 has 2 nodes"),
+        "{:?}",
+        layout.notes
+    );
 }
 
 #[test]
@@ -144,7 +152,13 @@ fn links_lead_where_the_kernel_says() {
     );
     std::fs::remove_file(tree.root().join(DEVICES).join("uncore_upi_0/die1")).unwrap();
     std::fs::remove_file(tree.root().join(DEVICES).join("uncore_upi_0/die0")).unwrap();
-    assert!(discover(tree.root(), &machine(&[0, 1])).unwrap().notes[0].contains("5.18"));
+    let without = discover(tree.root(), &machine(&[0, 1])).unwrap();
+    assert_eq!(
+        without.events, layout.events,
+        "of two sockets, a link leads to the other"
+    );
+    let without = discover(tree.root(), &machine(&[0, 1, 2])).unwrap();
+    assert!(without.events.is_empty() && without.notes[0].contains("5.18"));
 }
 
 #[test]
@@ -185,11 +199,244 @@ fn what_cannot_be_opened_is_noted_and_has_no_answer() {
     assert_eq!(uncore.notes.len(), 2, "{:?}", uncore.notes);
 }
 
+/// Returns, for each purpose, the PMUs and configurations of its events, in order.
+fn chosen(layout: &Layout) -> BTreeMap<Purpose, Vec<(String, u64)>> {
+    let mut chosen: BTreeMap<Purpose, Vec<(String, u64)>> = BTreeMap::new();
+    for event in &layout.events {
+        let of = chosen.entry(event.purpose).or_default();
+        of.push((event.pmu.clone(), event.attr.config));
+    }
+    chosen
+}
+
+/// Returns what is chosen on a recorded tree.
+fn on(name: &str) -> Layout {
+    let (tree, machine) = tree(name);
+    discover(tree.root(), &machine).unwrap()
+}
+
+fn memory(node: u16) -> Purpose {
+    Purpose::Memory(NodeId(node))
+}
+
+fn link(from: u16, to: u16) -> Purpose {
+    Purpose::Link(NodeId(from), NodeId(to))
+}
+
+fn configs(chosen: &[(String, u64)]) -> Vec<u64> {
+    chosen.iter().map(|(_, config)| *config).collect()
+}
+
+/// Numbers of the PMUs that a purpose has, each once.
+fn numbers(chosen: &[(String, u64)], prefix: &str) -> Vec<usize> {
+    let mut numbers: Vec<usize> = chosen
+        .iter()
+        .map(|(pmu, _)| crate::pmu::number(pmu, prefix).unwrap())
+        .collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
+}
+
 #[test]
-fn values_are_laid_into_split_bits() {
-    let format = parse_format("config1:0-3,8,60-63").unwrap();
-    let mut words = [0; 3];
-    format.encode(0x1ff, &mut words).unwrap();
-    assert_eq!(words, [0, 0xf000_0000_0000_010f, 0]);
-    assert_eq!(format.encode(0x200, &mut [0; 3]), None);
+fn qpi_of_two_sockets_leads_to_the_other_one() {
+    let layout = on("broadwell-ep");
+    assert_eq!(layout.notes, Vec::<String>::new());
+    let chosen = chosen(&layout);
+    assert_eq!(
+        chosen.keys().copied().collect::<Vec<_>>(),
+        [memory(0), memory(1), link(0, 1), link(1, 0)]
+    );
+    assert_eq!(
+        numbers(&chosen[&memory(1)], "uncore_imc_"),
+        (0..8).collect::<Vec<_>>()
+    );
+    assert_eq!(
+        configs(&chosen[&link(0, 1)]),
+        [0x200; 3],
+        "data flits of three links"
+    );
+    let bytes = |event: &&Event| event.pmu.starts_with("uncore_qpi");
+    assert!(
+        layout
+            .events
+            .iter()
+            .filter(bytes)
+            .all(|event| event.bytes_per_count == 8.0)
+    );
+}
+
+#[test]
+fn qpi_of_more_sockets_has_no_answer_and_a_note() {
+    let layout = on("broadwell-ex");
+    assert_eq!(
+        chosen(&layout).keys().copied().collect::<Vec<_>>(),
+        [0, 1, 2, 3].map(memory)
+    );
+    assert_eq!(layout.notes.len(), 1, "{:?}", layout.notes);
+    assert!(layout.notes[0].contains("uncore_qpi") && layout.notes[0].contains("more than two sockets"));
+}
+
+#[test]
+fn upi_of_whole_sockets_is_known_and_of_clusters_is_not() {
+    let whole = on("skylake-sp");
+    assert_eq!(whole.notes, Vec::<String>::new());
+    let of_whole = chosen(&whole);
+    assert_eq!(configs(&of_whole[&link(1, 0)]), [0xf02; 3]);
+    assert_eq!(
+        numbers(&of_whole[&memory(0)], "uncore_imc_"),
+        (0..6).collect::<Vec<_>>()
+    );
+    let clusters = on("skylake-sp-snc");
+    assert_eq!(clusters.events, [], "channels and links of two nodes");
+    assert!(
+        clusters
+            .notes
+            .iter()
+            .any(|note| note.contains("uncore_imc belong to which")),
+        "{:?}",
+        clusters.notes
+    );
+    assert!(
+        clusters.notes.iter().any(|note| note.contains("share its links")),
+        "{:?}",
+        clusters.notes
+    );
+}
+
+#[test]
+fn channels_go_to_clusters_where_public_text_says_so() {
+    let two = chosen(&on("sapphire-rapids-snc2"));
+    for (node, channels) in [
+        (0, [0, 1, 4, 5]),
+        (1, [2, 3, 6, 7]),
+        (2, [0, 1, 4, 5]),
+        (3, [2, 3, 6, 7]),
+    ] {
+        assert_eq!(
+            numbers(&two[&memory(node)], "uncore_imc_"),
+            channels,
+            "node {node}"
+        );
+    }
+    let three = chosen(&on("granite-rapids-snc3"));
+    for (node, channels) in [
+        (0, [2, 3, 8, 9]),
+        (1, [0, 1, 6, 7]),
+        (2, [4, 5, 10, 11]),
+        (3, [2, 3, 8, 9]),
+    ] {
+        assert_eq!(
+            numbers(&three[&memory(node)], "uncore_imc_"),
+            channels,
+            "node {node}"
+        );
+    }
+    assert_eq!(three[&memory(0)].len(), 16, "two sub-channels, reads and writes");
+}
+
+#[test]
+fn the_data_fabric_counts_channels_and_links_of_known_processors() {
+    for name in ["epyc-rome", "epyc-milan"] {
+        let layout = on(name);
+        assert_eq!(layout.notes, Vec::<String>::new(), "{name}");
+        let chosen = chosen(&layout);
+        let channels = [
+            0x3807,
+            0x3847,
+            0x3887,
+            0x38c7,
+            0x1_0000_3807,
+            0x1_0000_3847,
+            0x1_0000_3887,
+            0x1_0000_38c7,
+        ];
+        assert_eq!(configs(&chosen[&memory(1)]), channels, "{name}");
+        let links = [0x7_0000_02c7, 0x8_0000_0207, 0x8_0000_0247, 0x8_0000_0287];
+        assert_eq!(configs(&chosen[&link(0, 1)]), links, "{name}");
+        assert!(
+            layout.events.iter().all(|event| event.pmu == "amd_df"),
+            "{name}: no event of amd_l3"
+        );
+        let of = |purpose| {
+            layout
+                .events
+                .iter()
+                .find(|event| event.purpose == purpose)
+                .unwrap()
+                .bytes_per_count
+        };
+        assert_eq!((of(memory(0)), of(link(1, 0))), (64.0, 32.0), "{name}");
+    }
+}
+
+#[test]
+fn a_fabric_per_node_counts_for_its_node_and_a_shared_one_for_none() {
+    let naples = on("epyc-naples");
+    assert_eq!(naples.notes, Vec::<String>::new());
+    assert_eq!(
+        chosen(&naples).keys().copied().collect::<Vec<_>>(),
+        [0, 1, 2, 3].map(memory)
+    );
+    let nps4 = on("epyc-rome-nps4");
+    assert_eq!(nps4.events, []);
+    assert!(
+        nps4.notes
+            .iter()
+            .any(|note| note.contains("4 nodes") && note.contains("amd_df")),
+        "{:?}",
+        nps4.notes
+    );
+}
+
+#[test]
+fn channels_of_zen_4_have_pmus_of_their_own() {
+    let layout = on("epyc-genoa");
+    assert_eq!(layout.notes, Vec::<String>::new());
+    let chosen = chosen(&layout);
+    assert_eq!(
+        numbers(&chosen[&memory(0)], "amd_umc_"),
+        (0..12).collect::<Vec<_>>()
+    );
+    assert_eq!(
+        numbers(&chosen[&memory(1)], "amd_umc_"),
+        (12..24).collect::<Vec<_>>()
+    );
+    assert_eq!(configs(&chosen[&memory(1)]), [0x0a; 12]);
+    let first = chosen[&link(0, 1)][0].1;
+    assert_eq!(
+        (chosen[&link(0, 1)].len(), first),
+        (8, 0xb_0f00_3e5f),
+        "event 0xb5f, mask 0xf3e"
+    );
+}
+
+#[test]
+fn a_mesh_counts_for_the_socket_that_it_is_on() {
+    let (tree, machine) = tree("altra");
+    let layout = discover(tree.root(), &machine).unwrap();
+    assert_eq!(layout.notes, Vec::<String>::new());
+    let chosen = chosen(&layout);
+    assert_eq!(
+        chosen[&memory(0)],
+        [("arm_cmn_0".to_owned(), 0xd_0005)],
+        "type 5, event 13"
+    );
+    assert_eq!(chosen[&memory(1)], [("arm_cmn_1".to_owned(), 0xd_0005)]);
+    tree.write(&format!("{DEVICES}/arm_cmn_1/cpumask"), "0\n");
+    let nowhere = discover(tree.root(), &machine).unwrap();
+    assert_eq!(nowhere.events, []);
+    assert!(
+        nowhere.notes[0].contains("2 sockets and 2 meshes"),
+        "{:?}",
+        nowhere.notes
+    );
+}
+
+#[test]
+fn clients_and_boards_without_such_counters_have_no_links() {
+    let client = on("alder-lake");
+    assert_eq!(chosen(&client).keys().copied().collect::<Vec<_>>(), [memory(0)]);
+    assert_eq!(client.events.len(), 4, "two controllers, reads and writes");
+    assert_eq!(on("cortex-a72"), Layout::default());
 }

@@ -86,7 +86,7 @@ pub struct Counted {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "why", rename_all = "kebab-case")]
 pub enum Unmetered {
-    /// The host has no counters for it.
+    /// The host has no counters for it, or none that counts at the LLC.
     Missing,
     /// Counters ran backwards: the vCPU's thread was replaced, or its counters were reset.
     Backwards,
@@ -158,9 +158,11 @@ impl Counted {
         let (Some(before), Some(now)) = (prev.counters, cur.counters) else {
             return Err(Unmetered::Missing);
         };
+        let misses = before.llc_misses.zip(now.llc_misses);
+        let (misses_before, misses_now) = misses.ok_or(Unmetered::Missing)?;
         let time = |before: Ns, now: Ns| now.0.checked_sub(before.0).map(Ns).ok_or(Unmetered::Backwards);
         let counted = Counted {
-            llc_misses: grown(before.llc_misses, now.llc_misses)?,
+            llc_misses: grown(misses_before, misses_now)?,
             cycles: grown(before.cycles, now.cycles)?,
             instructions: grown(before.instructions, now.instructions)?,
             running_ns: time(prev.running_ns, cur.running_ns)?,
@@ -292,8 +294,8 @@ mod tests {
             counters: Some(Counters {
                 instructions: cycles,
                 cycles,
-                llc_references: misses,
-                llc_misses: misses,
+                llc_references: Some(misses),
+                llc_misses: Some(misses),
             }),
             running_ns,
             counted_ns: running_ns,
@@ -367,6 +369,15 @@ mod tests {
             ..reading(0, 0, 20)
         };
         assert_eq!(counted(&start, &missing), Err(Unmetered::Missing));
+        let mut no_llc = reading(2_000, 2_000_000, 20);
+        if let Some(counters) = &mut no_llc.counters {
+            counters.llc_misses = None;
+        }
+        assert_eq!(
+            counted(&start, &no_llc),
+            Err(Unmetered::Missing),
+            "unknown is not zero"
+        );
         assert_eq!(
             counted(&start, &reading(900, 2_000_000, 20)),
             Err(Unmetered::Backwards)

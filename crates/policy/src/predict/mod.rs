@@ -48,6 +48,7 @@
 //! - `more_company_never_makes_a_vm_faster`
 //! - `the_order_of_vms_does_not_matter`
 //! - `unknown_bandwidth_is_not_zero`
+//! - `a_vm_whose_misses_are_not_counted_is_not_known`
 //! - `a_lone_vm_is_never_crowded_by_itself`
 //! - `a_vm_that_computes_gains_nothing_from_a_home`
 //! - `a_change_is_felt_where_homes_join`

@@ -176,8 +176,13 @@ impl Profiles {
             .values()
             .map(|node| node.bandwidth.map(BytesPerSec::as_f64))
             .sum();
-        let misses: f64 = rates.vms.iter().filter_map(|vm| vm.llc_misses_per_s).sum();
-        if let Some(moved) = moved
+        // Unknown misses are not zero misses, unless the VM did not run.
+        let of = |vm: &VmRates| {
+            let rests = vm.cpus_used < config.ran_min;
+            vm.llc_misses_per_s.or(rests.then_some(0.0))
+        };
+        let misses: Option<f64> = rates.vms.iter().map(of).sum();
+        if let (Some(moved), Some(misses)) = (moved, misses)
             && misses > 1e6
         {
             self.bytes_per_miss
@@ -413,7 +418,6 @@ impl Profile {
         if instructions < 1.0 || cycles < 1.0 {
             return;
         }
-        self.cycles += 1;
         self.speed.update(instructions, weight);
         self.pace
             .update(instructions / wanted.max(config.ran_min), weight);
@@ -426,9 +430,11 @@ impl Profile {
         {
             self.local_free.update(local, weight);
         }
-        let Some(count) = rates.llc_references_per_s else {
+        // Unknown misses are not zero misses: a VM is not known until they are counted.
+        let (Some(count), Some(missed)) = (rates.llc_references_per_s, rates.llc_misses_per_s) else {
             return;
         };
+        self.cycles += 1;
         self.references.update(count / instructions, weight);
         let on = threads_on(view, rates, shape);
         if vm.home.is_none() {
@@ -439,9 +445,9 @@ impl Profile {
             None => config.local_unknown,
         });
         let slope = self.line.fit().map_or(SLOPE, |(.., slope)| slope);
-        let lines = (1.0 + slope) * rates.llc_misses_per_s.unwrap_or(0.0);
+        let lines = (1.0 + slope) * missed;
         let met = Met::of(&on, local, lines, shape, loads);
-        let misses = rates.llc_misses_per_s.unwrap_or(0.0) / instructions;
+        let misses = missed / instructions;
         self.fit_cycles(cpi, met.stretch, misses * met.latency, config.evidence_kept);
         if let Some(ratio) = rates.llc_miss_rate
             && ratio > 0.0

@@ -37,8 +37,8 @@ fn period_ns(vms: usize) -> f64 {
         counters: Some(Counters {
             instructions: period * 20_000_000,
             cycles: period * 28_000_000,
-            llc_references: period * 900_000,
-            llc_misses: period * (vm as u64 % 700) * 1_000,
+            llc_references: Some(period * 900_000),
+            llc_misses: Some(period * (vm as u64 % 700) * 1_000),
         }),
         running_ns: Ns::from_millis(10 * period),
         counted_ns: Ns::from_millis(10 * period),

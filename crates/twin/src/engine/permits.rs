@@ -71,8 +71,8 @@ impl Engine {
                 counters: Some(Counters {
                     instructions: thread.instructions as u64,
                     cycles: thread.cycles as u64,
-                    llc_references: thread.llc_references as u64,
-                    llc_misses: misses as u64,
+                    llc_references: Some(thread.llc_references as u64),
+                    llc_misses: Some(misses as u64),
                 }),
                 running_ns: Ns(task.running_ns),
                 counted_ns: Ns(task.running_ns),

@@ -100,8 +100,8 @@ fn counters(sample: &Sample) -> Vec<u64> {
             all.extend([
                 counters.instructions,
                 counters.cycles,
-                counters.llc_references,
-                counters.llc_misses,
+                counters.llc_references.unwrap(),
+                counters.llc_misses.unwrap(),
             ]);
         }
         if let Some(accesses) = &vm.accesses {

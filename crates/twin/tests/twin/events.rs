@@ -219,7 +219,7 @@ fn a_phase_holds_from_its_event_on() {
         for until in [5, 6, 8] {
             twin.wait(Ns(at(until).0 - twin.now().0));
             let counters = twin.sample().unwrap().vms[0].vcpus[0].counters.unwrap();
-            counts.push((counters.instructions, counters.llc_references));
+            counts.push((counters.instructions, counters.llc_references.unwrap()));
         }
         let of = |a: (u64, u64), b: (u64, u64)| ((b.0 - a.0) as f64, (b.1 - a.1) as f64 / (b.0 - a.0) as f64);
         (counts[0], of(counts[1], counts[2]))

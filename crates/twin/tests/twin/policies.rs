@@ -150,8 +150,8 @@ fn samples_come_at_the_stated_rate_and_are_told_once() {
         (sum(&after) - sum(&before)) as f64
     };
     // No pages were moved, so every 0x3FFE0th cycle is sampled; 30 of 1000 instructions miss.
-    let expected =
-        grown(|c| c.cycles) / f64::from(0x3_FFE0) * grown(|c| c.llc_misses) / grown(|c| c.instructions);
+    let expected = grown(|c| c.cycles) / f64::from(0x3_FFE0) * grown(|c| c.llc_misses.unwrap())
+        / grown(|c| c.instructions);
     let got = samples(after.page_uses.as_ref().unwrap()) as f64;
     assert!(
         (got - expected).abs() < 5.0 * expected.sqrt(),

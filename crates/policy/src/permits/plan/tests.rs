@@ -11,6 +11,13 @@ mod bursts;
 
 const PERIOD: Ns = Ns::from_secs(1);
 const GHZ: u64 = 1_000_000_000;
+/// Counters that have counted nothing yet.
+const NOTHING: Counters = Counters {
+    instructions: 0,
+    cycles: 0,
+    llc_references: Some(0),
+    llc_misses: Some(0),
+};
 
 /// A host with one VM, which carries out plans. The VM pollutes in proportion to the time that it runs.
 struct Host {
@@ -31,7 +38,7 @@ impl Host {
     fn new(vcpus: u16, intensity: u64, permit: &str) -> Host {
         let vcpu = |index| VcpuSample {
             index,
-            counters: Some(Counters::default()),
+            counters: Some(NOTHING),
             ..VcpuSample::default()
         };
         let vm = VmSample {
@@ -68,7 +75,7 @@ impl Host {
             vcpu.throttled_ns += part((self.demand - may).max(0.0));
             vcpu.waiting_ns = Some(vcpu.throttled_ns);
             if let Some(counters) = &mut vcpu.counters {
-                counters.llc_misses += ran.0 * self.intensity / 1_000_000;
+                *counters.llc_misses.as_mut().unwrap() += ran.0 * self.intensity / 1_000_000;
                 counters.cycles += ran.0 * GHZ / 1_000_000_000;
                 counters.instructions += ran.0;
             }
@@ -162,7 +169,7 @@ impl Host {
 
     fn misses(&self) -> u64 {
         let counters = self.vms[0].vcpus.iter().filter_map(|vcpu| vcpu.counters);
-        counters.map(|counters| counters.llc_misses).sum()
+        counters.filter_map(|counters| counters.llc_misses).sum()
     }
 
     fn settings(&mut self) -> &mut VmSettings {
@@ -289,8 +296,8 @@ fn for_how_long_a_vm_is_held_blindly_and_what_change_counts_are_the_operators_to
             host.vms[0].vcpus[0].counters = Some(Counters {
                 instructions: count,
                 cycles: count,
-                llc_references: count,
-                llc_misses: count,
+                llc_references: Some(count),
+                llc_misses: Some(count),
             });
             host.step();
         }
@@ -378,7 +385,7 @@ fn one_unreadable_period_keeps_what_is_in_force() {
     let quota = host.quota();
     assert!(quota.is_some());
     // The counters wrap around, so they seem to run backwards.
-    host.vms[0].vcpus[0].counters = Some(Counters::default());
+    host.vms[0].vcpus[0].counters = Some(NOTHING);
     let plan = host.step();
     assert_eq!((host.quota(), plan.findings.len()), (quota, 0));
     host.steps(2);
