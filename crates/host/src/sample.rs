@@ -434,6 +434,9 @@ pub struct VmSettings {
     pub permit: Option<Permit>,
     /// The least memory that its balloon must leave it. Without a floor, the agent takes none of its memory.
     pub memory_floor: Option<Bytes>,
+    /// What its guest's kernel takes for itself, as the operator measured it: epsilon of [PRL, section 4.4]. `None` if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel_footprint: Option<Bytes>,
     /// CPU quota that the operator set for each vCPU (`<cputune><quota>`). It is in force again once the agent's limit is lifted.
     pub quota: Option<CpuQuota>,
 }

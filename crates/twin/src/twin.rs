@@ -99,6 +99,7 @@ impl Twin {
                 // Either the host or the agent enforces a permit, never both.
                 permit: vm.permit.filter(|_| scenario.enforcer == Enforcer::None),
                 memory_floor: vm.memory_floor,
+                kernel_footprint: vm.kernel_footprint,
                 // The host decides where pages are at first. The agent moves them later.
                 memory_policy: Some(vm.memory_policy).filter(|policy| policy.migration != Migration::None),
                 ..VmSettings::default()

@@ -26,7 +26,8 @@ pub enum SettingError {
     NotText(String),
     /// There is no such setting.
     #[error(
-        "unknown attribute `{0}`; there are manage, mode, home, anti_affinity, affinity, bandwidth, permit, memory, floor, hugepages"
+        "unknown attribute `{0}`; there are manage, mode, home, anti_affinity, affinity, bandwidth, permit, memory, floor, \
+         kernel_footprint, hugepages"
     )]
     Unknown(String),
     /// The value is neither of the two that the setting takes.
@@ -102,6 +103,8 @@ pub struct OperatorSettings {
     pub memory_policy: Option<MemoryPolicy>,
     /// The least memory that the VM must be left with.
     pub memory_floor: Option<Bytes>,
+    /// What its guest's kernel takes for itself, as `homenode kernel-footprint` measures it.
+    pub kernel_footprint: Option<Bytes>,
     /// What may happen to its huge pages.
     pub pool_pages: PoolPages,
     /// The settings, written as names and values.
@@ -168,6 +171,7 @@ impl OperatorSettings {
                 "permit" => settings.permit = Some(value("permit", text)?),
                 "memory" => settings.memory_policy = Some(value("memory", text)?),
                 "floor" => settings.memory_floor = Some(value("floor", text)?),
+                "kernel_footprint" => settings.kernel_footprint = Some(value("kernel_footprint", text)?),
                 "hugepages" => {
                     settings.pool_pages = match text.as_str() {
                         "stay" => PoolPages::Stay,
@@ -197,6 +201,7 @@ impl OperatorSettings {
             permit: self.permit,
             memory_policy: self.memory_policy,
             memory_floor: self.memory_floor,
+            kernel_footprint: self.kernel_footprint,
             cpus_allowed,
             pinned_vcpus,
             ..VmSettings::default()

@@ -107,6 +107,7 @@ fn vm(vm: &Vm) -> Table {
     set("memory_nodes", settings.home.as_ref().map(ToString::to_string));
     set("permit", settings.permit.map(|permit| permit.to_string()));
     set("memory_floor", settings.memory_floor.map(size));
+    set("kernel_footprint", settings.kernel_footprint.map(size));
     let policy = MemoryPolicy {
         placing: vm.life.last.memory_policy.placing,
         migration: settings

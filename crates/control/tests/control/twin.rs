@@ -365,17 +365,23 @@ fn a_dry_run_tells_of_a_limit_once() {
 
 #[test]
 fn who_asks_learns_how_much_memory_a_vm_uses() {
-    let mut twin = twin(vec![vm("asked", "povray"), vm("other", "povray")]);
+    let mut watched = vm("asked", "povray");
+    watched.kernel_footprint = Some(Bytes::from_mib(80));
+    let mut twin = twin(vec![watched, vm("other", "povray")]);
     let (asked, other) = (twin.vm_id("asked").unwrap(), twin.vm_id("other").unwrap());
     let mut control = Control::new(placing(), Mode::Act);
     run(&mut control, &mut twin, 4);
     control.want_working_set(asked, Some(Ns::from_secs(5)), Ns::from_secs(8));
     let cycles = run(&mut control, &mut twin, 12);
-    // The VM runs four copies of a program of 7 MiB each, and has 8 GiB.
+    // The VM runs four copies of a program of 7 MiB each, on a kernel of 80 MiB that the twin does not watch, and has 8 GiB.
     let estimate = control.working_set().estimate(asked).expect("a window is over");
     assert_eq!(
-        (estimate.size, estimate.hot),
-        (Bytes::from_mib(28), Bytes::from_mib(28))
+        (estimate.kernel, estimate.size, estimate.hot),
+        (
+            Bytes::from_mib(80),
+            Bytes::from_mib(108),
+            Bytes::from_mib(28)
+        )
     );
     assert_eq!(estimate.window, Ns::from_secs(5));
     assert!(control.working_set().estimate(other).is_none(), "not asked for");

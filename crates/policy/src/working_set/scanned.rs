@@ -8,6 +8,10 @@
 //! For an amount, least and most are those of the last eight windows, with two corrections. A larger page (2 MiB) counts as a
 //! whole but may hold only one used page, so the least counts one page for it. The most includes the tracker's blind spot.
 //!
+//! The paper adds the guest kernel's footprint epsilon to the hot pages (equation 1). A tracker on a host finds the kernel's
+//! pages like others, and does not tell them apart. So epsilon is the least size, and the most supposes that no page of the
+//! kernel was found: it is the paper's. An exact set is without the kernel's pages, so epsilon is added to all three.
+//!
 //! Both kinds have settled when the last three windows differ by at most an eighth.
 //!
 //! # Properties (tests of the same name)
@@ -15,10 +19,11 @@
 //! - `an_amount_has_the_spread_of_recent_windows`
 //! - `of_a_larger_page_perhaps_one_page_is_used`
 //! - `three_windows_alike_have_settled`
+//! - `the_kernels_footprint_is_the_least_and_at_most_comes_on_top`
 
 use std::collections::VecDeque;
 
-use homenode_host::observation::{ObservationRef, UsedRef};
+use homenode_host::observation::{ObservationRef, Tracker, UsedRef};
 use homenode_units::{Bytes, Pages};
 
 use super::estimate::kind;
@@ -50,8 +55,7 @@ struct Looked {
 }
 
 impl Scanned {
-    /// Returns an estimator without observations. Trackers see the kernel's pages like others, so `epsilon` is only what
-    /// counts as used if less is found.
+    /// Returns an estimator without observations. `epsilon` is the guest kernel's footprint, zero if unknown.
     pub fn new(epsilon: Bytes) -> Scanned {
         Scanned {
             epsilon,
@@ -111,16 +115,21 @@ impl Estimator for Scanned {
             most: hot + warm,
             memory: seen.memory,
         });
-        let at_least_kernel = |pages: Pages| pages.to_bytes().max(self.epsilon);
-        let size = at_least_kernel(hot + warm);
+        let (epsilon, is_apart) = (self.epsilon, seen.tracker == Tracker::Exact);
+        let with_kernel = |pages: Pages| match is_apart {
+            true => pages.to_bytes() + epsilon,
+            false => pages.to_bytes().max(epsilon),
+        };
         let blind = seen.blind.min(seen.memory.saturating_sub(hot + warm)).to_bytes();
+        let size = with_kernel(hot + warm);
         let (least, most) = match certainty {
             Certainty::Spread => (
-                at_least_kernel(self.recent.iter().map(|window| window.least).min().unwrap_or(hot)),
-                at_least_kernel(self.recent.iter().map(|window| window.most).max().unwrap_or(hot)) + blind,
+                self.recent.iter().map(|window| window.least).min().unwrap_or(hot),
+                self.recent.iter().map(|window| window.most).max().unwrap_or(hot),
             ),
-            Certainty::Bounds | Certainty::Percent95 => (at_least_kernel(least), size + blind),
+            Certainty::Bounds | Certainty::Percent95 => (least, hot + warm),
         };
+        let (least, most) = (with_kernel(least), most.to_bytes() + epsilon + blind);
         let estimate = Estimate {
             tracker: seen.tracker,
             at: seen.at,
@@ -146,8 +155,8 @@ impl Estimator for Scanned {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Region;
     use super::super::tests::observation;
-    use super::super::{Region, Tracker};
     use super::*;
 
     #[test]
@@ -194,7 +203,7 @@ mod tests {
         let last = last.unwrap();
         assert_eq!(
             [last.least, last.size, last.most].map(|bytes| bytes.to_pages().0),
-            [15, 40, 50]
+            [15, 40, 50 + 15]
         );
         assert_eq!(last.settled, Settled::No);
     }
@@ -217,6 +226,29 @@ mod tests {
             [estimate.least, estimate.size, estimate.most].map(|bytes| bytes.to_pages().0),
             [102, 1124, 2000]
         );
+    }
+
+    #[test]
+    fn the_kernels_footprint_is_the_least_and_at_most_comes_on_top() {
+        let sizes = |tracker, used, epsilon| {
+            let coarse = Pages::ZERO;
+            let seen = UsedRef::Amount {
+                used: Pages(used),
+                coarse,
+            };
+            let seen = observation(tracker, 1, seen);
+            let mut scanned = Scanned::new(Pages(epsilon).to_bytes());
+            let estimate = scanned.observe(&seen).unwrap().unwrap();
+            [estimate.kernel, estimate.least, estimate.size, estimate.most].map(|bytes| bytes.to_pages().0)
+        };
+        assert_eq!(sizes(Tracker::Invalidation, 40, 0), [0, 40, 40, 40]);
+        // An idle guest, and a busy one: of its 40 pages between 0 and 20 are the kernel's.
+        assert_eq!(sizes(Tracker::Invalidation, 3, 20), [20, 20, 20, 23]);
+        assert_eq!(sizes(Tracker::Invalidation, 40, 20), [20, 40, 40, 60]);
+        assert_eq!(sizes(Tracker::Exact, 40, 20), [20, 60, 60, 60]);
+        // The VM has 100 pages.
+        assert_eq!(sizes(Tracker::Invalidation, 90, 20), [20, 90, 90, 100]);
+        assert_eq!(sizes(Tracker::Exact, 90, 200), [100, 100, 100, 100]);
     }
 
     #[test]

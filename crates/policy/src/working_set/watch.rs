@@ -10,8 +10,9 @@
 //! - *Load*: the CPU time that the host spends on looking at all watched VMs, as a share of one CPU.
 //!
 //! # Algorithm
-//! 1. The hosts' observations since the last plan go to each VM's estimator, which [`suited`] chose. If the tracker or the
-//!    length of windows has changed, a new estimator starts, because the figures cannot be combined.
+//! 1. The hosts' observations since the last plan go to each VM's estimator, which [`suited`] chose. It takes the footprint of
+//!    the guest's kernel (epsilon) from the VM's settings. If the tracker, the length of windows or the footprint has changed, a
+//!    new estimator starts, because the figures cannot be combined.
 //! 2. A VM is watched while it is wanted. Under [`Whom::All`] every VM is watched, but a VM whose figure has settled, and
 //!    that is not wanted, rests for [`Config::rest_windows`].
 //! 3. If the load with the requested windows exceeds [`Config::cpu_share_max`], all windows are doubled until it no longer does.
@@ -23,6 +24,7 @@
 //! - `all_are_watched_and_rest_once_settled`
 //! - `windows_grow_until_looking_is_cheap_enough`
 //! - `another_tracker_begins_anew_and_so_do_other_windows`
+//! - `the_footprint_in_a_vms_settings_is_the_estimators_epsilon`
 //! - `memory_that_comes_and_goes_in_mid_window_gives_an_estimate_or_a_reason`
 //! - `a_vm_that_vanishes_is_forgotten`
 //! - `what_cannot_be_watched_has_a_reason_and_is_tried_again`
@@ -36,7 +38,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounds::SPAN;
 
-use super::{Estimate, Estimator, Settled, suited};
+use super::{Estimate, Estimator, FRAMES_MAX, Settled, suited};
 
 /// Name of this policy in plans.
 pub const POLICY: &str = "working-set";
@@ -120,7 +122,7 @@ struct Watched {
     in_force: Option<(Ns, Ns)>,
     /// Why the host does not watch the VM, and when to try again.
     why_not: Option<(String, Ns)>,
-    estimator: Option<(Tracker, Ns, Box<dyn Estimator + Send>)>,
+    estimator: Option<Running>,
     measured: Option<Measured>,
     /// End of the last window that was recorded.
     seen: Ns,
@@ -128,6 +130,17 @@ struct Watched {
     unfit: Option<String>,
     /// Time until which the VM rests.
     rests: Ns,
+}
+
+/// An estimator, and what its figures depend on.
+#[derive(Debug)]
+struct Running {
+    tracker: Tracker,
+    /// Length of windows.
+    window: Ns,
+    /// Footprint of the guest's kernel.
+    epsilon: Bytes,
+    estimator: Box<dyn Estimator + Send>,
 }
 
 impl State {
@@ -190,33 +203,28 @@ impl State {
 }
 
 impl Watched {
-    /// Records an observation by the host, if it is new.
-    fn take_in(&mut self, observed: &Observation) {
+    /// Records an observation by the host, if it is new. `epsilon` is the footprint of the guest's kernel, zero if unknown.
+    fn take_in(&mut self, observed: &Observation, epsilon: Bytes) {
         if observed.at <= self.seen {
             return;
         }
         self.seen = observed.at;
-        let (tracker, interval) = (observed.tracker, observed.interval);
-        let adds_up = |(before, window): (Tracker, Ns)| {
-            let (short, long) = (window.min(interval), window.max(interval));
-            before == tracker && 2 * long.0 <= 3 * short.0
+        // An operator may have written any size.
+        let epsilon = epsilon.min(Pages(FRAMES_MAX).to_bytes());
+        let (tracker, window) = (observed.tracker, observed.interval);
+        let adds_up = |running: &Running| {
+            let (short, long) = (running.window.min(window), running.window.max(window));
+            running.tracker == tracker && running.epsilon == epsilon && 2 * long.0 <= 3 * short.0
         };
-        let known = self
-            .estimator
-            .as_ref()
-            .map(|(tracker, window, _)| (*tracker, *window));
-        if !known.is_some_and(adds_up) {
-            self.estimator = None;
-        }
         let seen = observed.as_observation();
-        let (_, _, estimator) = self.estimator.get_or_insert_with(|| {
-            (
-                tracker,
-                interval,
-                suited(tracker, &seen.seen, Bytes::ZERO, interval),
-            )
-        });
-        match estimator.observe(&seen) {
+        let running = self.estimator.take().filter(adds_up);
+        let running = self.estimator.insert(running.unwrap_or_else(|| Running {
+            tracker,
+            window,
+            epsilon,
+            estimator: suited(tracker, &seen.seen, epsilon, window),
+        }));
+        match running.estimator.observe(&seen) {
             Ok(estimate) => {
                 self.unfit = None;
                 if let Some(estimate) = estimate {
@@ -258,7 +266,10 @@ pub fn observe(view: &View<'_>, state: &mut State) {
     for vm in &view.vms {
         let watched = state.vms.entry(vm.sample.id).or_default();
         if let Some(observed) = &vm.sample.observed {
-            watched.take_in(observed);
+            watched.take_in(
+                observed,
+                vm.sample.settings.kernel_footprint.unwrap_or(Bytes::ZERO),
+            );
         }
         watched.in_force = watched.in_force.filter(|(until, _)| *until > view.at);
     }

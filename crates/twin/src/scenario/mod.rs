@@ -215,6 +215,10 @@ pub struct VmSpec {
     #[serde(default, with = "homenode_units::text::option")]
     #[schemars(with = "Option<notation::Size>")]
     pub memory_floor: Option<Bytes>,
+    /// What the guest's kernel takes for itself, as the operator states it for working sets; absent if unknown.
+    #[serde(default, with = "homenode_units::text::option")]
+    #[schemars(with = "Option<notation::Size>")]
+    pub kernel_footprint: Option<Bytes>,
 }
 
 /// Which of a VM's CPUs each of its vCPUs may use.
@@ -431,6 +435,7 @@ impl VmSpec {
             driver_domain: None,
             permit: None,
             memory_floor: None,
+            kernel_footprint: None,
             anti_affinity: None,
             affinity: None,
         }

@@ -207,6 +207,28 @@ fn another_tracker_begins_anew_and_so_do_other_windows() {
 }
 
 #[test]
+fn the_footprint_in_a_vms_settings_is_the_estimators_epsilon() {
+    let (mut scene, mut state, config) = (scene(), State::default(), Config::default());
+    let window = Ns::from_secs(10);
+    let mut figures = |second: u64, used, footprint: Option<u64>| {
+        scene.at = Ns::from_secs(1000 + second);
+        let observed = amount(scene.at, window, used);
+        scene.vm(1).settings().kernel_footprint = footprint.map(|pages| Pages(pages).to_bytes());
+        scene.vm(1).observed(Some(observed));
+        step(&mut scene, &config, &mut state);
+        let estimate = state.estimate(vm_id(1)).unwrap();
+        [estimate.kernel, estimate.size, estimate.most].map(|bytes| bytes.to_pages().0)
+    };
+    assert_eq!(figures(10, 900, None), [0, 900, 900]);
+    assert_eq!(figures(20, 500, None), [0, 500, 900]);
+    // An operator states the footprint, changes it and removes it; each time earlier windows no longer count.
+    assert_eq!(figures(30, 400, Some(50)), [50, 400, 450]);
+    assert_eq!(figures(40, 10, Some(50)), [50, 50, 450]);
+    assert_eq!(figures(50, 10, Some(60)), [60, 60, 70]);
+    assert_eq!(figures(60, 10, None), [0, 10, 10]);
+}
+
+#[test]
 fn a_vm_that_vanishes_is_forgotten() {
     let (mut scene, mut state, config) = (scene(), State::default(), Config::default());
     state.want(vm_id(1), None, Ns(u64::MAX));
