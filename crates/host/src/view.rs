@@ -72,6 +72,8 @@ pub enum HandsOff {
     PinnedByHand,
     /// Another program changed the CPU quota that the agent had set.
     QuotaByHand,
+    /// It is alone in its cache, or away from it, for a measurement of seconds ([Kyoto, section 3.2.3]).
+    Isolating,
     /// The VM is migrating. Meanwhile libvirt changes nothing on it, and the target host takes over its present settings.
     Migrating,
 }
@@ -82,6 +84,7 @@ impl std::fmt::Display for HandsOff {
             HandsOff::Ignored => "the operator opted it out",
             HandsOff::PinnedByHand => "the operator pinned its vCPUs by hand",
             HandsOff::QuotaByHand => "another program set its CPU quota",
+            HandsOff::Isolating => "a measurement of seconds keeps VMs off a cache",
             HandsOff::Migrating => "it is being migrated between hosts",
         })
     }

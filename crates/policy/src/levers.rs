@@ -21,8 +21,10 @@
 //! - `nobody_loosens_the_operators_quota`
 //! - `the_merged_plan_keeps_order_and_findings`
 
-use homenode_host::{Act, Decision, Finding, Lever, Limit, Plan, View};
+use homenode_host::{Act, Decision, Finding, HandsOff, Lever, Limit, Plan, View};
 use homenode_units::VmId;
+
+use crate::permits::attribution;
 
 /// Merges plans that were made from one view. Earlier plans have precedence.
 pub fn merge(view: &View<'_>, plans: Vec<Plan>) -> Plan {
@@ -70,7 +72,9 @@ fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: 
                 "vCPUs of VM {name} stay where they are: the VM may not use any CPU there"
             ));
         }
-        if let Some(why) = vm.hands_off {
+        if let Some(why) = vm.hands_off
+            && !(why == HandsOff::Isolating && *policy == attribution::POLICY)
+        {
             return Some(format!("vCPUs of VM {name} stay where they are: {why}"));
         }
         if let Some(allowed) = vm
@@ -126,7 +130,7 @@ mod tests {
     use super::*;
     use crate::testing::{Scene, vm_id};
     use homenode_host::Action;
-    use homenode_host::{CpuQuota, HandsOff};
+    use homenode_host::CpuQuota;
     use homenode_units::{Bytes, CpuId, CpuSet, NodeId, NodeSet, Ns, Pages};
 
     fn pin(policy: &'static str, n: u128, cpu: u32) -> Decision {

@@ -43,7 +43,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::{Act, FrameMove, PageUse, Plan, Rates, View, VmView};
+use homenode_host::{Act, FrameMove, HandsOff, PageUse, Plan, Rates, View, VmView};
 use homenode_units::{BadSetting, Migration, NodeId, NodeMap, NodeSet, PAGE_BYTES, Pages, SplitMix, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -163,7 +163,11 @@ pub struct Judgement {
 pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     state.judgements.clear();
-    let wants = |vm: &&VmView<'_>| vm.managed() && vm.sample.memory_policy.migration == Migration::Carrefour;
+    let wants = |vm: &&VmView<'_>| {
+        // From where a VM uses its pages while it is off its cache for seconds is no reason to move them.
+        let is_home = vm.hands_off != Some(HandsOff::Isolating);
+        vm.managed() && is_home && vm.sample.memory_policy.migration == Migration::Carrefour
+    };
     let vms: Vec<&VmView<'_>> = view.vms.iter().filter(wants).collect();
     state.told.retain(|id| vms.iter().any(|vm| vm.sample.id == *id));
     let part = config.host_pages_per_cycle.0 / vms.len().max(1) as u64;

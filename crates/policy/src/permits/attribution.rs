@@ -1,62 +1,91 @@
-//! Attributes LLC misses to VMs by isolation sampling [Kyoto, section 3.2.3].
+//! Attributes LLC misses to VMs on a running host: now and then a VM with a permit has its last-level cache to itself.
 //!
 //! # Problem
-//! A VM's counters include misses that it would not have alone, because its neighbours evicted the lines. No VM should pay
-//! for the pollution of others. So now and then a VM has its last-level cache to itself for a while, and its misses during
-//! that time are its own.
+//! A VM's counters include misses that its neighbours caused, and its permit is charged for them. [`sampler`] decides who should
+//! have the cache alone, and what follows from it. Here the others are sent away and brought back, with acts that every host has.
 //!
 //! # Terms
-//! - *Socket*: the CPUs that share a last-level cache. One [`Sampler`] watches one socket.
-//! - *Window*: the time for which one VM has the socket to itself, measured in unhalted cycles of that VM.
+//! - *Window*, *disturber*, *out*, *part*: see [`sampler`].
+//! - *Away*: a VM that the agent keeps off a cache for a window. Only its vCPUs move, never its memory.
+//! - *Rest*: the time for which a VM that was away is not sent away again, except for first windows while an hour's share lasts.
 //!
 //! # Algorithm
+//! In each period:
+//! 1. Note who is away: a vCPU still has the affinity of the window.
+//! 2. Let the sampler look at the VMs. A VM cannot be isolated (`obstacle`) while a disturber rests, may not be moved, or has no
+//!    CPU outside the cache that it may use, or while the CPUs outside have too little idle time, less what is reserved there.
+//! 3. Pin vCPUs of VMs that are out, as far as they may run on the cache, to CPUs outside: those of the VM's home, if any, else
+//!    all that it may use. A VM is out for a period before that, so that all other policies leave it alone
+//!    ([`HandsOff::Isolating`]).
+//! 4. Bring back VMs that are away and not out, in each period until it is done: a VM with a home gets its former affinity, one
+//!    without gets what it had before the agent's first pin.
+//! 5. If the CPUs that VMs may use change, or a VM that is out may not be moved any more, the window ends.
 //!
-//! ```text
-//!             one is due, no rule spares it        the others are gone         the window is full
-//!      Idle ───────────────────────────────▶ Emptying ──────────────▶ Sampling ───────────────▶ Idle
-//!        ▲                                      │                        │         the others return
-//!        └──────── it vanished, or too much time went by: the others return ─┘
-//! ```
+//! A VM rests until [`Config::away_share`] of the time since repays what it was away, so that an hour has at most that share.
+//! The cost needs no estimate: a VM that stood still while away would lose that share and no more. The paper's costs up to 12
+//! percent [Kyoto, section 3.3.5], which is the highest value allowed.
 //!
-//! 1. A VM is due when it has retired [`Config::instructions_between`] instructions since it was last attributed. If several
-//!    are due, the one with most instructions since then comes first.
-//! 2. A VM is *not* isolated, and its counters count as its own, if it misses less than [`Config::few_per_ms`] (it is neither
-//!    a disturber nor sensitive), if all its neighbours miss less than that (they disturb no VM), or if it has no neighbours.
-//! 3. Otherwise the other VMs leave the socket. Once they have left, [`Config::window_cycles`] of the VM are counted
-//!    according to equation 3.1. Then the others return.
-//!
-//! # Properties (tests of the same name)
-//! - `isolation_gives_a_vms_own_pollution`
-//! - `a_vm_with_few_misses_is_not_isolated`
-//! - `a_vm_among_quiet_neighbours_is_not_isolated`
-//! - `who_comes_during_a_window_leaves_too`
-//! - `a_window_that_never_fills_is_given_up`
-//! - `everybody_returns_whatever_happens`
-//!
-//! # Departures from the source, and why
-//! - The paper samples every 100 million instructions for about a billion cycles, so its windows overlap. Here one VM of a
-//!   socket is isolated at a time, and the others wait for their turn.
-//! - Rule 2 errs on the safe side, because a VM misses at least as much next to others as alone: a VM that misses much only
-//!   because of its neighbours is isolated too (`kyoto.isolation-skippable` shows one).
+//! # Properties
+//! - `neighbours_leave_and_come_back_to_where_they_were`
+//! - `who_may_not_leave_leaves_the_plain_count_and_the_reason`
+//! - `nobody_is_away_for_more_than_its_share`
+//! - `what_an_earlier_agent_left_away_is_brought_back`
+//! - in `control/tests/control/attribution.rs`: `a_victim_keeps_its_permits_full_cpu_and_without_attribution_is_throttled`,
+//!   `everybody_returns_whatever_happens`, `a_restarted_agent_brings_everybody_back`
+
+pub mod sampler;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_units::{Ns, VmId};
+use homenode_host::{Act, HandsOff, Lever, Management, Mode, Plan, Sample, VcpuSample, View, VmView};
+use homenode_units::{Any, CpuId, CpuSet, Ns, VmId};
 use serde::{Deserialize, Serialize};
 
-use super::meter::Counted;
+use crate::bounds::SPAN;
+use crate::placement::Ledger;
+use sampler::{Basis, Charge, Counts, Sampler, Seen, Turn};
+
+/// Name of this policy in plans.
+pub const POLICY: &str = "attribution";
+
+/// A vCPU that ran for less than this share of a period touched no cache worth mentioning. It is not a setting.
+const RAN_MIN: f64 = 0.001;
+/// Part of [`Config::away_share`] that repays time away. The rest of an hour's share is credit for first windows, so an hour has
+/// at most that share. It is not a setting.
+const REPAID: f64 = 5.0 / 6.0;
+const HOUR: Ns = Ns::from_secs(3600);
+/// Number of periods after which other policies no longer wait for a VM that cannot be brought back. It is not a setting.
+const RETURNS_WAITED: u32 = 10;
+
+/// Which misses a permit is charged for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Charged {
+    /// The VM's own, measured while it has its cache to itself.
+    #[default]
+    Own,
+    /// All that are counted, including those that its neighbours cause.
+    Counted,
+}
 
 /// The operator's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Number of instructions that a VM retires between two attributions.
+    /// Which misses a permit is charged for.
+    pub charged: Charged,
+    /// Largest share of an hour for which a VM is away, 0.001 to 0.12.
+    pub away_share: f64,
+    /// Number of instructions that a VM retires between two windows.
     pub instructions_between: u64,
-    /// Number of unhalted cycles for which the VM is alone on its socket.
+    /// Number of unhalted cycles for which the VM is alone on its caches.
     pub window_cycles: u64,
     /// Misses count as few if there are fewer than this per unhalted millisecond.
     pub few_per_ms: f64,
-    /// A window that is not full after this time is abandoned, because the VM hardly runs.
+    /// A window that is not full after this time is given up, because the VM hardly runs.
+    #[serde(with = "homenode_units::text")]
     pub window_most: Ns,
 }
 
@@ -65,6 +94,8 @@ impl Default for Config {
     /// unhalted millisecond, that is 64 MB/s.
     fn default() -> Self {
         Config {
+            charged: Charged::Own,
+            away_share: 0.02,
             instructions_between: 100_000_000,
             window_cycles: 1_000_000_000,
             few_per_ms: 1_000.0,
@@ -73,393 +104,513 @@ impl Default for Config {
     }
 }
 
-/// A VM of the socket, with its counters at one step.
+homenode_units::settings! {
+    Config {
+        charged: Any,
+        away_share: 0.001..=0.12,
+        instructions_between: 0..=1_000_000_000_000_000,
+        window_cycles: 1..=1_000_000_000_000,
+        few_per_ms: 0.0..=1_000_000.0,
+        window_most: SPAN,
+    }
+}
+
+/// Why a VM cannot be isolated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
-    /// The VM.
-    pub vm: VmId,
-    /// Instructions retired, cumulative.
-    pub instructions: u64,
-    /// Unhalted cycles, cumulative.
-    pub cycles: u64,
-    /// LLC misses, cumulative.
-    pub llc_misses: u64,
-    /// Whether the VM runs on the socket now. A VM that was sent away does not, but still belongs to it.
-    pub here: bool,
+pub enum Obstacle {
+    /// A disturber was away lately.
+    Resting,
+    /// A change of homes is on trial, or a window has just ended.
+    Unsettled,
+    /// All CPUs that VMs may use share its caches.
+    NoOtherCache,
+    /// No policy may move this disturber.
+    HandsOff(VmId, HandsOff),
+    /// The mode of this disturber forbids it.
+    Mode(VmId, Mode),
+    /// This disturber may not use any CPU outside the caches.
+    NoCpu(VmId),
+    /// The CPUs outside the caches are too busy, or reserved.
+    NoRoom,
+    /// The disturbers did not leave, or the VM ran too little to fill a window.
+    GaveUp,
 }
 
-/// An order to the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// Runs this VM on another socket until it is ordered to return.
-    Leave(VmId),
-    /// Runs this VM on its own socket again.
-    Return(VmId),
-}
-
-/// Why a figure counts as a VM's own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Basis {
-    /// The VM had the socket to itself for a window.
-    Isolated,
-    /// The VM misses little.
-    FewMisses,
-    /// The VM's neighbours miss little, or it has none.
-    QuietNeighbours,
-}
-
-/// A VM's own pollution.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Attributed {
-    /// Equation 3.1: LLC misses per unhalted millisecond.
-    pub per_ms: f64,
-    /// Why the figure counts as the VM's own.
-    pub basis: Basis,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Known {
-    /// The VM's counters when it was last attributed, or when it was first seen.
-    since: Seen,
-    own: Option<Attributed>,
-    /// Whether the VM has never been attributed; then it is due at once.
-    fresh: bool,
-}
-
-#[derive(Clone, Debug, Default)]
-enum State {
-    #[default]
-    Idle,
-    Isolating {
-        vm: VmId,
-        left: BTreeSet<VmId>,
-        asked: Ns,
-        /// The VM's counters when the others had left.
-        begun: Option<Seen>,
-    },
-}
-
-/// Watches one socket and isolates its VMs in turn.
-#[derive(Clone, Debug)]
-pub struct Sampler {
-    config: Config,
-    clock_khz: u64,
-    known: BTreeMap<VmId, Known>,
-    state: State,
-}
-
-impl Sampler {
-    /// Returns a sampler for a socket whose unhalted cycles count at this frequency.
-    pub fn new(config: Config, clock_khz: u64) -> Sampler {
-        Sampler {
-            config,
-            clock_khz,
-            known: BTreeMap::new(),
-            state: State::Idle,
-        }
+impl Obstacle {
+    /// Returns true if the obstacle passes by itself.
+    pub fn passes(self) -> bool {
+        matches!(self, Obstacle::Resting | Obstacle::Unsettled)
     }
 
-    /// Returns a VM's own pollution according to its last attribution.
-    pub fn own(&self, vm: VmId) -> Option<Attributed> {
-        self.known.get(&vm)?.own
-    }
-
-    /// Looks at all VMs that belong to the socket, and orders VMs to leave or return.
-    pub fn step(&mut self, now: Ns, socket: &[Seen]) -> Vec<Order> {
-        self.known
-            .retain(|vm, _| socket.iter().any(|seen| seen.vm == *vm));
-        for seen in socket {
-            let first = Known {
-                since: *seen,
-                own: None,
-                fresh: true,
-            };
-            let known = self.known.entry(seen.vm).or_insert(first);
-            // If counters ran backwards, counting starts from here.
-            if seen.instructions < known.since.instructions || seen.cycles < known.since.cycles {
-                known.since = *seen;
+    /// Returns the reason in words. `name` returns a VM's name.
+    pub fn in_words<'a>(self, name: impl Fn(VmId) -> Option<&'a str>) -> String {
+        let of = |vm| name(vm).unwrap_or("beside it");
+        match self {
+            Obstacle::Resting => "a VM beside it was sent away lately".to_owned(),
+            Obstacle::Unsettled => "a change of homes or CPUs is under way".to_owned(),
+            Obstacle::NoOtherCache => "the host has no other last-level cache for VMs".to_owned(),
+            Obstacle::HandsOff(vm, why) => format!("VM {} cannot leave its cache: {why}", of(vm)),
+            Obstacle::Mode(vm, mode) => {
+                format!(
+                    "VM {} cannot leave its cache: mode {mode} is in force for it",
+                    of(vm)
+                )
             }
-        }
-        match std::mem::take(&mut self.state) {
-            State::Idle => self.choose(now, socket),
-            State::Isolating {
-                vm,
-                left,
-                asked,
-                begun,
-            } => self.isolate(now, socket, vm, left, asked, begun),
-        }
-    }
-
-    /// Steps 1 and 2: chooses the next VM to isolate.
-    fn choose(&mut self, now: Ns, socket: &[Seen]) -> Vec<Order> {
-        let waits = |sampler: &Sampler, seen: &Seen| {
-            let known = &sampler.known[&seen.vm];
-            let waited = seen.instructions.saturating_sub(known.since.instructions);
-            let due = waited >= sampler.config.instructions_between || (known.fresh && waited > 0);
-            due.then_some(waited)
-        };
-        let mut due: Vec<(u64, Seen)> = socket
-            .iter()
-            .filter_map(|seen| Some((waits(self, seen)?, *seen)))
-            .collect();
-        due.sort_by_key(|(waited, seen)| (std::cmp::Reverse(*waited), seen.vm));
-        let few = |sampler: &Sampler, seen: &Seen| {
-            sampler
-                .rate(seen)
-                .is_none_or(|rate| rate < sampler.config.few_per_ms)
-        };
-        for (_, seen) in due {
-            let Some(per_ms) = self.rate(&seen) else { continue };
-            let mut others = socket.iter().filter(|other| other.vm != seen.vm);
-            let basis = if per_ms < self.config.few_per_ms {
-                Basis::FewMisses
-            } else if others.clone().all(|other| few(self, other)) {
-                Basis::QuietNeighbours
-            } else {
-                let left: BTreeSet<VmId> = others.by_ref().map(|other| other.vm).collect();
-                let orders = left.iter().copied().map(Order::Leave).collect();
-                self.state = State::Isolating {
-                    vm: seen.vm,
-                    left,
-                    asked: now,
-                    begun: None,
-                };
-                return orders;
-            };
-            self.settle(&seen, Some(Attributed { per_ms, basis }));
-        }
-        Vec::new()
-    }
-
-    /// Step 3: continues the isolation of a VM, or ends it.
-    fn isolate(
-        &mut self,
-        now: Ns,
-        socket: &[Seen],
-        vm: VmId,
-        mut left: BTreeSet<VmId>,
-        asked: Ns,
-        begun: Option<Seen>,
-    ) -> Vec<Order> {
-        let returns = |left: &BTreeSet<VmId>| left.iter().copied().map(Order::Return).collect();
-        left.retain(|other| self.known.contains_key(other));
-        let Some(seen) = socket.iter().find(|seen| seen.vm == vm) else {
-            return returns(&left);
-        };
-        let came: Vec<VmId> = socket
-            .iter()
-            .map(|other| other.vm)
-            .filter(|other| *other != vm && !left.contains(other))
-            .collect();
-        let orders: Vec<Order> = came.iter().copied().map(Order::Leave).collect();
-        left.extend(came);
-        let window = begun.and_then(|begun| between(&begun, seen));
-        if let Some(counted) = window.filter(|counted| counted.cycles >= self.config.window_cycles) {
-            let own = counted.equation_3_1(self.clock_khz).map(|per_ms| Attributed {
-                per_ms,
-                basis: Basis::Isolated,
-            });
-            self.settle(seen, own);
-            return returns(&left);
-        }
-        if now.saturating_sub(asked) > self.config.window_most {
-            self.settle(seen, None);
-            return returns(&left);
-        }
-        let alone = socket.iter().all(|other| other.vm == vm || !other.here);
-        self.state = State::Isolating {
-            vm,
-            left,
-            asked,
-            // If a VM returns or arrives, the window is spoiled and starts again.
-            begun: alone.then(|| begun.unwrap_or(*seen)),
-        };
-        orders
-    }
-
-    /// Returns a VM's misses per unhalted millisecond since it was last attributed.
-    fn rate(&self, seen: &Seen) -> Option<f64> {
-        between(&self.known[&seen.vm].since, seen)?.equation_3_1(self.clock_khz)
-    }
-
-    fn settle(&mut self, seen: &Seen, own: Option<Attributed>) {
-        if let Some(known) = self.known.get_mut(&seen.vm) {
-            known.since = *seen;
-            known.fresh = false;
-            known.own = own.or(known.own);
+            Obstacle::NoCpu(vm) => {
+                format!("VM {} cannot leave its cache: it may use no other CPU", of(vm))
+            }
+            Obstacle::NoRoom => "the CPUs of other caches have no time left for the VMs beside it".to_owned(),
+            Obstacle::GaveUp => "it did not get its cache to itself for long enough".to_owned(),
         }
     }
 }
 
-fn between(before: &Seen, now: &Seen) -> Option<Counted> {
-    Some(Counted {
-        llc_misses: now.llc_misses.checked_sub(before.llc_misses)?,
-        cycles: now.cycles.checked_sub(before.cycles)?,
-        instructions: now.instructions.checked_sub(before.instructions)?,
-        ..Counted::default()
+/// What else decides whether a window may begin.
+#[derive(Clone, Copy, Debug)]
+pub struct Situation<'a> {
+    /// What is reserved for VMs that do not run yet.
+    pub ledger: &'a Ledger,
+    /// Whether homes are on trial, which a window would disturb.
+    pub has_trials: bool,
+}
+
+/// A VM that is kept off a cache.
+#[derive(Clone, Debug)]
+struct Away {
+    /// Where its vCPUs run meanwhile.
+    cpus: CpuSet,
+    /// The vCPUs that were moved, with their affinities before.
+    before: Vec<(u16, CpuSet)>,
+    since: Ns,
+    /// Whether a sample has shown it away.
+    was_seen: bool,
+    /// Number of periods in which its return was ordered.
+    returns_count: u32,
+}
+
+/// How long a VM was away.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spent {
+    total: Ns,
+    last: Ns,
+    /// Time away that was not repaid at `at`, in nanoseconds.
+    debt_ns: f64,
+    at: Ns,
+}
+
+impl Spent {
+    fn debt_ns(&self, now: Ns, config: &Config) -> f64 {
+        let repaid = now.saturating_sub(self.at).as_f64() * config.away_share * REPAID;
+        (self.debt_ns - repaid).max(0.0)
+    }
+
+    fn add(&mut self, span: Ns, now: Ns, config: &Config) {
+        let debt_ns = self.debt_ns(now, config) + span.as_f64();
+        *self = Spent {
+            total: Ns(self.total.0.saturating_add(span.0)),
+            last: span,
+            debt_ns,
+            at: now,
+        };
+    }
+
+    /// Whether the VM may not be sent away for this turn of another.
+    fn rests(&self, turn: Turn, now: Ns, config: &Config) -> bool {
+        let debt_ns = self.debt_ns(now, config);
+        let credit_ns = HOUR.as_f64() * config.away_share * (1.0 - REPAID);
+        let is_beyond = debt_ns + self.last.as_f64() > credit_ns;
+        debt_ns > 0.0 && (turn == Turn::Again || is_beyond)
+    }
+}
+
+/// State kept between periods.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    sampler: Sampler,
+    away: BTreeMap<VmId, Away>,
+    /// VMs that were away.
+    spent: BTreeMap<VmId, Spent>,
+    /// VMs that an earlier agent may have left away.
+    leftovers: BTreeSet<VmId>,
+    /// CPUs that VMs may use.
+    cpus: CpuSet,
+    /// Obstacles that were reported.
+    told: BTreeMap<VmId, Obstacle>,
+}
+
+impl State {
+    /// Returns true while a VM has its caches to itself, or others are away. Speeds and places of VMs mean nothing meanwhile.
+    pub fn is_open(&self) -> bool {
+        let is_waited_for = |away: &Away| away.returns_count < RETURNS_WAITED;
+        self.sampler.isolates().is_some() || self.away.values().any(is_waited_for)
+    }
+
+    /// Returns true if a VM has its caches to itself, is away, or is about to leave. Then no other policy may move it.
+    pub fn involves(&self, vm: VmId) -> bool {
+        let is_isolated = self
+            .sampler
+            .isolates()
+            .is_some_and(|(isolated, _)| isolated == vm);
+        is_isolated || self.away.contains_key(&vm) || self.sampler.is_out(vm)
+    }
+
+    /// Returns true if a decision about a VM brings it back.
+    pub fn gives_back(&self, vm: VmId) -> bool {
+        !self.sampler.is_out(vm)
+    }
+
+    /// Returns what a VM is charged for; `None` if that is all that is counted, since it has no permit.
+    pub fn charge(&self, vm: VmId) -> Option<Charge> {
+        self.sampler.charge(vm)
+    }
+
+    /// Returns the part of a VM's counted misses that its permit is charged for; `None` while it is unknown.
+    pub fn part(&self, vm: VmId) -> Option<f64> {
+        self.charge(vm).map_or(Some(1.0), |charge| charge.part)
+    }
+
+    /// Returns in words which of a VM's misses its permit is charged for; `None` if that is not decided for it.
+    pub fn in_words(&self, vm: VmId, sample: &Sample) -> Option<String> {
+        let Charge { part, basis } = self.charge(vm)?;
+        let name = |vm| sample.vm(vm).map(|vm| vm.name.as_str());
+        Some(match basis {
+            Basis::Isolated => "all misses: it has its cache to itself now".to_owned(),
+            Basis::FewMisses => "all misses: they are few".to_owned(),
+            Basis::QuietNeighbours => "all misses: no VM beside it misses much".to_owned(),
+            Basis::Window { at } => format!(
+                "{:.0} percent of its misses: those are its own, as counted {:.0} s ago while it had its cache to itself",
+                part.unwrap_or(1.0) * 100.0,
+                sample.at.saturating_sub(at).as_secs_f64()
+            ),
+            Basis::Awaited => "nothing yet: its own misses are about to be counted".to_owned(),
+            Basis::Counted(why) => format!(
+                "all misses, its neighbours' doing included: {}",
+                why.in_words(name)
+            ),
+        })
+    }
+
+    /// Returns the time for which a VM was away so far.
+    pub fn away(&self, vm: VmId) -> Ns {
+        self.spent.get(&vm).map_or(Ns::ZERO, |spent| spent.total)
+    }
+
+    /// Notes that an earlier agent changed something on a VM, perhaps for a window that it did not end.
+    pub fn adopted(&mut self, vm: VmId) {
+        self.leftovers.insert(vm);
+    }
+}
+
+/// Sends VMs away for windows and brings them back.
+pub fn plan(view: &View<'_>, config: &Config, situation: Situation<'_>, state: &mut State) -> Plan {
+    let mut plan = Plan::new(view.version);
+    state.look(view, config);
+    let usable = view.cpus.union(&view.isolated);
+    let has_changed = std::mem::replace(&mut state.cpus, usable) != state.cpus;
+    let has_permit = |vm: &VmView<'_>| vm.managed() && vm.sample.settings.permit.is_some();
+    if config.charged == Charged::Counted || !view.vms.iter().any(has_permit) {
+        state.sampler = Sampler::default();
+    } else {
+        let may_stay_out = |vm: &VmView<'_>| !state.sampler.is_out(vm.sample.id) || forbidden(vm).is_none();
+        if has_changed || !view.vms.iter().all(may_stay_out) {
+            state.sampler.give_up();
+        }
+        let clock_hz = view.machine.hardware.as_ref().map(|hardware| hardware.clock_hz);
+        // Without a clock, time run stands for cycles.
+        state
+            .sampler
+            .set(*config, clock_hz.map_or(1_000_000, |hz| hz / 1000));
+        let host: Vec<Seen> = view
+            .vms
+            .iter()
+            .filter_map(|vm| seen(view, vm, has_permit(vm), clock_hz.is_some()))
+            .collect();
+        let is_unsettled = has_changed || situation.has_trials || !state.away.is_empty();
+        let spent = &state.spent;
+        state.sampler.step(view.at, &host, |seen, out, turn| {
+            let rests = |vm: &VmId| {
+                spent
+                    .get(vm)
+                    .is_some_and(|spent| spent.rests(turn, view.at, config))
+            };
+            if let Some(lasting) = lasting(view, situation.ledger, seen, out) {
+                return Some(lasting);
+            }
+            match is_unsettled {
+                true => Some(Obstacle::Unsettled),
+                false => out.iter().any(rests).then_some(Obstacle::Resting),
+            }
+        });
+    }
+    state.tell(view, &mut plan);
+    state.bring_back(view, &mut plan);
+    state.send_away(view, &mut plan);
+    plan
+}
+
+/// Returns a VM as the sampler sees it; `None` if its LLC misses are not counted.
+fn seen(view: &View<'_>, vm: &VmView<'_>, has_permit: bool, has_clock: bool) -> Option<Seen> {
+    let mut counts = Counts::default();
+    let mut caches = CpuSet::new();
+    for vcpu in &vm.sample.vcpus {
+        let counters = vcpu.counters?;
+        let cycles = if has_clock {
+            counters.cycles
+        } else {
+            vcpu.running_ns.0
+        };
+        counts.instructions = counts.instructions.saturating_add(counters.instructions);
+        counts.cycles = counts.cycles.saturating_add(cycles);
+        counts.llc_misses = counts.llc_misses.saturating_add(counters.llc_misses?);
+        let rates = vm
+            .rates
+            .and_then(|rates| rates.vcpus.iter().find(|of| of.index == vcpu.index));
+        let has_run = rates.is_some_and(|rates| rates.running >= RAN_MIN);
+        if let Some(cpus) = vcpu.cpu.filter(|_| has_run).and_then(|cpu| cache_of(view, cpu)) {
+            caches = caches.union(cpus);
+        }
+    }
+    Some(Seen {
+        vm: vm.sample.id,
+        counts,
+        has_permit,
+        caches,
     })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
+/// Returns the CPUs that share a last-level cache with this one. If the host does not report caches, its node's.
+fn cache_of<'a>(view: &View<'a>, cpu: CpuId) -> Option<&'a CpuSet> {
+    let cpu = view.machine.cpu(cpu)?;
+    let cache = cpu.llc.and_then(|at| view.machine.llcs.get(at as usize));
+    let of_node = || view.machine.nodes.get(cpu.node).map(|node| &node.cpus);
+    cache.map(|cache| &cache.cpus).or_else(of_node)
+}
 
-    const KHZ: u64 = 1_000_000;
-    const STEP: Ns = Ns::from_millis(100);
+/// Returns where a VM may run outside these caches: on CPUs of its home, if there are any, else on all that it may use.
+fn elsewhere(view: &View<'_>, vm: &VmView<'_>, caches: &CpuSet) -> CpuSet {
+    let all = view
+        .cpus_for(vm.sample.settings.cpus_allowed.as_ref())
+        .difference(caches);
+    let home = vm.home.map(|home| all.intersection(&view.machine.cpus_of(home)));
+    home.filter(|home| !home.is_empty()).unwrap_or(all)
+}
 
-    /// VMs that run at 1 GHz and one instruction per cycle. Each has its misses per millisecond, first alone, then next to
-    /// others.
-    struct Socket {
-        vms: Vec<(Seen, f64, f64)>,
-        now: Ns,
+/// Returns the vCPUs of a VM that may run on these caches.
+fn on<'a>(vm: &'a VmView<'_>, caches: &'a CpuSet) -> impl Iterator<Item = &'a VcpuSample> {
+    let vcpus = vm.sample.vcpus.iter();
+    vcpus.filter(move |vcpu| vcpu.affinity.count_common(caches) > 0)
+}
+
+/// Returns why a VM may not be sent away at all.
+fn forbidden(vm: &VmView<'_>) -> Option<Obstacle> {
+    let id = vm.sample.id;
+    let hands_off = vm.hands_off.filter(|why| *why != HandsOff::Isolating);
+    let ignored = (!vm.managed()).then_some(HandsOff::Ignored);
+    let mode = vm.sample.settings.mode.filter(|mode| *mode != Mode::Act);
+    hands_off
+        .or(ignored)
+        .map(|why| Obstacle::HandsOff(id, why))
+        .or_else(|| mode.map(|mode| Obstacle::Mode(id, mode)))
+}
+
+/// Returns an obstacle that does not pass by itself.
+fn lasting(view: &View<'_>, ledger: &Ledger, seen: &Seen, out: &BTreeSet<VmId>) -> Option<Obstacle> {
+    if view
+        .cpus
+        .union(&view.isolated)
+        .difference(&seen.caches)
+        .is_empty()
+    {
+        return Some(Obstacle::NoOtherCache);
     }
+    let (mut targets, mut needed) = (CpuSet::new(), 0.0);
+    for vm in view.vms.iter().filter(|vm| out.contains(&vm.sample.id)) {
+        let id = vm.sample.id;
+        if let Some(why) = forbidden(vm) {
+            return Some(why);
+        }
+        let cpus = elsewhere(view, vm, &seen.caches);
+        if cpus.is_empty() {
+            return Some(Obstacle::NoCpu(id));
+        }
+        targets = targets.union(&cpus);
+        let rates = vm.rates.iter().flat_map(|rates| &rates.vcpus);
+        let moved = rates.filter(|of| on(vm, &seen.caches).any(|vcpu| vcpu.index == of.index));
+        needed += moved.map(|of| of.running + of.waited()).sum::<f64>();
+    }
+    (idle(view, ledger, &targets) < needed).then_some(Obstacle::NoRoom)
+}
 
-    impl Socket {
-        fn new(rates: &[(f64, f64)]) -> Socket {
-            let vm = |(at, (alone, beside)): (usize, &(f64, f64))| {
-                let seen = Seen {
-                    vm: VmId(at as u128),
-                    instructions: 0,
-                    cycles: 0,
-                    llc_misses: 0,
-                    here: true,
-                };
-                (seen, *alone, *beside)
+/// Returns the idle time of these CPUs, in CPUs, less what is reserved on their nodes for VMs that do not run yet.
+fn idle(view: &View<'_>, ledger: &Ledger, cpus: &CpuSet) -> f64 {
+    let Some(rates) = view.rates else { return 0.0 };
+    let of = rates.cpus_busy.iter().filter(|(cpu, _)| cpus.contains(*cpu));
+    let idle: f64 = of.map(|(_, busy)| 1.0 - busy).sum();
+    let touches = |nodes: &homenode_units::NodeSet| view.machine.cpus_of(nodes).count_common(cpus) > 0;
+    let reserved = ledger.pending(view).filter(|reserved| touches(&reserved.nodes));
+    idle - reserved.map(|reserved| reserved.demand.cpus).sum::<f64>()
+}
+
+impl State {
+    /// Step 1: notes who is away and who is back.
+    fn look(&mut self, view: &View<'_>, config: &Config) {
+        let vm_of = |vm: &VmId| view.vms.binary_search_by_key(vm, |of| of.sample.id).ok();
+        let is_there = |vm: &VmId| vm_of(vm).is_some();
+        self.spent.retain(|vm, _| is_there(vm));
+        self.leftovers.retain(is_there);
+        let spent = &mut self.spent;
+        self.away.retain(|id, away| {
+            let Some(vm) = vm_of(id).map(|at| &view.vms[at]) else {
+                return false;
             };
-            Socket {
-                vms: rates.iter().enumerate().map(vm).collect(),
-                now: Ns::ZERO,
+            let is_still = |(index, before): &(u16, CpuSet)| {
+                let vcpu = vm.sample.vcpu(*index);
+                vcpu.is_some_and(|vcpu| vcpu.affinity == away.cpus && vcpu.affinity != *before)
+            };
+            // The host restores VMs that operators opt out, and what another program pins is that program's.
+            let is_ours = matches!(
+                vm.hands_off,
+                None | Some(HandsOff::Isolating | HandsOff::Migrating)
+            );
+            let is_away = is_ours && away.before.iter().any(is_still);
+            away.was_seen |= is_away;
+            if !is_away && away.was_seen {
+                let span = view.at.saturating_sub(away.since);
+                spent.entry(*id).or_default().add(span, view.at, config);
+            }
+            is_away
+        });
+    }
+
+    /// Step 3.
+    fn send_away(&mut self, view: &View<'_>, plan: &mut Plan) {
+        let Some((isolated, caches)) = self.sampler.isolates() else {
+            return;
+        };
+        let name = view.sample.vm(isolated).map_or("?", |vm| vm.name.as_str());
+        for vm in view.vms.iter().filter(|vm| self.sampler.is_out(vm.sample.id)) {
+            let id = vm.sample.id;
+            // Other policies must know first.
+            if vm.hands_off != Some(HandsOff::Isolating) || self.away.contains_key(&id) {
+                continue;
+            }
+            let before: Vec<(u16, CpuSet)> = on(vm, caches)
+                .map(|vcpu| (vcpu.index, vcpu.affinity.clone()))
+                .collect();
+            let cpus = elsewhere(view, vm, caches);
+            if before.is_empty() || cpus.is_empty() {
+                continue;
+            }
+            let vcpus = before.iter().map(|(index, _)| *index).collect();
+            let act = Act::PinVcpus {
+                vcpus,
+                cpus: cpus.clone(),
+            };
+            let why = format!(
+                "for seconds, VM {name} has its cache to itself, to count the misses that are its own"
+            );
+            plan.decide(POLICY, act.on(id), why);
+            let away = Away {
+                cpus,
+                before,
+                since: view.at,
+                was_seen: false,
+                returns_count: 0,
+            };
+            self.away.insert(id, away);
+        }
+    }
+
+    /// Step 4.
+    fn bring_back(&mut self, view: &View<'_>, plan: &mut Plan) {
+        for (id, away) in &mut self.away {
+            if self.sampler.is_out(*id) {
+                continue;
+            }
+            if let Ok(at) = view.vms.binary_search_by_key(id, |vm| vm.sample.id) {
+                away.returns_count = away.returns_count.saturating_add(1);
+                return_vm(view, &view.vms[at], &away.before, plan);
             }
         }
-
-        fn seen(&self) -> Vec<Seen> {
-            self.vms.iter().map(|(seen, ..)| *seen).collect()
-        }
-
-        /// Runs a step of 100 ms; the sampler's orders are obeyed at once.
-        fn step(&mut self, sampler: &mut Sampler) -> Vec<Order> {
-            self.now += STEP;
-            let here = self.vms.iter().filter(|(seen, ..)| seen.here).count();
-            for (seen, alone, beside) in &mut self.vms {
-                seen.instructions += 100_000_000;
-                seen.cycles += 100_000_000;
-                let rate = if here > 1 && seen.here { *beside } else { *alone };
-                seen.llc_misses += (rate * 100.0) as u64;
-            }
-            let orders = sampler.step(self.now, &self.seen());
-            for order in &orders {
-                let (Order::Leave(vm) | Order::Return(vm)) = order;
-                let of = self.vms.iter_mut().find(|(seen, ..)| seen.vm == *vm);
-                of.expect("orders are for those who are there").0.here = matches!(order, Order::Return(_));
-            }
-            orders
-        }
-
-        fn run(&mut self, sampler: &mut Sampler, steps: usize) -> Vec<Order> {
-            (0..steps).flat_map(|_| self.step(sampler)).collect()
-        }
-    }
-
-    fn sampler() -> Sampler {
-        Sampler::new(Config::default(), KHZ)
-    }
-
-    #[test]
-    fn isolation_gives_a_vms_own_pollution() {
-        // VM 0 misses 2000 per ms alone, and 9000 next to VM 1, which misses 50000.
-        let (mut socket, mut sampler) = (
-            Socket::new(&[(2_000.0, 9_000.0), (50_000.0, 50_000.0)]),
-            sampler(),
-        );
-        // A VM needs one step to be known, one to be chosen, one to be alone, and ten for a billion cycles.
-        socket.run(&mut sampler, 60);
-        let own = sampler.own(VmId(0)).unwrap();
-        assert_eq!(own.basis, Basis::Isolated);
-        assert!((own.per_ms - 2_000.0).abs() < 1.0, "{own:?}");
-        assert_eq!(sampler.own(VmId(1)).unwrap().basis, Basis::Isolated);
-    }
-
-    #[test]
-    fn a_vm_with_few_misses_is_not_isolated() {
-        let (mut socket, mut sampler) = (Socket::new(&[(900.0, 990.0), (900.0, 950.0)]), sampler());
-        assert_eq!(socket.run(&mut sampler, 20), []);
-        let own = sampler.own(VmId(0)).unwrap();
-        assert_eq!((own.basis, own.per_ms), (Basis::FewMisses, 990.0));
-    }
-
-    #[test]
-    fn a_vm_among_quiet_neighbours_is_not_isolated() {
-        let rates = [(40_000.0, 40_400.0), (10.0, 900.0), (10.0, 900.0)];
-        let (mut socket, mut sampler) = (Socket::new(&rates), sampler());
-        assert_eq!(socket.run(&mut sampler, 20), []);
-        let own = sampler.own(VmId(0)).unwrap();
-        assert_eq!((own.basis, own.per_ms), (Basis::QuietNeighbours, 40_400.0));
-        // A VM that has the socket to itself anyway is not isolated either.
-        let (mut socket, mut sampler) = (Socket::new(&[(40_000.0, 0.0)]), self::sampler());
-        assert_eq!(socket.run(&mut sampler, 20), []);
-        assert_eq!(sampler.own(VmId(0)).unwrap().basis, Basis::QuietNeighbours);
-    }
-
-    #[test]
-    fn who_comes_during_a_window_leaves_too() {
-        let (mut socket, mut sampler) = (
-            Socket::new(&[(2_000.0, 9_000.0), (50_000.0, 50_000.0)]),
-            sampler(),
-        );
-        let mut newcomer = Socket::new(&[(0.0, 0.0), (0.0, 0.0), (7_000.0, 7_000.0)])
-            .vms
-            .remove(2);
-        while socket.step(&mut sampler).is_empty() {}
-        newcomer.0.here = true;
-        socket.vms.push(newcomer);
-        assert_eq!(socket.step(&mut sampler), [Order::Leave(VmId(2))]);
-    }
-
-    #[test]
-    fn a_window_that_never_fills_is_given_up() {
-        let (mut socket, mut sampler) = (
-            Socket::new(&[(2_000.0, 9_000.0), (50_000.0, 50_000.0)]),
-            sampler(),
-        );
-        while socket.step(&mut sampler).is_empty() {}
-        // From now on no VM runs. After five seconds the other VM returns.
-        let seen = socket.seen();
-        let mut orders = Vec::new();
-        for _ in 0..60 {
-            socket.now += STEP;
-            orders.extend(sampler.step(socket.now, &seen));
-        }
-        assert_eq!(orders, [Order::Return(VmId(1))]);
-    }
-
-    proptest! {
-        /// VMs come and go at random. In the end, every VM that was sent away and still exists is told to return.
-        #[test]
-        fn everybody_returns_whatever_happens(gone in prop::collection::vec((0usize..200, 0u128..4), 0..6)) {
-            let rates = [(2_000.0, 9_000.0), (50_000.0, 50_000.0), (3_000.0, 8_000.0), (100.0, 5_000.0)];
-            let (mut socket, mut sampler) = (Socket::new(&rates), sampler());
-            for step in 0..200 {
-                socket.step(&mut sampler);
-                let leaves = |seen: &Seen| gone.contains(&(step, seen.vm.0));
-                let before = socket.vms.len();
-                socket.vms.retain(|(seen, ..)| !leaves(seen));
-                let away = socket.vms.iter().filter(|(seen, ..)| !seen.here).count();
-                // At least one VM has the socket, unless the one that had it has just stopped.
-                prop_assert!(socket.vms.len() < before || before == 0 || away < before);
-            }
-            // All VMs stop, so an open window is abandoned.
-            let idle = socket.seen();
-            let mut orders = Vec::new();
-            for _ in 0..60 {
-                socket.now += STEP;
-                orders.extend(sampler.step(socket.now, &idle));
-            }
-            for (seen, ..) in socket.vms.iter().filter(|(seen, ..)| !seen.here) {
-                prop_assert!(orders.contains(&Order::Return(seen.vm)), "{seen:?}");
+        for id in std::mem::take(&mut self.leftovers) {
+            if let Ok(at) = view.vms.binary_search_by_key(&id, |vm| vm.sample.id) {
+                return_leftover(view, &view.vms[at], plan);
             }
         }
+    }
+
+    /// Reports why a VM is charged for all of its misses, but not again until the reason has changed.
+    fn tell(&mut self, view: &View<'_>, plan: &mut Plan) {
+        self.told.retain(|vm, _| view.sample.vm(*vm).is_some());
+        for vm in &view.vms {
+            let id = vm.sample.id;
+            let Some(Basis::Counted(why)) = self.charge(id).map(|charge| charge.basis) else {
+                continue;
+            };
+            if self.told.insert(id, why) != Some(why) {
+                let why = why.in_words(|vm| view.sample.vm(vm).map(|vm| vm.name.as_str()));
+                let message = format!(
+                    "VM {} is charged for all misses counted, including those that its neighbours cause: {why}",
+                    vm.sample.name
+                );
+                plan.find(POLICY, Some(id), message);
+            }
+        }
+    }
+}
+
+/// Lets a VM run where it did before the window.
+fn return_vm(view: &View<'_>, vm: &VmView<'_>, before: &[(u16, CpuSet)], plan: &mut Plan) {
+    let why = || "it returns to its cache: the count of a neighbour's own misses is over".to_owned();
+    if vm.home.is_none() {
+        let lever = Lever::Home;
+        plan.decide(POLICY, Act::Lift { lever }.on(vm.sample.id), why());
+        return;
+    }
+    let usable = view.cpus_for(vm.sample.settings.cpus_allowed.as_ref());
+    let mut left: Vec<&(u16, CpuSet)> = before
+        .iter()
+        .filter(|(index, _)| vm.sample.vcpu(*index).is_some())
+        .collect();
+    while let Some((_, cpus)) = left.first().copied() {
+        let (alike, others): (Vec<_>, Vec<_>) = left.into_iter().partition(|(_, of)| of == cpus);
+        left = others;
+        // The CPUs that it may use may have changed meanwhile.
+        let there = cpus.intersection(&usable);
+        let act = Act::PinVcpus {
+            vcpus: alike.iter().map(|(index, _)| *index).collect(),
+            cpus: if there.is_empty() { usable.clone() } else { there },
+        };
+        plan.decide(POLICY, act.on(vm.sample.id), why());
+    }
+}
+
+/// Brings back a VM that an agent left away when it ended. A VM without a home has no pins of the agent, so any are of a window.
+fn return_leftover(view: &View<'_>, vm: &VmView<'_>, plan: &mut Plan) {
+    let settings = &vm.sample.settings;
+    if settings.management != Management::Managed || vm.hands_off.is_some() {
+        return;
+    }
+    let usable = view.cpus_for(settings.cpus_allowed.as_ref());
+    let why = || "an earlier agent ended while it was away from its cache".to_owned();
+    let Some(home) = vm.home else {
+        let is_narrow = |vcpu: &VcpuSample| !usable.is_subset(&vcpu.affinity);
+        if vm.sample.vcpus.iter().any(is_narrow) {
+            let lever = Lever::Home;
+            plan.decide(POLICY, Act::Lift { lever }.on(vm.sample.id), why());
+        }
+        return;
+    };
+    let is_away = |vcpu: &&VcpuSample| vm.away_node(view.machine, vcpu.index).is_some();
+    let vcpus: Vec<u16> = vm
+        .sample
+        .vcpus
+        .iter()
+        .filter(is_away)
+        .map(|vcpu| vcpu.index)
+        .collect();
+    let cpus = usable.intersection(&view.machine.cpus_of(home));
+    if !vcpus.is_empty() && !cpus.is_empty() {
+        plan.decide(POLICY, Act::PinVcpus { vcpus, cpus }.on(vm.sample.id), why());
     }
 }

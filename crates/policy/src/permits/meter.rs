@@ -215,6 +215,17 @@ pub struct Pollution {
     pub per_running_ms: f64,
 }
 
+impl Pollution {
+    /// Returns the part that is a VM's own; `part` is 0 to 1.
+    #[must_use]
+    pub fn part(self, part: f64) -> Pollution {
+        Pollution {
+            units: (self.units as f64 * part).round() as u64,
+            per_running_ms: self.per_running_ms * part,
+        }
+    }
+}
+
 impl Meter {
     /// Returns a meter of equation 3.1 on one representative vCPU, as in the paper.
     pub fn new(clock_khz: u64) -> Meter {

@@ -45,6 +45,7 @@
 //!   a VM would be debited the same whether it ran for a whole slice or for a tenth of one.
 //! - The representative vCPU is the one that ran longest, because one that slept says nothing about the others.
 //! - A debt is bounded, and unmeasured pollution is not debited, while the paper trusts its counters.
+//! - Of the misses counted, only a VM's own are debited, as far as they can be told apart ([`attribution`]).
 //! - The same account can hold bytes, for a permit for memory bandwidth (which the paper's section 5.2 asks for).
 
 pub mod attribution;

@@ -81,7 +81,7 @@ use crate::bounds::{SHARE, SOME_SHARE, SPAN};
 use super::burst::{Burst, at_once, part_shown};
 use super::ledger::{Account, Ledger, Standing, Terms};
 use super::meter::{Indicator, Meter, Pollution, Reading, Unmetered, Watched};
-use super::{POLICY, suggest};
+use super::{POLICY, attribution, suggest};
 
 /// Bytes that an LLC miss moves if the machine does not say. All processors here have lines of this size, so it is not a setting.
 const LINE_BYTES: u32 = 64;
@@ -136,6 +136,8 @@ pub struct Config {
     pub blind_cycles_max: u32,
     /// Settings of suggested permits.
     pub suggest: suggest::Config,
+    /// Whether and how often VMs have their cache to themselves.
+    pub attribution: attribution::Config,
 }
 
 impl Default for Config {
@@ -154,6 +156,7 @@ impl Default for Config {
             change_min: 0.05,
             blind_cycles_max: 3,
             suggest: suggest::Config::default(),
+            attribution: attribution::Config::default(),
         }
     }
 }
@@ -173,6 +176,7 @@ homenode_units::settings! {
         change_min: SHARE,
         blind_cycles_max: 0..=65_536,
         suggest: Section,
+        attribution: Section,
     }
 }
 
@@ -201,6 +205,8 @@ impl std::ops::AddAssign for Usage {
 /// State kept between periods.
 #[derive(Clone, Debug, Default)]
 pub struct State {
+    /// Which of their misses VMs are charged for.
+    pub attribution: attribution::State,
     ledger: Ledger,
     vms: BTreeMap<VmId, Conduct>,
     usage: BTreeMap<VmId, Usage>,
@@ -281,7 +287,12 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
         let meter = meter_for(vm.sample.settings.permit, config, view.machine);
         let conduct = state.vms.entry(id).or_default();
         let found = conduct.meter(&meter, &vm.sample.vcpus);
-        metered.extend(found.map(|found| (id, found)));
+        // Nothing is charged while it is unknown which misses are its own.
+        let own = found.and_then(|found| match found {
+            Ok(counted) => Some(Ok(counted.part(state.attribution.part(id)?))),
+            Err(why) => Some(Err(why)),
+        });
+        metered.extend(own.map(|own| (id, own)));
         if let Some(permit) = vm.sample.settings.permit {
             state.ledger.book(id, permit);
         }

@@ -43,7 +43,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::{Act, GuestTopology, Management, Plan, View, VirtualNode, VmSample, VmView};
+use homenode_host::{Act, GuestTopology, HandsOff, Management, Plan, View, VirtualNode, VmSample, VmView};
 use homenode_units::{MemoryPolicy, Migration, NodeId, NodeMap, Ns, Pages, Placing, VmId};
 use serde::{Deserialize, Serialize};
 
@@ -165,6 +165,10 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     state.said.retain(|id| view.sample.vm(*id).is_some());
     for vm in &view.vms {
         let (id, sample) = (vm.sample.id, vm.sample);
+        // Where it runs for a window of seconds is no news for its guest.
+        if vm.hands_off == Some(HandsOff::Isolating) {
+            continue;
+        }
         if let Some(why) = why_not(sample) {
             state.vms.remove(&id);
             if sample.no_topology_device.is_none() && vm.managed() && state.said.insert(id) {
