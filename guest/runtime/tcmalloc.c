@@ -330,7 +330,7 @@ static const char *load(struct instance *instance, const struct link_map *tcmall
 
 	*file = copy_library(tcmalloc->l_name);
 	if (*file < 0)
-		return "the library cannot be copied (is it gperftools 2?)";
+		return "TCMalloc cannot be copied into memory (not gperftools 2, or vm.memfd_noexec forbids it)";
 	snprintf(name, sizeof(name), "/proc/self/fd/%d", *file);
 	loading = instance;
 	copy = dlopen(name, RTLD_NOW | RTLD_LOCAL);
