@@ -17,10 +17,12 @@ use std::path::Path;
 
 use homenode_host::{
     ActionError, Balloons, CPUS_SETTLE, CountedBy, CpuSample, Failure, HandsOff, Holds, Host, HostError,
-    KernelSettings, NodeSample, Plan, Receipt, Refusal, Sample, Setting,
+    KernelSettings, NodeSample, Plan, Receipt, Refusal, Sample, Setting, VmSample,
 };
 use homenode_kernel::attribution::{Attribution, Sampler};
 use homenode_kernel::cgroup::Hierarchy;
+use homenode_kernel::ibs::{self, Ibs};
+use homenode_kernel::memory_blocks::MemoryBlocks;
 use homenode_kernel::perf::{Perf, Selection};
 use homenode_kernel::resctrl::Resctrl;
 use homenode_kernel::uncore::{self, Uncore};
@@ -30,7 +32,7 @@ use homenode_kernel::{
 use homenode_machine::Machine;
 use homenode_undo::acting::{self, Leases, RightToAct};
 use homenode_undo::{Acting, CarriedOver, Options, RealHost, Undone, journal};
-use homenode_units::{Bytes, CpuId, CpuSet, NodeMap, Ns, VmId};
+use homenode_units::{Bytes, CpuId, CpuSet, Migration, NodeMap, Ns, VmId};
 use homenode_vm_settings::Change;
 
 use crate::connect::{ConnectError, Vms};
@@ -50,8 +52,10 @@ pub struct KvmHost {
     carried: BTreeMap<VmId, journal::Entry>,
     cgroups: Hierarchy,
     perf: Perf,
-    /// The PMU model of an emulated host without a PMU. A dry run has none, because using it sets its tags.
+    /// The PMU model of an emulated host without a PMU.
     modelled: Option<Attribution>,
+    /// The processor's sampling of pages, or why there is none.
+    ibs: Result<Ibs, String>,
     uncore: Uncore,
     resctrl: Option<Resctrl>,
     vms: BTreeMap<VmId, Vm>,
@@ -84,18 +88,38 @@ const LOOK_EVERY: LookEvery = LookEvery {
     pages: Ns::from_secs(10),
 };
 
-/// Opens the PMU model of an emulated host, if it has one.
-fn open_model(root: &Path, machine: &Machine) -> Result<Option<Attribution>, read::ReadError> {
+/// Opens the PMU model of an emulated host, if it has one. A dry run has none, because using it sets its tags.
+fn open_model(
+    root: &Path,
+    machine: &Machine,
+    acting: Acting,
+) -> Result<Option<Attribution>, read::ReadError> {
+    if matches!(acting, Acting::DryRun) {
+        return Ok(None);
+    }
     let clock_hz = machine.hardware.as_ref().map(|hardware| hardware.clock_hz);
     let attribution = |page| {
-        let sampler = match memory_blocks::read(root, &machine.node_set()) {
-            Ok(Some(blocks)) => Ok(Sampler::new(page, machine, blocks)),
-            Ok(None) => Err(NO_BLOCKS.to_owned()),
-            Err(error) => Err(error.to_string()),
-        };
+        let sampler = blocks(root, machine).map(|blocks| Sampler::new(page, machine, blocks));
         Attribution::new(page, clock_hz, sampler)
     };
     Ok(modelled_pmu::find(root)?.map(attribution))
+}
+
+/// Finds the processor's sampling of pages. It interrupts VMs, so a dry run has none.
+fn find_ibs(root: &Path, machine: &Machine, acting: Acting) -> Result<Ibs, String> {
+    if matches!(acting, Acting::DryRun) {
+        return Err("a dry run does not sample which node uses a page".to_owned());
+    }
+    let device = ibs::Device::find(root)?;
+    Ok(Ibs::new(device, machine, blocks(root, machine)?))
+}
+
+fn blocks(root: &Path, machine: &Machine) -> Result<MemoryBlocks, String> {
+    match memory_blocks::read(root, &machine.node_set()) {
+        Ok(Some(blocks)) => Ok(blocks),
+        Ok(None) => Err(NO_BLOCKS.to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 impl KvmHost {
@@ -143,13 +167,11 @@ impl KvmHost {
             notices.push(format!("resctrl is not read: {error}"));
             None
         });
-        let modelled = match acting {
-            Acting::Live => open_model(&root, &machine).unwrap_or_else(|error| {
-                notices.push(format!("the modelled PMU is not used: {error}"));
-                None
-            }),
-            Acting::DryRun => None,
-        };
+        let modelled = open_model(&root, &machine, acting).unwrap_or_else(|error| {
+            notices.push(format!("the modelled PMU is not used: {error}"));
+            None
+        });
+        let ibs = find_ibs(&root, &machine, acting);
         let pages = TopologyPages::open(topology_socket, acting);
         notices.extend(pages.trouble(acting));
         let mut context = HostContext::new(
@@ -170,6 +192,7 @@ impl KvmHost {
             cgroups,
             perf: Perf::new(selection),
             modelled,
+            ibs,
             uncore,
             resctrl,
             vms: BTreeMap::new(),
@@ -190,14 +213,27 @@ impl KvmHost {
 
     /// Why it is unknown which node uses a page; `None` if it is known.
     fn no_page_uses(&self) -> Option<String> {
-        match self.modelled.as_ref().filter(|_| self.perf.absence().is_some()) {
-            Some(model) => model.no_samples().map(str::to_owned),
-            None => Some(NO_PAGE_USES.to_owned()),
+        let model = self.modelled.as_ref().filter(|_| self.perf.absence().is_some());
+        let why = match (model, &self.ibs) {
+            (Some(model), _) => model.no_samples(),
+            (None, Ok(ibs)) => ibs.absence(),
+            (None, Err(why)) => Some(why.as_str()),
+        };
+        why.map(str::to_owned)
+    }
+
+    /// Reads the samples of pages since the last look.
+    fn sample_pages(&mut self) {
+        if let Ok(ibs) = &mut self.ibs {
+            let looked = ibs.look();
+            if looked.lost > looked.samples {
+                self.context.notice(LOST.to_owned());
+            }
         }
     }
 
     /// Samples every running VM, and forgets those that ended.
-    fn sample_vms(&mut self, at: Ns) -> Result<Vec<homenode_host::VmSample>, HostError> {
+    fn sample_vms(&mut self, at: Ns) -> Result<Vec<VmSample>, HostError> {
         let listed = match self.context.manager.list() {
             Ok(listed) => listed,
             Err(error) => return Err(self.context.manager.unreachable(error.cause())),
@@ -241,6 +277,10 @@ impl KvmHost {
         self.perf.keep_only(&tids);
         if let Some(modelled) = &mut self.modelled {
             modelled.keep_only(|vm| self.vms.contains_key(&vm));
+        }
+        if let Ok(ibs) = &mut self.ibs {
+            let wants = |vm: &VmSample| vm.memory_policy.migration == Migration::Carrefour;
+            ibs.keep_only(|vm| samples.iter().any(|sample| sample.id == vm && wants(sample)));
         }
         Ok(samples)
     }
@@ -472,6 +512,7 @@ impl Host for KvmHost {
         if let Some(model) = self.model() {
             model.begin(busy);
         }
+        self.sample_pages();
         let vms = self.sample_vms(at)?;
         let (nodes, links) = self.sample_nodes()?;
         let mut counted_by = CountedBy::Hardware;
@@ -537,10 +578,10 @@ impl Host for KvmHost {
     }
 }
 
-/// Why it is unknown which node uses a page on real hardware: sampling was never tried there, so it is not implemented.
-const NO_PAGE_USES: &str = "the agent cannot sample which node uses a page: that needs the processor's memory sampling (IBS, PEBS), \
-                            which it does not read yet; accessed bits and DAMON do not say which node";
-/// Why it is unknown although the PMU is modelled.
+/// Said if the processor's samples do not fit.
+const LOST: &str =
+    "IBS loses more than half of the samples of memory accesses: Carrefour moves fewer pages than it could";
+/// Why it is unknown which node uses a page although accesses are sampled.
 const NO_BLOCKS: &str =
     "the kernel does not say which frames are on which node (no memory blocks in /sys/devices/system/memory)";
 

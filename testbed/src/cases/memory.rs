@@ -79,7 +79,7 @@ pub(super) fn policies(inside: &mut Inside) -> anyhow::Result<()> {
     wait_known(inside, "laid-out")?;
 
     for (wanted, part) in [
-        ("round-4k+carrefour", "IBS, PEBS"),
+        ("round-4k+carrefour", "which node uses a page"),
         ("round-1g", "round-4k"),
         ("first-touch+autonuma", "numa_balancing"),
     ] {

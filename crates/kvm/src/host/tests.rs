@@ -12,6 +12,7 @@ use homenode_units::{NodeId, NodeSet, Pages, Permit};
 mod balloon;
 mod bound;
 mod bounds;
+mod carrefour;
 mod faults;
 mod home;
 mod marks;

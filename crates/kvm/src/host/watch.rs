@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use homenode_host::{Immovable, Management, VcpuSample, VmSample};
+use homenode_host::{Immovable, Management, PageUse, VcpuSample, VmSample};
 use homenode_kernel::attribution::Seen;
 use homenode_kernel::cgroup::{CpuMax, GroupsRead};
 use homenode_kernel::now;
@@ -327,6 +327,23 @@ impl KvmHost {
         }
     }
 
+    /// Returns which nodes used which pages of a VM since the last sample.
+    fn page_uses(&mut self, vm: &Vm) -> Option<Vec<PageUse>> {
+        if let Some(model) = self.model() {
+            return model.page_uses(vm.run.vm);
+        }
+        let memory = (vm.run.process(), vm.memory.mover()?.ranges());
+        let ibs = self.ibs.as_mut().ok()?;
+        let uses = ibs.page_uses(&self.context.root, now(), vm.run.vm, memory);
+        uses.unwrap_or_else(|error| {
+            let name = &vm.run.name;
+            self.context.notice(format!(
+                "which node uses the pages of VM {name} is unknown: {error}"
+            ));
+            None
+        })
+    }
+
     fn vm_sample(&mut self, vm: &mut Vm, usable: &CpuSet) -> Result<VmSample, ReadError> {
         let groups = GroupsRead::read(vm.vcpu_tids().map(|tid| vm.group(tid)), &mut self.room)?;
         let mut vcpus = Vec::with_capacity(vm.threads.len());
@@ -386,7 +403,7 @@ impl KvmHost {
         };
         Levers::tell(&mut self.context, vm, &mut sample);
         if sample.memory_policy.migration == Migration::Carrefour {
-            sample.page_uses = self.model().and_then(|model| model.page_uses(vm.run.vm));
+            sample.page_uses = self.page_uses(vm);
         }
         Ok(sample)
     }
