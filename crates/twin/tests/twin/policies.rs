@@ -2,13 +2,13 @@
 
 use crate::common::{cores, program};
 use homenode_host::{
-    Act, Action, Barred, Failure, FrameMove, Host, Outcome, PageUse, Plan, Rates, View, VmView,
+    Act, Action, Barred, Failure, FrameMove, Host, Outcome, PageUse, Plan, Rates, VcpuSample, View, VmView,
 };
 use homenode_machine::Machine;
 use homenode_machine_files::preset;
 use homenode_policy::memory::carrefour;
 use homenode_twin::{Hypervisor, ReleaseCalls, Scenario, Twin, VmReport, VmSpec, Vnuma, Workload};
-use homenode_units::{Bytes, MemoryPolicy, Migration, NodeId, Ns, Pages, Placing};
+use homenode_units::{Bytes, MemoryPolicy, Migration, NodeId, NodeSet, Ns, Pages, Placing};
 use proptest::prelude::*;
 
 const MIB: u64 = 256;
@@ -455,6 +455,110 @@ fn carrefour_brings_private_pages_to_their_threads_where_pages_are_sampled_twice
     // Hardly any of 65 536 pages is sampled twice in a second, and nothing else shows to which node a page belongs.
     let big = local("private", 40);
     assert!(big < 0.13, "{big}");
+}
+
+/// What Carrefour does with a sampled page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Stays,
+    /// It moves to a node that is drawn.
+    IsSpread,
+    Follows(NodeId),
+}
+
+fn fate(used: &PageUse, judgement: &carrefour::Judgement) -> Fate {
+    let samples: u32 = used.samples.values().sum();
+    let follows = judgement.interleaving || judgement.migration && samples >= 2;
+    match (used.samples.len(), used.samples.keys().next()) {
+        (2.., _) if judgement.interleaving => Fate::IsSpread,
+        (1, Some(user)) if user != used.on && follows => Fate::Follows(user),
+        _ => Fate::Stays,
+    }
+}
+
+/// How alike Carrefour decides if it knows only how often a page was used, as DAMON or accessed bits tell, and assumes that all
+/// vCPUs use all pages alike. Figures are shares.
+#[derive(Clone, Copy, Debug)]
+struct Coarse {
+    /// Of all sampled pages, those with another decision.
+    wrong: f64,
+    /// Of the pages that move by samples with nodes, those that move in the same way by coarse ones.
+    found: f64,
+}
+
+/// Compares decisions by both kinds of samples over a second, in which nothing moves.
+fn coarse(spec: VmSpec) -> Coarse {
+    let mut twin = run(Hypervisor::Xen, spec, 3);
+    let machine = amd48();
+    let before = twin.sample().unwrap();
+    twin.wait(Ns::from_secs(1));
+    let now = twin.sample().unwrap();
+    let (rates, vm) = (Rates::between(&machine, &before, &now), &now.vms[0]);
+    let seen = VmView {
+        sample: vm,
+        rates: rates.as_ref().and_then(|rates| rates.vm(vm.id)),
+        home: None,
+        layout: None,
+        hands_off: None,
+        quota_hands_off: None,
+    };
+    let view = View::new(&machine, &now, rates.as_ref(), Barred::default(), vec![seen]);
+    let mut state = carrefour::State::default();
+    carrefour::plan(&view, &carrefour::Config::default(), &mut state);
+    let judgement = *state.judgement(vm.id).expect("it was sampled and counted");
+    assert!(judgement.interleaving || judgement.migration, "{judgement:?}");
+    let ran_on = |vcpu: &VcpuSample| vcpu.cpu.and_then(|cpu| machine.node_of(cpu));
+    let nodes: NodeSet = vm.vcpus.iter().filter_map(ran_on).collect();
+    let (mut all, mut wrong, mut moved, mut found) = (0, 0, 0, 0);
+    for used in vm.page_uses.as_ref().expect("it is sampled") {
+        let samples: u32 = used.samples.values().sum();
+        let each = samples.div_ceil(nodes.len() as u32);
+        let blind = PageUse {
+            samples: nodes.iter().map(|node| (node, each)).collect(),
+            ..used.clone()
+        };
+        let (fine, coarse) = (fate(used, &judgement), fate(&blind, &judgement));
+        all += used.pages.0;
+        wrong += if fine == coarse { 0 } else { used.pages.0 };
+        if fine != Fate::Stays {
+            moved += used.pages.0;
+            found += if fine == coarse { used.pages.0 } else { 0 };
+        }
+    }
+    Coarse {
+        wrong: wrong as f64 / all as f64,
+        found: found as f64 / u64::max(moved, 1) as f64,
+    }
+}
+
+#[test]
+fn heat_without_nodes_decides_as_samples_do_only_for_a_vm_on_one_node() {
+    let (first_touch, round_4k) = (
+        Placing::FirstTouch.with_carrefour(),
+        Placing::Round4k.with_carrefour(),
+    );
+    let show = |what: &str, coarse: Coarse| {
+        eprintln!(
+            "{what}: {:.1} percent of decisions differ, {:.1} percent of moves found",
+            100.0 * coarse.wrong,
+            100.0 * coarse.found
+        );
+        coarse
+    };
+    // Eight vCPUs on eight nodes. A page that all use follows its only sample; heat spreads it instead. A page that one vCPU uses
+    // follows that vCPU; heat never tells which.
+    let scattered = show(
+        "one thread initialises",
+        coarse(spec("initialised-by-one", first_touch)),
+    );
+    assert!(scattered.wrong > 0.98 && scattered.found < 0.02, "{scattered:?}");
+    let private = show("private, hot", coarse(spec("hot", round_4k)));
+    assert!(private.found < 0.01, "{private:?}");
+    // Eight vCPUs on node 0, memory everywhere: each page has this node as its only user.
+    let mut single = VmSpec::new("a", 8, Bytes::from_gib(8), "hot").on_cpus(cores(&amd48(), 0, 0, 6));
+    single.memory_policy = round_4k;
+    let single = show("on one node", coarse(single));
+    assert!(single.wrong == 0.0 && single.found == 1.0, "{single:?}");
 }
 
 /// Runs wrmem on all CPUs of the paper's machine. Its guest notifies the hypervisor in this way. Returns the report of one
