@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use homenode_host::KernelSettings;
 use homenode_host::observation::Tracker;
+use homenode_kernel::ibs;
 use homenode_kernel::kernel_settings;
 use homenode_kernel::perf::{Perf, Selection};
 use homenode_kernel::resctrl::Resctrl;
@@ -116,6 +117,7 @@ pub fn examine(places: &Places) -> Examined {
         ("nodes", nodes(machine.as_ref().map_err(ToString::to_string))),
         ("hardware counters", counters(root)),
         ("uncore counters", uncore_counters(root, known)),
+        ("page samples", page_samples(root)),
         ("resctrl", resctrl(root, known)),
         ("DAMON", tracker(root, Tracker::Damon)),
         ("page moves", page_moves(root)),
@@ -315,6 +317,20 @@ fn uncore_counters(root: &Path, machine: Option<&Machine>) -> Found {
         (0, false) => Err(missing(said)),
         (_, true) => Ok(format!("{count} counters of controllers and links")),
         (_, false) => Ok(format!("{count} counters of controllers and links; {said}")),
+    }
+}
+
+fn page_samples(root: &Path) -> Found {
+    match ibs::Device::find(root) {
+        Ok(_) => Ok("IBS samples which node uses a page".to_owned()),
+        Err(why) => Err(lack(
+            why,
+            "the memory policy +carrefour is refused",
+            match root.join(ibs::PMU).exists() {
+                true => "run as root",
+                false => "none: only AMD's IBS shows it",
+            },
+        )),
     }
 }
 
@@ -581,6 +597,15 @@ mod tests {
             "guard",
         ];
         assert!(of_files.iter().all(|feature| !has(&bare, feature)), "{bare:#?}");
+        std::fs::create_dir(root.path().join("proc")).unwrap();
+        std::fs::write(root.path().join("proc/cpuinfo"), "vendor_id\t: GenuineIntel\n").unwrap();
+        let intel = examined(root.path());
+        let samples = intel.features.iter().find(|one| one.feature == "page samples");
+        let samples = samples.expect("examined");
+        assert!(
+            samples.is_out_of_reach() && samples.found.contains("PEBS"),
+            "{samples:?}"
+        );
     }
 
     #[test]
