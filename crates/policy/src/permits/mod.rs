@@ -15,13 +15,13 @@
 //! # Terms
 //! - *Account* ([`Account`]): what a VM earns from its permit, less its debits; the paper's `pollution_quota`.
 //! - *OVER*: the account is below zero. *UNDER*: it is at zero or above ([`Standing`]).
-//! - *Burst*: the most that an account can hold. *Debt*: the most that it can owe ([`Terms`]).
+//! - *Savings*: what an account above zero holds. *Debt*: what it owes. Both are bounded ([`Terms`]).
 //!
 //! # Algorithm
 //! 1. Meter ([`meter`]): read the LLC misses and unhalted cycles since the last reading, of one representative vCPU of each
 //!    VM, or of all its vCPUs.
 //! 2. Debit the account accordingly. Below zero the VM is OVER, and its enforcer takes processor time from it.
-//! 3. In each slice, or other period of the enforcer, the account earns the permit's share for that time, up to the burst. At
+//! 3. In each slice, or other period of the enforcer, the account earns the permit's share for that time, up to its bound. At
 //!    zero or above the VM is UNDER and runs again.
 //!
 //! Steps 2 and 3 are [`Account::debit`] and [`Account::earn`]; [`Ledger::settle`] does both for all VMs of a host.
