@@ -3,8 +3,17 @@
 //!
 //! Only groups with names of this form are made, written or removed. If some of a VM's threads are in another program's group
 //! (libvirt's `<cachetune>` makes one), confining the VM is refused, because leaving that group could not be undone.
+//!
+//! A VM's ways are adjacent, as most processors need. The kernel would refuse ways of an exclusive or pseudo-locked group
+//! (`bit_usage`), so the VM gets others. Ways that devices fill too (`shareable_bits`) are taken last.
+//!
+//! Properties (tests of the same name):
+//! - `the_kernels_rules_allow_every_mask_that_is_written`
+//!
+//! Neither QEMU nor the machines that Homenode is built on have this interface. So tests run on a fake tree, which follows the
+//! kernel's rules as [`fake::resctrl_says`](crate::fake::resctrl_says) states them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
@@ -32,6 +41,19 @@ pub enum ConfineError {
         /// The thread.
         tid: i32,
     },
+    /// Groups that share no ways hold too many of a cache.
+    #[error(
+        "exclusive or pseudo-locked resctrl groups leave no {ways} adjacent ways of {resource} cache {cache}: change their \
+         schemata, or limit VMs by CPU quota"
+    )]
+    Taken {
+        /// The resource, such as `L3`.
+        resource: String,
+        /// The kernel's number of the cache.
+        cache: String,
+        /// The least ways that a group may have.
+        ways: u32,
+    },
     /// The kernel refused the write.
     #[error("cannot write {path}: {cause}")]
     Refused {
@@ -43,6 +65,82 @@ pub enum ConfineError {
     /// A file is unreadable or malformed.
     #[error(transparent)]
     Read(#[from] ReadError),
+}
+
+/// What the kernel says of the caches of one resource.
+struct Caches {
+    resource: String,
+    /// Number of ways.
+    all: u32,
+    /// Least ways that a group may have.
+    least: u32,
+    /// Ways that devices fill too.
+    devices: u64,
+    /// Ways of each cache that only one group may use.
+    taken: BTreeMap<String, u64>,
+}
+
+impl Caches {
+    fn read(base: &Path, resource: &str) -> Result<Caches, ReadError> {
+        let info = base.join("info").join(resource);
+        let mask = |file: &str, text: &str| {
+            let path = info.join(file);
+            u64::from_str_radix(text.trim(), 16)
+                .map_err(|_| ReadError::malformed(&path, "a mask of ways", text))
+        };
+        let all = mask(
+            "cbm_mask",
+            &read::text(&info.join("cbm_mask"), read::SMALL_BYTES)?,
+        )?;
+        let devices = read::text_if_there(&info.join("shareable_bits"), read::SMALL_BYTES)?;
+        let path = info.join("bit_usage");
+        let usage = read::text_if_there(&path, read::SMALL_BYTES)?.unwrap_or_default();
+        let mut taken = BTreeMap::new();
+        for cache in usage.trim().split(';').filter(|cache| !cache.is_empty()) {
+            let (id, letters) = cache
+                .split_once('=')
+                .filter(|(_, letters)| {
+                    letters.len() <= 64 && letters.chars().all(|letter| "0HXSEP".contains(letter))
+                })
+                .ok_or_else(|| {
+                    ReadError::malformed(&path, "`ID=` and a letter of `0HXSEP` for each way", &usage)
+                })?;
+            // The first letter is the highest way.
+            let mask = letters.chars().fold(0, |mask, letter| {
+                (mask << 1) | u64::from(matches!(letter, 'E' | 'P'))
+            });
+            taken.insert(id.trim().to_owned(), mask);
+        }
+        Ok(Caches {
+            resource: resource.to_owned(),
+            all: all.trailing_ones(),
+            least: read::value_if_there(&info.join("min_cbm_bits"), "a number of ways")?.unwrap_or(1),
+            devices: devices.map_or(Ok(0), |text| mask("shareable_bits", &text))?,
+            taken,
+        })
+    }
+
+    /// Returns a mask of adjacent ways for a share of a cache, rounded up. It has fewer ways if other groups leave no run of that
+    /// length.
+    fn ways(&self, cache: &str, percent: u8) -> Result<u64, ConfineError> {
+        let wanted = (self.all * u32::from(percent)).div_ceil(100);
+        let wanted = wanted.max(self.least).max(1).min(self.all);
+        let taken = self.taken.get(cache).copied().unwrap_or(0);
+        let least = self.least.max(1);
+        for count in (least..=wanted).rev() {
+            let run = u64::MAX >> (64 - count);
+            let masks = (0..=self.all - count).map(|lowest| run << lowest);
+            let free = masks.filter(|mask| mask & taken == 0);
+            if let Some(best) = free.min_by_key(|mask| ((mask & self.devices).count_ones(), *mask)) {
+                return Ok(best);
+            }
+        }
+        Err(ConfineError::Taken {
+            resource: self.resource.clone(),
+            cache: cache.to_owned(),
+            ways: least,
+        })
+    }
 }
 
 /// The control groups of this host.
@@ -126,33 +224,29 @@ impl Confiner {
             else {
                 continue;
             };
-            let value = match limit {
-                Limit::MemoryBandwidth(Percent(percent)) => self.bandwidth(resource, percent, domains)?,
-                Limit::CacheWays(Percent(percent)) => self.ways(resource, percent)?,
+            let malformed = || ReadError::malformed(&path, "`RESOURCE:ID=VALUE;…`", line);
+            let ids = domains.split(';').map(|domain| {
+                let (id, _) = domain.split_once('=').ok_or_else(malformed)?;
+                Ok(id.trim())
+            });
+            let ids: Vec<&str> = ids.collect::<Result<_, ReadError>>()?;
+            let each: Vec<String> = match limit {
+                Limit::MemoryBandwidth(Percent(percent)) => {
+                    let value = self.bandwidth(resource, percent, domains)?;
+                    ids.iter().map(|id| format!("{id}={value}")).collect()
+                }
+                Limit::CacheWays(Percent(percent)) => {
+                    let caches = Caches::read(&self.base, resource)?;
+                    let each = ids
+                        .iter()
+                        .map(|id| Ok(format!("{id}={:x}", caches.ways(id, percent)?)));
+                    each.collect::<Result<_, ConfineError>>()?
+                }
                 Limit::CpuQuota(_) | Limit::Memory(_) => return Err(absent),
             };
-            let malformed = || ReadError::malformed(&path, "`RESOURCE:ID=VALUE;…`", line);
-            let each = domains.split(';').map(|domain| {
-                let (id, _) = domain.split_once('=').ok_or_else(malformed)?;
-                Ok(format!("{}={value}", id.trim()))
-            });
-            let each: Vec<String> = each.collect::<Result<_, ReadError>>()?;
             lines.push(format!("{resource}:{}", each.join(";")));
         }
         if lines.is_empty() { Err(absent) } else { Ok(lines) }
-    }
-
-    /// Returns a mask with a cache's lowest ways.
-    fn ways(&self, resource: &str, percent: u8) -> Result<String, ConfineError> {
-        let info = self.base.join("info").join(resource);
-        let path = info.join("cbm_mask");
-        let text = read::text(&path, read::SMALL_BYTES)?;
-        let mask = u64::from_str_radix(text.trim(), 16)
-            .map_err(|_| ReadError::malformed(&path, "a mask of ways", &text))?;
-        let least: u32 = read::value_if_there(&info.join("min_cbm_bits"), "a number of ways")?.unwrap_or(1);
-        let all = mask.trailing_ones();
-        let ways = (all * u32::from(percent)).div_ceil(100).max(least).min(all);
-        Ok(format!("{:x}", u64::MAX.checked_shr(64 - ways).unwrap_or(0)))
     }
 
     /// Returns the share of memory bandwidth, rounded to what the hardware can set.
@@ -213,7 +307,8 @@ impl Confiner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{Tree, empty_group, mount_resctrl};
+    use crate::fake::{Tree, empty_group, fake_resctrl, refuse_schemata, resctrl_says};
+    use proptest::prelude::*;
 
     const VM: VmId = VmId(7);
 
@@ -224,7 +319,7 @@ mod tests {
     #[test]
     fn a_vm_gets_a_group_of_its_own_and_gives_it_back() {
         let tree = Tree::new(&[]);
-        mount_resctrl(&tree);
+        fake_resctrl(&tree);
         let confiner = Confiner::new(tree.root());
         assert_eq!(confiner.holds(VM, &[41, 42]), Ok(false));
         confiner
@@ -241,6 +336,7 @@ mod tests {
             .confine(VM, &[41, 42], Limit::CacheWays(Percent(50)))
             .unwrap();
         assert!(schemata(&tree).ends_with("L3:0=3f;1=3f\n"));
+        assert_eq!(resctrl_says(&tree, &schemata(&tree)), Ok(()));
         empty_group(&tree, VM);
         confiner.release(VM).unwrap();
         confiner.release(VM).unwrap();
@@ -251,6 +347,7 @@ mod tests {
         let all = Limit::CacheWays(Percent(100));
         confiner.confine(VM, &[41], all).unwrap();
         assert!(schemata(&tree).ends_with("L3:0=7ff;1=7ff\n"));
+        assert_eq!(resctrl_says(&tree, &schemata(&tree)), Ok(()));
     }
 
     #[test]
@@ -260,7 +357,7 @@ mod tests {
         let ways = Limit::CacheWays(Percent(10));
         let refused = |tids: &[i32], limit| confiner.confine(VM, tids, limit).unwrap_err().to_string();
         assert!(refused(&[41], ways).contains("no cache allocation"));
-        mount_resctrl(&tree);
+        fake_resctrl(&tree);
         assert!(refused(&[41, 77], ways).contains("thread 77 is in another program's resctrl group"));
         assert!(
             !tree.root().join(format!("{DIR}/homenode-{VM}")).exists(),
@@ -275,11 +372,129 @@ mod tests {
         tree.write(&format!("{DIR}/schemata"), "L3:zero\n");
         assert!(refused(&[41], ways).contains("schemata"));
         tree.write(&format!("{DIR}/schemata"), "L3:0=7ff\n");
-        tree.write(&format!("{DIR}/info/L3/cbm_mask"), "many\n");
-        assert!(refused(&[41], ways).contains("cbm_mask"));
+        for (file, text) in [
+            ("bit_usage", "0=SSSSQ"),
+            ("shareable_bits", "few"),
+            ("cbm_mask", "many"),
+        ] {
+            tree.write(&format!("{DIR}/info/L3/{file}"), text);
+            assert!(refused(&[41], ways).contains(file));
+            fake_resctrl(&tree);
+        }
         // The group cannot be created.
-        mount_resctrl(&tree);
         tree.write(&format!("{DIR}/homenode-{VM}"), "a file");
         assert!(refused(&[41], ways).contains("homenode-"));
+    }
+
+    #[test]
+    fn a_refusal_of_the_kernel_is_passed_on_with_its_reason() {
+        let tree = Tree::new(&[]);
+        fake_resctrl(&tree);
+        let written = "L3:0=7;1=3\nL3:2=3\n";
+        assert_eq!(
+            resctrl_says(&tree, written),
+            Err(String::new()),
+            "there is no cache 2"
+        );
+        let message = resctrl_says(&tree, "L3:0=1;1=1\n").unwrap_err();
+        refuse_schemata(&tree, VM, &message);
+        let confiner = Confiner::new(tree.root());
+        let refused = confiner.confine(VM, &[41], Limit::CacheWays(Percent(10)));
+        let why = refused.unwrap_err().to_string();
+        assert!(
+            why.contains("Invalid argument") && why.contains("Need at least 2 bits in the mask"),
+            "{why}"
+        );
+        assert_eq!(confiner.holds(VM, &[41]), Ok(false));
+    }
+
+    #[test]
+    fn the_fake_follows_the_kernels_rules() {
+        let tree = Tree::new(&[]);
+        fake_resctrl(&tree);
+        tree.write(
+            &format!("{DIR}/info/L3/bit_usage"),
+            "0=XXSSSSSSSEE;1=PPSSSSSSSSS\n",
+        );
+        let said = [
+            ("L3:0=c;1=3\n", "fine"),
+            ("MB:0=10\n", "fine"),
+            ("L3:0=c", ""),
+            ("L3\n", "Missing ':'"),
+            ("L3:\n", "Missing 'L3' value"),
+            ("L2:0=3\n", "Unknown or unsupported resource name 'L2'"),
+            ("L3:zero\n", "Missing '=' or non-numeric domain"),
+            ("L3:0=c;0=c\n", "Duplicate domain 0"),
+            ("L3:0=ways\n", "Non-hex character in the mask ways"),
+            ("L3:0=0\n", "Mask out of range"),
+            ("L3:0=fff\n", "Mask out of range"),
+            ("L3:0=5\n", "The mask 5 has non-consecutive 1-bits"),
+            ("L3:0=4\n", "Need at least 2 bits in the mask"),
+            ("L3:0=6\n", "Overlaps with exclusive group"),
+            ("L3:1=600\n", "CBM overlaps with pseudo-locked region"),
+            ("MB:0=all\n", "Invalid MB value all"),
+            ("MB:0=5\n", "MB value 5 out of range [10,100]"),
+        ];
+        for (text, expected) in said {
+            let answer = resctrl_says(&tree, text);
+            assert_eq!(
+                answer.map_or_else(|message| message, |()| "fine".to_owned()),
+                expected,
+                "{text}"
+            );
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(128))]
+
+        #[test]
+        fn the_kernels_rules_allow_every_mask_that_is_written(
+            ways in 1_u32..=32, least in 0_u32..4, devices: u32, held: [u32; 2], percent in 1_u8..=100,
+        ) {
+            let all = u32::MAX >> (32 - ways);
+            let devices = devices & all;
+            // Several ways in a row are held, as in real groups.
+            let held = held.map(|held| ((held & (held >> 8)) | (held & (held >> 9))) & all);
+            let letters = |held: u32| -> String {
+                let letter = |way: u32| match ((held >> way) & 1, (devices >> way) & 1) {
+                    (1, _) if way % 2 == 0 => 'E',
+                    (1, _) => 'P',
+                    (_, 1) => 'X',
+                    _ => 'S',
+                };
+                (0..ways).rev().map(letter).collect()
+            };
+            let tree = Tree::new(&[]);
+            fake_resctrl(&tree);
+            for (file, text) in [
+                ("schemata", format!("L3:0={all:x};1={all:x}\n")),
+                ("info/L3/cbm_mask", format!("{all:x}\n")),
+                ("info/L3/min_cbm_bits", format!("{least}\n")),
+                ("info/L3/shareable_bits", format!("{devices:x}\n")),
+                ("info/L3/bit_usage", format!("0={};1={}\n", letters(held[0]), letters(held[1]))),
+            ] {
+                tree.write(&format!("{DIR}/{file}"), &text);
+            }
+            let done = Confiner::new(tree.root()).confine(VM, &[41], Limit::CacheWays(Percent(percent)));
+            let longest = held.map(|held| (0..=ways).rev().find(|count| {
+                (0..=ways - count).any(|lowest| (u64::MAX >> (64 - count.max(&1)) << lowest) & u64::from(held) == 0)
+            }));
+            match done {
+                Ok(()) => {
+                    let written = schemata(&tree);
+                    prop_assert_eq!(resctrl_says(&tree, &written), Ok(()), "{}", written);
+                    let most = (ways * u32::from(percent)).div_ceil(100).max(least.max(1));
+                    for (_, mask) in written.trim().trim_start_matches("L3:").split(';').filter_map(|one| one.split_once('=')) {
+                        let mask = u64::from_str_radix(mask, 16).unwrap();
+                        prop_assert!(mask.count_ones() <= most, "{}", written);
+                    }
+                }
+                Err(ConfineError::Taken { .. }) => {
+                    prop_assert!(longest.iter().any(|longest| longest.unwrap_or(0) < least.max(1)), "{:x?}", held);
+                }
+                Err(other) => return Err(TestCaseError::fail(other.to_string())),
+            }
+        }
     }
 }

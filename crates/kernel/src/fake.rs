@@ -1,12 +1,15 @@
 //! A handmade tree and a small machine for tests.
 
+mod resctrl;
+
+pub use resctrl::{empty_group, fake_resctrl, refuse_schemata, resctrl_says};
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use homenode_machine::{Cpu, Distances, Machine, Node};
-use homenode_units::{Bytes, CpuId, CpuSet, NodeId, VmId};
+use homenode_units::{Bytes, CpuId, CpuSet, NodeId};
 
-use crate::confine::DIR as RESCTRL;
 use crate::trackers::damon::KDAMONDS;
 
 /// A directory tree that is removed when the value is dropped.
@@ -85,26 +88,6 @@ pub fn machine_of(nodes: &[(u16, CpuSet)]) -> Machine {
     }
     .checked()
     .unwrap()
-}
-
-/// Creates resctrl's files, with 11 ways in each of two caches, and threads 41 and 42 in the default group.
-pub fn mount_resctrl(tree: &Tree) {
-    tree.write(
-        &format!("{RESCTRL}/schemata"),
-        "    MB:0=100;1=100\n    L3:0=7ff;1=7ff\n",
-    );
-    tree.write(&format!("{RESCTRL}/tasks"), "1\n40\n41\n42\n");
-    tree.write(&format!("{RESCTRL}/info/L3/cbm_mask"), "7ff\n");
-    tree.write(&format!("{RESCTRL}/info/L3/min_cbm_bits"), "2\n");
-    tree.write(&format!("{RESCTRL}/info/MB/min_bandwidth"), "10\n");
-    tree.write(&format!("{RESCTRL}/info/MB/bandwidth_gran"), "10\n");
-}
-
-/// Removes the files of a group. The kernel removes them together with the group's directory, which a handmade tree cannot.
-pub fn empty_group(tree: &Tree, vm: VmId) {
-    for file in ["schemata", "tasks"] {
-        std::fs::remove_file(tree.root().join(format!("{RESCTRL}/homenode-{vm}/{file}"))).unwrap();
-    }
 }
 
 /// Returns a `stat` line with this name, state, start time and CPU.

@@ -523,7 +523,7 @@ fn commit(host: &mut KvmHost, action: Action) -> Outcome {
 
 #[test]
 fn a_vm_is_confined_renewed_and_freed_by_lift_lease_guard_and_its_end() {
-    use homenode_kernel::fake::{empty_group, mount_resctrl};
+    use homenode_kernel::fake::{empty_group, fake_resctrl, refuse_schemata};
     let confine = |lease_ns| {
         Act::Limit {
             limit: Limit::CacheWays(Percent(10)),
@@ -538,7 +538,23 @@ fn a_vm_is_confined_renewed_and_freed_by_lift_lease_guard_and_its_end() {
     assert!(
         matches!(&outcome, Outcome::Failed(ActionError { why: Failure::Host { cause, .. }, .. }) if cause.contains("no cache allocation"))
     );
-    mount_resctrl(&tree);
+    fake_resctrl(&tree);
+    // The kernel refuses. The group is journalled, and lifted as if it held the VM.
+    refuse_schemata(&tree, vm(), "Overlaps with exclusive group");
+    let outcome = commit(&mut host, confine(LONG));
+    assert!(
+        matches!(&outcome, Outcome::Failed(ActionError { why: Failure::Host { cause, .. }, .. })
+            if cause.contains("Overlaps with exclusive group")),
+        "{outcome:?}"
+    );
+    std::fs::remove_file(group.join("schemata")).unwrap();
+    let free = Act::Lift {
+        lever: Lever::Resctrl,
+    }
+    .on(vm());
+    assert_eq!(commit(&mut host, free.clone()), Outcome::Done);
+    assert!(!group.exists());
+    fake_resctrl(&tree);
     assert_eq!(commit(&mut host, confine(LONG)), Outcome::Done);
     assert_eq!(
         host.sample().unwrap().vms[0].confined,
@@ -546,10 +562,6 @@ fn a_vm_is_confined_renewed_and_freed_by_lift_lease_guard_and_its_end() {
     );
     assert_eq!(commit(&mut host, confine(LONG)), Outcome::Renewed);
     empty_group(&tree, vm());
-    let free = Act::Lift {
-        lever: Lever::Resctrl,
-    }
-    .on(vm());
     assert_eq!(commit(&mut host, free), Outcome::Done);
     assert!(!group.exists());
     assert_eq!(commit(&mut host, confine(Ns::from_millis(1))), Outcome::Done);

@@ -74,6 +74,28 @@ fn a_mode_lives_in_the_metadata_and_one_that_makes_no_sense_leaves_the_vm_alone(
     assert!(notices.contains("`carefully` is not a mode"), "{notices}");
 }
 
+#[test]
+fn a_kernels_footprint_in_the_metadata_is_in_samples_from_then_on() {
+    let metadata = |footprint| {
+        let namespace = crate::domain::NAMESPACE;
+        let set = format!("<h:vm xmlns:h='{namespace}' kernel_footprint='{footprint}'/>");
+        format!("<metadata>{set}</metadata>")
+    };
+    let tree = self::host(&metadata("83MiB"));
+    let mut host = connect(&tree, Acting::Live);
+    let footprint = |host: &mut KvmHost| host.sample().unwrap().vms[0].settings.kernel_footprint;
+    assert_eq!(footprint(&mut host), Some(homenode_units::Bytes::from_mib(83)));
+    // Other settings leave it as it is.
+    host.set(vm(), Setting::Mode(Some(Mode::Recommend))).unwrap();
+    assert_eq!(footprint(&mut host), Some(homenode_units::Bytes::from_mib(83)));
+    drop(host);
+    let tree = self::host(&metadata("much"));
+    let mut host = connect(&tree, Acting::Live);
+    assert_eq!(footprint(&mut host), None);
+    let notices = host.take_notices().join("; ");
+    assert!(notices.contains("kernel_footprint"), "{notices}");
+}
+
 /// Settings in libvirt's metadata of the running VM, and of its next start.
 fn stored(host: &mut KvmHost) -> [VmSettings; 2] {
     let libvirt = host.context.manager.libvirt();
