@@ -334,6 +334,9 @@ impl Config {
         let lease_min = Ns(self.period.0.saturating_mul(LEASE_PERIODS_MIN));
         self.permits.lease = self.permits.lease.max(lease_min);
         self.working_set.lease = self.working_set.lease.max(lease_min);
+        // VMs leave in one cycle, and are counted over the next ones.
+        let window_most = &mut self.permits.attribution.window_most;
+        *window_most = (*window_most).max(lease_min);
         self.overcommit.lease = self.overcommit.lease.max(lease_min);
         self
     }

@@ -10,6 +10,7 @@ use homenode_host::{
 };
 use homenode_machine::Machine;
 use homenode_policy::arrange::what_if::Obstacle;
+use homenode_policy::permits::attribution;
 use homenode_policy::{arrange, levers, topology_feed, working_set};
 use homenode_units::{NodeSet, Ns, VmId};
 use schemars::JsonSchema;
@@ -213,10 +214,13 @@ impl Control {
             barred(&self.config, &self.drained),
             &self.homes,
             &self.layouts,
-            &self.foreign,
+            (&self.foreign, &self.states.permits.attribution),
         );
-        self.states.history.observe(&view, &self.config.demand);
-        self.states.speeds.observe(&view);
+        // What VMs do while some are off a cache for a measurement is not usual.
+        if !self.states.permits.attribution.is_open() {
+            self.states.history.observe(&view, &self.config.demand);
+            self.states.speeds.observe(&view);
+        }
         working_set::observe(&view, &mut self.states.working_set);
     }
 
@@ -235,12 +239,12 @@ impl Control {
             barred(&self.config, &self.drained),
             &self.homes,
             &self.layouts,
-            &self.foreign,
+            (&self.foreign, &self.states.permits.attribution),
         );
         self.recommendations.expire(&self.config.recommendations, sample);
         self.asked.retain(|_, until| *until > sample.at);
         let is_paused = self.is_paused(sample.at);
-        let due = match is_paused {
+        let due = match is_paused || self.states.permits.attribution.is_open() {
             true => Vec::new(),
             false => self.recommendations.due(&view),
         };
@@ -333,7 +337,8 @@ impl Control {
     ) -> View<'a> {
         let barred = barred(&self.config, &self.drained);
         let (homes, layouts) = (&self.homes, &self.layouts);
-        view(machine, sample, rates, barred, homes, layouts, &self.foreign)
+        let left_alone = (&self.foreign, &self.states.permits.attribution);
+        view(machine, sample, rates, barred, homes, layouts, left_alone)
     }
 
     /// Calls `look` with the policies' view of the last sample. Before the first cycle the view is empty.
@@ -358,7 +363,7 @@ impl Control {
             home: self.homes.get(&vm.id).cloned(),
             left_alone: hands_off(vm, &self.foreign).map(|why| why.to_string()),
             mode: most_careful(self.mode, None, vm.settings.mode),
-            permit: PermitStatus::of(vm, &self.states.permits),
+            permit: PermitStatus::of(sample, vm, &self.states.permits),
             memory: MemoryStatus::of(vm, &self.states.overcommit),
             topology: TopologyStatus::of(machine, vm, sample.at, self.layouts.of(vm.id)),
             speed_usual: self.states.speeds.usual(vm.id),
@@ -474,14 +479,15 @@ pub(crate) fn view<'a>(
     barred: Barred<'_>,
     homes: &'a BTreeMap<VmId, NodeSet>,
     layouts: &'a topology_feed::Layouts,
-    foreign: &ForeignChanges,
+    (foreign, attribution): (&ForeignChanges, &attribution::State),
 ) -> View<'a> {
+    let isolating = |vm: VmId| attribution.involves(vm).then_some(HandsOff::Isolating);
     let vms = sample.vms.iter().map(|vm| VmView {
         sample: vm,
         rates: rates.and_then(|rates| rates.vm(vm.id)),
         home: homes.get(&vm.id),
         layout: layouts.of(vm.id),
-        hands_off: hands_off(vm, foreign),
+        hands_off: hands_off(vm, foreign).or_else(|| isolating(vm.id)),
         quota_hands_off: foreign
             .quota_changed_by_other(vm.id)
             .then_some(HandsOff::QuotaByHand),

@@ -8,7 +8,8 @@
 //! Decisions that protect a VM, or restore what it had, need no approval under `recommend`:
 //! 1. lifting anything that the agent has set;
 //! 2. returning a vCPU that is lent to another node to its home;
-//! 3. undoing a trial that did not pay, which restores the earlier home or memory policy.
+//! 3. undoing a trial that did not pay, which restores the earlier home or memory policy;
+//! 4. returning a VM that was kept off a cache for a measurement. To begin one is only reported under `recommend`.
 //!
 //! Limits with a lease (quotas, parts of caches, memory, watches) are lifted as soon as they may no longer stay in force, not at
 //! the end of the lease. So if a VM's mode changes from `act` to `recommend`, its limits end at once, while its home stays. Under
@@ -35,6 +36,7 @@ use std::collections::BTreeMap;
 use homenode_host::{
     Act, Action, Decision, Immovable, Lever, Management, Mode, Outcome, Plan, Sample, View, VmSample,
 };
+use homenode_policy::permits::attribution;
 use homenode_policy::{arrange, placement};
 use homenode_units::{NodeSet, Ns, VmId};
 
@@ -65,10 +67,16 @@ impl Gate<'_> {
 
     /// Returns how far a decision goes.
     pub(crate) fn of(&self, view: &View<'_>, states: &States, decision: &Decision) -> Mode {
+        let ends_isolation = decision.policy == attribution::POLICY
+            && states.permits.attribution.gives_back(decision.action.vm);
         match self.mode(decision.policy, view.sample.vm(decision.action.vm)) {
+            // A VM that was sent away returns, whatever has become of its mode.
+            _ if ends_isolation && self.run != Mode::Observe => Mode::Act,
             Mode::Observe => Mode::Observe,
             Mode::Act if !self.is_paused => Mode::Act,
             _ if self.waits_for_nobody(view, states, decision) => Mode::Act,
+            // A measurement of seconds is over before it could be approved.
+            Mode::Recommend if decision.policy == attribution::POLICY => Mode::Observe,
             Mode::Recommend => Mode::Recommend,
             Mode::Act => Mode::Observe,
         }

@@ -253,6 +253,7 @@ impl Control {
             home: home.clone(),
         };
         self.inputs.push(input);
+        self.states.permits.attribution.adopted(vm);
         if home.is_some() {
             self.in_force.adopted(vm);
         }

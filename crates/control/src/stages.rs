@@ -10,10 +10,11 @@
 //! | `ff-pin` | placement, working-set |
 //! | `numad` | numad, working-set |
 //! | `memory` | repatriate, memory, pace, working-set |
-//! | `tavo` | overcommit, permits, placement, balance, repatriate, memory, pace, topology-feed, working-set |
-//! | `homenode` | overcommit, permits, arrange, balance, repatriate, memory, pace, topology-feed, working-set |
+//! | `tavo` | overcommit, attribution, permits, placement, balance, repatriate, memory, pace, topology-feed, working-set |
+//! | `homenode` | overcommit, attribution, permits, arrange, balance, repatriate, memory, pace, topology-feed, working-set |
 
 use homenode_host::{Act, Decision, Lever, Mode, Plan, View};
+use homenode_policy::permits::attribution;
 // Rows name policies by their modules.
 use homenode_policy::*;
 
@@ -59,15 +60,21 @@ macro_rules! stages {
 
 stages! { |view, config, of, earlier|
     overcommit(State) [Tavo Homenode] [Memory] => take_memory(view, config, of);
+    attribution() [Tavo Homenode] [Home VcpuPlacement] => attribute(view, config, of);
     permits(State) [Tavo Homenode] [CpuQuota Resctrl] => permits::plan(view, &config.permits, &mut of.permits);
     placement(State) [FfPin Tavo] [Home VcpuPlacement]
         => placement::plan(view, &config.placement, &of.history, &mut of.placement);
     numad(State) [Numad] [Home VcpuPlacement Pages] => numad::plan(view, &mut of.numad);
     arrange(State) [Homenode] [Home VcpuPlacement]
-        => arrange::plan(view, config.of_homes(), &of.history, &mut of.placement, &mut of.arrange);
+        => unless_isolating(view, of, |of| {
+            arrange::plan(view, config.of_homes(), &of.history, &mut of.placement, &mut of.arrange)
+        });
     balance(State) [Tavo] [Home VcpuPlacement]
-        => balance::plan(view, config.of_balance(), &of.history, &mut of.placement, &mut of.balance);
-    balance() [Homenode] [VcpuPlacement] => balance::plan_vcpus(view, config.of_balance());
+        => unless_isolating(view, of, |of| {
+            balance::plan(view, config.of_balance(), &of.history, &mut of.placement, &mut of.balance)
+        });
+    balance() [Homenode] [VcpuPlacement]
+        => unless_isolating(view, of, |_| balance::plan_vcpus(view, config.of_balance()));
     repatriate(State) [Memory Tavo Homenode] [Pages] => repatriate::plan(view, &config.repatriate, &mut of.repatriate);
     memory(State) [Memory Tavo Homenode] [MemoryPolicy Pages]
         => memory::plan(view, &config.memory, &config.repatriate, earlier, &mut of.memory);
@@ -82,6 +89,27 @@ fn take_memory(view: &View<'_>, config: &Config, of: &mut States) -> Plan {
     overcommit::want_working_sets(view, &config.overcommit, &mut of.working_set);
     let estimate = |vm| of.working_set.estimate(vm);
     overcommit::plan(view, &config.overcommit, estimate, &mut of.overcommit)
+}
+
+fn attribute(view: &View<'_>, config: &Config, of: &mut States) -> Plan {
+    let situation = attribution::Situation {
+        ledger: &of.placement.ledger,
+        has_trials: of.arrange.trials.running_count() > 0,
+    };
+    attribution::plan(
+        view,
+        &config.permits.attribution,
+        situation,
+        &mut of.permits.attribution,
+    )
+}
+
+/// Plans nothing while VMs are off a cache for a measurement: what is measured of them then says nothing about their homes.
+fn unless_isolating(view: &View<'_>, of: &mut States, plan: impl FnOnce(&mut States) -> Plan) -> Plan {
+    match of.permits.attribution.is_open() {
+        true => Plan::new(view.version),
+        false => plan(of),
+    }
 }
 
 /// Returns the stages of a set, in order.

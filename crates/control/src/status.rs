@@ -230,11 +230,17 @@ pub struct PermitStatus {
     pub quota: Option<CpuQuota>,
     /// Why the VM's pollution is unknown, if it is.
     pub unmetered: Option<String>,
+    /// Which of its misses the permit is charged for, and why; `None` without a permit, or without counters.
+    #[serde(default)]
+    pub charged: Option<String>,
+    /// Time for which the agent kept the VM off a cache, so that a neighbour's own misses could be counted.
+    #[serde(default)]
+    pub away_ns: Ns,
 }
 
 impl PermitStatus {
     /// Combines the sample with the state of the policy.
-    pub(crate) fn of(vm: &VmSample, state: &permits::State) -> PermitStatus {
+    pub(crate) fn of(sample: &Sample, vm: &VmSample, state: &permits::State) -> PermitStatus {
         let account = state.account(vm.id);
         let conduct = state.conduct(vm.id);
         PermitStatus {
@@ -245,6 +251,8 @@ impl PermitStatus {
             punished_count: account.map_or(0, Account::punished_count),
             quota: vm.vcpus.first().and_then(|vcpu| vcpu.quota),
             unmetered: conduct.and_then(|conduct| conduct.unmetered.map(|why| why.to_string())),
+            charged: state.attribution.in_words(vm.id, sample),
+            away_ns: state.attribution.away(vm.id),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The loop as a whole, on the twin.
 
+mod attribution;
 mod defaults;
 mod drain;
 mod external;
