@@ -16,6 +16,10 @@
 //! tenant. Waiting for CPUs is not included, as most of it here is the emulator's. So the causes of waiting are checked
 //! directly: the neighbour's vCPU must keep the CPUs of its home, and no quota may hold it. No memory may be taken from it at
 //! any time.
+//!
+//! # A permit
+//! At last the tenant gets a permit that its average use keeps and its bursts do not. It must have a quota at every look, also
+//! while it rests, and its worst moments must be as its permit allows: the most misses in a [`GLANCE`], from the model's page.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -24,11 +28,13 @@ use anyhow::{Context as _, ensure};
 use homenode_formats::pmu_region::Page;
 use homenode_kernel::attribution::{LLC_CYCLES, MEMORY_CYCLES, REMOTE_CYCLES};
 use homenode_testbed_guest::Behaviour;
+use homenode_units::Permit;
 
 use super::agent::{SOON, home_of_operator, limits, start_agent_with, stop};
 use super::arrange::{decisions, resting_model, wait_counted};
 use super::balloon::has_mib;
 use super::counted::{counts, tag};
+use super::permits::wait_limits;
 use crate::inside::Inside;
 use crate::inside::guest::{Guest, GuestSpec};
 use crate::inside::process::Program;
@@ -58,6 +64,13 @@ const PROVOKING_MS: u32 = 5000;
 const TENANT_MIB: u64 = 256;
 const FLOOR_MIB: u64 = 176;
 const GRABBED_MIB: u32 = 68;
+/// The tenant's permit, as a part of its misses in a burst. It reads for half of the time.
+const PERMIT_PART: f64 = 0.6;
+/// The most that it may miss in its worst moment with the permit, as a part of a burst without: a quota of 0.6 CPUs lets up to
+/// 1.3 times as much through in 30 ms, less in a [`GLANCE`].
+const HELD_PART_MAX: f64 = 0.8;
+/// How long misses are counted at a time. It is shorter than a burst.
+const GLANCE: Duration = Duration::from_millis(200);
 /// How long the tenant grabs memory, and how long it then pretends to need none.
 const TURN: Duration = Duration::from_secs(10);
 
@@ -186,6 +199,67 @@ impl Scene<'_> {
     }
 }
 
+/// Misses of the tenant per slice of 30 ms, counted for a [`GLANCE`] at a time.
+struct Bursts {
+    /// The middle of the busier half of all glances: it rests for half of the time.
+    usual: f64,
+    /// The most.
+    worst: f64,
+}
+
+/// Watches a tenant with this behaviour. Fails if it has no quota at any time although it should, or has one although it should
+/// not.
+fn bursts(scene: &Scene<'_>, behaviour: Behaviour, is_held: bool) -> anyhow::Result<Bursts> {
+    scene.tenant.switch_to(behaviour)?;
+    std::thread::sleep(SETTLED);
+    let tag = tag(scene.page, scene.tenant)?.context("no frame of the tenant has a tag")?;
+    let begin = Instant::now();
+    let mut before = (counts(scene.page, tag).misses, begin);
+    let mut glances = Vec::new();
+    while begin.elapsed() < WINDOW {
+        std::thread::sleep(GLANCE);
+        let now = (counts(scene.page, tag).misses, Instant::now());
+        let slices = (now.1 - before.1).as_nanos() as f64 / Permit::SLICE.as_f64();
+        glances.push(now.0.wrapping_sub(before.0) as f64 / slices);
+        before = now;
+        let held = limits(scene.tenant)?;
+        ensure!(
+            held.is_empty() != is_held,
+            "expected {} quota of the tenant, saw {held:?}",
+            if is_held { "a" } else { "no" }
+        );
+    }
+    glances.sort_by(f64::total_cmp);
+    Ok(Bursts {
+        usual: glances[glances.len() * 3 / 4],
+        worst: glances[glances.len() - 1],
+    })
+}
+
+/// A permit that the tenant keeps on average holds its bursts, whether they end within a second or last for some.
+fn bursts_held(scene: &Scene<'_>) -> anyhow::Result<()> {
+    let inside = scene.inside;
+    let free = bursts(scene, reading(BELOW_PERIOD_MS), false)?;
+    let booked = (PERMIT_PART * free.usual) as u64;
+    inside.told("permit", &["set", "tenant", &booked.to_string()])?;
+    let found = wait_limits(scene.tenant, "the tenant to be held", |found| !found.is_empty())?;
+    inside.note(format!("a permit of {booked}: {found:?}"));
+    for burst_ms in [BELOW_PERIOD_MS, PROVOKING_MS] {
+        let held = bursts(scene, reading(burst_ms), true)?;
+        inside.note(format!(
+            "in bursts of {burst_ms} ms the tenant missed {:.0} per slice, {:.0} at worst; without a permit {:.0}, {:.0}",
+            held.usual, held.worst, free.usual, free.worst
+        ));
+        ensure!(
+            held.worst < HELD_PART_MAX * free.worst,
+            "expected bursts of {burst_ms} ms held to a permit of {booked}, saw {:.0} per slice",
+            held.worst
+        );
+    }
+    inside.told("permit", &["set", "tenant", "none"])?;
+    Ok(())
+}
+
 /// Starts an agent that takes memory wherever it may.
 fn start(inside: &Inside) -> anyhow::Result<Program> {
     let path = inside.dir().join("hostile.toml");
@@ -197,7 +271,7 @@ fn start(inside: &Inside) -> anyhow::Result<Program> {
     start_agent_with(inside, &["--config", &path.display().to_string()])
 }
 
-/// Each hostile behaviour costs the neighbour less than a percent of its work.
+/// Each hostile behaviour costs the neighbour less than a percent of its work, and a permit holds bursts.
 pub(super) fn neighbour_spared(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let quarter = ((LLC_BYTES / 4) >> 10) as u32;
@@ -271,5 +345,6 @@ pub(super) fn neighbour_spared(inside: &mut Inside) -> anyhow::Result<()> {
             "expected a loss under a percent beside a tenant that {what}: {cost}; honest: {honest}"
         );
     }
+    bursts_held(&scene)?;
     stop(agent)
 }
