@@ -5,6 +5,7 @@
 
 mod agent;
 mod arrange;
+mod attributed;
 mod balancing;
 mod balloon;
 mod basics;
@@ -382,6 +383,13 @@ pub static ALL: &[Case] = &[
         1200,
         "a tenant that alternates, pollutes in bursts and lies of its memory costs its neighbour under a percent, as counted",
         hostile::neighbour_spared,
+    ),
+    case(
+        "own-misses",
+        Group::Arrange,
+        1800,
+        "a victim beside a thrasher keeps its permit's full CPU by its own misses, and is throttled by all that are counted",
+        attributed::own_misses,
     ),
     case(
         "alone-free",

@@ -43,7 +43,7 @@ pub(super) fn wait_limits(
 }
 
 /// Returns for how long the kernel has throttled the vCPUs, in microseconds.
-fn throttled_us(guest: &Guest) -> anyhow::Result<u64> {
+pub(super) fn throttled_us(guest: &Guest) -> anyhow::Result<u64> {
     let mut sum = 0;
     for thread in guest.process.vcpu_threads()?.into_values() {
         let cgroup = std::fs::read_to_string(format!("/proc/{thread}/cgroup"))?;
@@ -58,7 +58,7 @@ fn throttled_us(guest: &Guest) -> anyhow::Result<u64> {
     Ok(sum)
 }
 
-fn ran_ns(guest: &Guest) -> anyhow::Result<u64> {
+pub(super) fn ran_ns(guest: &Guest) -> anyhow::Result<u64> {
     Ok(guest.process.vcpu_schedstat()?.values().map(|(ran, _)| ran).sum())
 }
 
