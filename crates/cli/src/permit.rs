@@ -4,10 +4,11 @@ use chrono::DateTime;
 use clap::Subcommand;
 use homenode_api::Request;
 use homenode_api::answer::{PermitSet, PermitUsage, Permits, Suggestion, VmPermit};
+use homenode_control::PermitStatus;
 use homenode_host::CpuQuota;
 use homenode_policy::permits::Standing;
 use homenode_screens::printable::OneLine;
-use homenode_units::{Permit, Resource};
+use homenode_units::{Ns, Permit, Resource};
 
 use crate::ask::ask_agent;
 use crate::options::{AgentArgs, OrNone, ShowArgs, SuggestArgs};
@@ -122,11 +123,32 @@ fn show(vm: Option<&str>, agent: &AgentArgs) -> anyhow::Result<()> {
             or_dash(status.standing, |standing| standing_name(standing).to_owned()),
             or_dash(status.quota, |quota: CpuQuota| percent(quota.share())),
             status.punished_count.to_string(),
-            status.unmetered.clone().unwrap_or_default(),
+            note(status),
         ]
     });
     say_vms(&["VM", "permit", "now", "", "CPU each", "times OVER", ""], rows);
     Ok(())
+}
+
+/// Returns what else there is to say of a VM's permit, or of what it does for the permits of others.
+fn note(status: &PermitStatus) -> String {
+    let charged = || {
+        status
+            .charged
+            .as_ref()
+            .map(|charged| format!("charged: {charged}"))
+    };
+    let away = match status.away_ns {
+        Ns::ZERO => String::new(),
+        away => format!("left a cache to others for {:.0} s", away.as_secs_f64()),
+    };
+    let said = status.unmetered.clone().or_else(charged);
+    let said: Vec<String> = said
+        .into_iter()
+        .chain([away])
+        .filter(|said| !said.is_empty())
+        .collect();
+    said.join("; ")
 }
 
 fn standing_name(standing: Standing) -> &'static str {

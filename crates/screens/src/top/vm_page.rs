@@ -194,6 +194,11 @@ fn permit(vm: &VmStatus, all: &mut Vec<Said>) {
         vm.permit.unmetered.clone().unwrap_or_default(),
         Level::Fine,
     ));
+    all.push((
+        "charged",
+        vm.permit.charged.clone().unwrap_or_default(),
+        Level::Fine,
+    ));
 }
 
 fn memory(vm: &VmStatus, all: &mut Vec<Said>) {
