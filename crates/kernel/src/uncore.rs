@@ -14,7 +14,8 @@
 //!
 //! Event names, their encoding, scale and unit come from sysfs if it has them; other encodings are those of the public tables in
 //! Linux' `tools/perf/pmu-events`. `amd_df` has fewer counters than events, so the kernel rotates them and the figures are scaled
-//! up. A mesh counts a request that its controller sends back (`hnf_mc_retries`) again, so under load its figure is a little high.
+//! up. A mesh may count a request twice that its controller sends back (`hnf_mc_retries`), so under load its figure may be high.
+//! A mesh's watchpoints, `sbsx_*` and `rnid_*` are not used: they count flits of links and of I/O, not what memory moves.
 //! `amd_l3` is not read: it counts by L3 and not by VM, and [`crate::perf`] has an LLC event for threads on the same processors.
 //!
 //! # Whose traffic it is

@@ -137,7 +137,7 @@ fn note(processor: &Processor, has_llc: bool) -> Option<String> {
                 _ => "fetches of code, and prefetches into the L2,",
             };
             Some(format!(
-                "LLC references and misses of threads are fills of the data cache from beyond the L2 and from beyond the core complex, since the generic events count at the L2 on AMD: {left_out} are not in them"
+                "LLC references and misses of threads are fills of the data cache from beyond the L2 and from beyond the core complex, since the generic events count at the L2 on AMD: {left_out} are not in them. amd_l3 counts by cache and not by VM, so it is not read"
             ))
         }
         (false, _) => Some(format!(

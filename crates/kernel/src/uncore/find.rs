@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use homenode_machine::Machine;
-use homenode_units::{CpuId, NodeId};
+use homenode_units::{CpuId, CpuSet, NodeId};
 
 use super::{Event, Layout, Purpose};
 use crate::perf::Attr;
@@ -92,7 +92,7 @@ impl Finder<'_> {
                     continue;
                 }
             };
-            for cpu in pmu.read_on.iter().flat_map(|cpus| cpus.iter()) {
+            for cpu in pmu.read_on.iter().flat_map(CpuSet::iter) {
                 match self.node_behind(pmu, cpu, &pmus) {
                     Ok(node) => self.add(pmu, cpu, &events, Purpose::Memory(node)),
                     Err(why) => self.note(why),
@@ -111,7 +111,7 @@ impl Finder<'_> {
                 ));
                 continue;
             };
-            for cpu in pmu.read_on.iter().flat_map(|cpus| cpus.iter()) {
+            for cpu in pmu.read_on.iter().flat_map(CpuSet::iter) {
                 match self.ends(&pmu, cpu)? {
                     Ok((from, to)) if from != to => self.add(&pmu, cpu, &events, Purpose::Link(from, to)),
                     Ok(_) => {}
@@ -275,7 +275,7 @@ impl Finder<'_> {
             return Ok(*only);
         }
         let has_copy = |node: &NodeId| {
-            let copies = pmu.read_on.iter().flat_map(|cpus| cpus.iter());
+            let copies = pmu.read_on.iter().flat_map(CpuSet::iter);
             copies
                 .filter_map(|cpu| self.machine.node_of(cpu))
                 .any(|on| on == *node)
