@@ -1,6 +1,7 @@
 //! Measures the host it runs on, writes the result as a machine file, and validates the twin against it. Also measures how
-//! much memory a guest kernel takes ([`footprint`]), profiles programs as workloads ([`profile`]), estimates working sets
-//! from logs ([`page_log`]), and turns recorded runs into scenarios ([`recorded`]).
+//! much memory a guest kernel takes ([`footprint`]) and how large a pool of pages for I/O must be ([`pool`]), profiles programs
+//! as workloads ([`profile`]), estimates working sets from logs ([`page_log`]), and turns recorded runs into scenarios
+//! ([`recorded`]).
 //!
 //! ```text
 //!   host ──▶ measure ──▶ Calibration ──▶ write ──▶ machine file ──▶ twin
@@ -29,6 +30,7 @@ pub mod kernels;
 mod measure;
 mod noise;
 pub mod page_log;
+pub mod pool;
 pub mod profile;
 pub mod recorded;
 mod stats;

@@ -1,10 +1,12 @@
-//! `homenode calibrate`: measures this host, writes it as a machine file, and checks the twin against it.
+//! `homenode calibrate`: measures this host, writes it as a machine file, and checks the twin against it. With `--pool`, measures
+//! the pool of pages for I/O of a twin's VM.
 
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context;
+use homenode_calibrate::pool::{self, PoolError, pool};
 use homenode_calibrate::validate::worker::{self, Kernel};
 use homenode_calibrate::validate::{self, ValidateError, Validation};
 use homenode_calibrate::{
@@ -12,7 +14,7 @@ use homenode_calibrate::{
 };
 use homenode_machine::Machine;
 use homenode_machine_files::sysfs;
-use homenode_units::{Bytes, CpuId, NodeId};
+use homenode_units::{Bytes, CpuId, NodeId, Ns, Pages};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -20,6 +22,7 @@ use crate::bad_input;
 use crate::options::{OutFile, ShownArgs};
 use crate::print::{or_dash, percent, print_json, table};
 use crate::progress::by_step;
+use crate::twin;
 
 /// Options of `calibrate`.
 #[derive(Debug, clap::Args)]
@@ -40,6 +43,13 @@ pub(crate) struct CalibrateArgs {
     /// twin's prediction
     #[arg(long)]
     pub validate: bool,
+    /// Instead of this host, measure how large a static pool of pages for I/O must be on the twin: for the scenario's first VM
+    /// that exchanges pages with a driver domain. Runs its programs and the twin's, each for at most --seconds of the twin's time
+    #[arg(long, value_name = "SCENARIO", conflicts_with_all = ["output", "node", "quick", "validate"])]
+    pub pool: Option<String>,
+    /// With --pool, run this program only; may be repeated
+    #[arg(long = "program", value_name = "WORKLOAD", requires = "pool")]
+    pub programs: Vec<String>,
     #[command(flatten)]
     pub shown: ShownArgs,
 }
@@ -76,6 +86,9 @@ pub(crate) struct Calibrated<'a> {
 /// # Errors
 /// A node that cannot be measured, a file that cannot be written, a host without two CPUs for the comparison.
 pub(crate) fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
+    if let Some(scenario) = &args.pool {
+        return pool_of(scenario, args);
+    }
     // Only the CPUs that this process may use, because the measuring threads run on them.
     let machine = sysfs::read_confined(Path::new("/"))?;
     let seconds = args.seconds.unwrap_or(if args.quick { 8 } else { 60 });
@@ -123,6 +136,43 @@ pub(crate) fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
             None => say!("\nThe result was not saved; --output FILE saves it as a machine file."),
         }
     }
+    Ok(())
+}
+
+/// `homenode calibrate --pool`.
+fn pool_of(what: &str, args: &CalibrateArgs) -> anyhow::Result<()> {
+    let scenario = twin::scenario(what)?;
+    let machine = twin::machine_for(&scenario, what, None)?;
+    let options = pool::Options {
+        programs: args.programs.clone(),
+        limit: Ns::from_secs(args.seconds.unwrap_or(60)),
+        seed: scenario.seed,
+    };
+    let found = pool(&machine, &scenario, &options, &mut by_step());
+    let found = found.map_err(|error: PoolError| bad_input(error))?;
+    if args.shown.json {
+        return print_json("pool", &found);
+    }
+    let rows = found.programs.iter().map(|need| {
+        vec![
+            need.program.clone(),
+            need.pages_max.to_string(),
+            Pages(need.pages_max).to_bytes().to_string(),
+            need.pages_passed.to_string(),
+        ]
+    });
+    let header = ["program", "pages at once", "", "pages passed"];
+    say!("{}\n", table(&header, rows));
+    if !found.left_out.is_empty() {
+        let (vm, programs) = (&found.vm, found.left_out.join(", "));
+        say!("VM {vm} has too little memory for {programs}.\n");
+    }
+    let (size, exactly) = (found.size_bytes, found.size_bytes.0 / 1024);
+    say!(
+        "A pool of {size} holds what each of them needs. In the scenario:\n\n    driver_domain = {{ vm = \"{}\", \
+         pool = {{ fixed = true, initial = \"{exactly}KiB\" }} }}",
+        found.driver_domain
+    );
     Ok(())
 }
 

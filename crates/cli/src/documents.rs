@@ -55,6 +55,7 @@ fn schemas() -> Vec<(&'static str, String)> {
         "log-estimate": homenode_calibrate::page_log::Known,
         "log-estimates": homenode_calibrate::page_log::Report,
         "machine": homenode_machine::Machine,
+        "pool": homenode_calibrate::pool::PoolFound,
         "profile": crate::profile::Profiled<'_>,
         "list": crate::list::Listed,
         "status": crate::status::Shown,

@@ -14,7 +14,7 @@
 //! # Algorithm
 //! *Dynamic* (Algorithm 1): at each flip, if more than [`Config::grow_above_percent`] of the pool is used, add
 //! [`Config::step_percent`] of its size; if less than [`Config::shrink_below_percent`] is used, remove as much. *Static*: the
-//! size is constant: the largest that any program needed in a calibration.
+//! size is constant: the largest that any program needed in a calibration, which `homenode calibrate --pool` does.
 //!
 //! # Properties
 //! - `a_pool_that_is_used_as_it_should_is_left_alone`

@@ -117,6 +117,54 @@ fn what_cannot_be_is_refused_before_anything_is_measured() {
 }
 
 #[test]
+fn a_pools_size_is_measured_before_its_scenario_runs() {
+    let of = |args: &[&str]| homenode().args(args).output().unwrap();
+    let measured = ["--program", "bigbench", "--seconds", "5"];
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("flip.toml");
+    let scenario = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/scenarios/flip.toml");
+    let text = std::fs::read_to_string(scenario).unwrap();
+    let sized: Vec<&str> = text.lines().filter(|line| line.contains("initial = ")).collect();
+    let [sized] = sized[..] else { panic!("{sized:?}") };
+    let unsized_line = r#"driver_domain = { vm = "privvm", pool = { fixed = true } }"#;
+    std::fs::write(&file, text.replace(sized, unsized_line)).unwrap();
+    let file = file.to_str().unwrap();
+    let refused = of(&["sim", file]);
+    let complaint = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{complaint}");
+    assert!(complaint.contains("`homenode calibrate --pool"), "{complaint}");
+    let found = json(&of(
+        &[&["calibrate", "--json", "--pool", file], &measured[..]].concat()
+    ));
+    assert_eq!(
+        (&found["schema"], &found["vm"], &found["driver_domain"]),
+        (&"pool/1".into(), &"flipped".into(), &"privvm".into())
+    );
+    let pages = found["programs"][0]["pages_max"].as_u64().unwrap();
+    assert!(
+        pages >= 256 && found["size_bytes"].as_u64() == Some(4096 * pages),
+        "{found}"
+    );
+    let shown = of(&[&["calibrate", "--pool", "flip"], &measured[..]].concat());
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(
+        shown.contains(&format!("initial = \"{}KiB\"", 4 * pages)),
+        "{shown}"
+    );
+    for (args, why) in [
+        (["flip", "--program", "stream"], "more --seconds"),
+        (["flip", "--program", "bigbanch"], "bigbench"),
+        (["tavo-mixed", "--program", "bigbench"], "no VM exchanges pages"),
+        (["flip", "--output", "x.toml"], "cannot be used with"),
+    ] {
+        let output = of(&[&["calibrate", "--pool"], &args[..]].concat());
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {complaint}");
+        assert!(complaint.contains(why), "{args:?}: {complaint}");
+    }
+}
+
+#[test]
 fn a_worker_ends_with_its_input_and_with_its_parent() {
     let first = "for cpu in $(taskset -pc $$ | sed 's/.*: //; s/[,-].*//'); do echo $cpu; done";
     let cpu = Command::new("sh").args(["-c", first]).output().unwrap();

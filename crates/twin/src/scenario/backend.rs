@@ -2,7 +2,7 @@
 
 use crate::flip_pool::{self, Sizing};
 use homenode_machine::notation;
-use homenode_units::{Bytes, MemoryPolicy};
+use homenode_units::{Bytes, MemoryPolicy, Pages};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -38,12 +38,12 @@ pub enum Transfer {
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolSpec {
-    /// Whether the pool keeps its size. If so, `initial` is the result of calibration.
+    /// Whether the pool keeps its size. If so, `initial` must be set to what `homenode calibrate --pool` finds.
     pub fixed: bool,
-    /// Size at the start.
-    #[serde(with = "homenode_units::text")]
-    #[schemars(with = "notation::Size")]
-    pub initial: Bytes,
+    /// Size at the start; if absent, 500 MB as in [Flip, section V-A].
+    #[serde(with = "homenode_units::text::option")]
+    #[schemars(with = "Option<notation::Size>")]
+    pub initial: Option<Bytes>,
     /// The pool grows at a flip that finds more of it in use than this, in percent.
     pub grow_above_percent: u32,
     /// The pool shrinks at a flip that finds less of it in use than this, in percent.
@@ -57,7 +57,7 @@ impl Default for PoolSpec {
         let pool = flip_pool::Config::default();
         PoolSpec {
             fixed: false,
-            initial: pool.initial,
+            initial: None,
             grow_above_percent: pool.grow_above_percent,
             shrink_below_percent: pool.shrink_below_percent,
             step_percent: pool.step_percent,
@@ -68,13 +68,17 @@ impl Default for PoolSpec {
 impl PoolSpec {
     /// Returns the pool's configuration in [`crate::flip_pool`].
     pub(crate) fn config(&self) -> flip_pool::Config {
+        let unset = match self.fixed {
+            true => Pages(1).to_bytes(),
+            false => flip_pool::Config::default().initial,
+        };
         flip_pool::Config {
             sizing: if self.fixed {
                 Sizing::Static
             } else {
                 Sizing::Dynamic
             },
-            initial: self.initial,
+            initial: self.initial.unwrap_or(unset),
             grow_above_percent: self.grow_above_percent,
             shrink_below_percent: self.shrink_below_percent,
             step_percent: self.step_percent,
@@ -212,6 +216,22 @@ impl Scenario {
                 Err(error) => refuse("driver_domain.pool", format!("VM {name}: {error}")),
             },
             None => Ok(()),
+        }
+    }
+
+    /// Checks that the size of a pool that keeps its size is known. A scenario can be read without it, to measure it.
+    pub(super) fn check_pool(&self, vm: &VmSpec) -> Result<(), (&'static str, TwinError)> {
+        let backend = vm.driver_domain.as_ref();
+        match backend.and_then(|backend| backend.pool.as_ref()) {
+            Some(pool) if pool.fixed && pool.initial.is_none() => {
+                let (name, scenario) = (&vm.name, &self.name);
+                let message = format!(
+                    "the pool of VM {name} keeps its size, which is not set; set `initial` to what `homenode calibrate --pool \
+                     {scenario}` finds, with the scenario's name or file"
+                );
+                self.refuse(vm, "driver_domain.pool", message)
+            }
+            _ => Ok(()),
         }
     }
 

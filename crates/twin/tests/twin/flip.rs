@@ -145,7 +145,7 @@ fn the_next_program_gets_what_flips_left_unless_there_is_a_pool() {
     );
 
     let pool = PoolSpec {
-        initial: Bytes::from_mib(100),
+        initial: Some(Bytes::from_mib(100)),
         ..PoolSpec::default()
     };
     let (share, flips) = after(Some(pool));
@@ -160,7 +160,7 @@ fn the_next_program_gets_what_flips_left_unless_there_is_a_pool() {
 fn a_pool_that_may_not_grow_copies_what_it_has_no_page_for() {
     let pool = PoolSpec {
         fixed: true,
-        initial: Bytes(64 * PAGE_BYTES),
+        initial: Some(Bytes(64 * PAGE_BYTES)),
         ..PoolSpec::default()
     };
     let report = ended(&scenario(Transfer::Flip, Some(pool)));
@@ -220,7 +220,7 @@ fn driver_domains_that_cannot_be_are_refused_and_told_why() {
         change(&mut scenario);
         Twin::new(machine(), &scenario, 1).unwrap_err().to_string()
     };
-    let cases: [(String, &str); 11] = [
+    let cases: [(String, &str); 13] = [
         (
             refused(|s| s.vms[1].memory_nodes = None),
             "`memory_nodes` to one node",
@@ -256,9 +256,20 @@ fn driver_domains_that_cannot_be_are_refused_and_told_why() {
         (
             refused(|s| {
                 let pool = s.vms[1].driver_domain.as_mut().unwrap().pool.as_mut().unwrap();
-                pool.initial = Bytes::from_gib(2);
+                pool.initial = Some(Bytes::from_gib(2));
             }),
             "the VM has 2GiB",
+        ),
+        (
+            refused(|s| {
+                let pool = s.vms[1].driver_domain.as_mut().unwrap().pool.as_mut().unwrap();
+                pool.fixed = true;
+            }),
+            "set `initial` to what `homenode calibrate --pool test` finds",
+        ),
+        (
+            refused(|s| s.vms[1].kernel_footprint = Some(Bytes::from_gib(3))),
+            "kernel_footprint is 3GiB",
         ),
         (
             refused(|s| s.vms[1].then = vec![NextProgram::new("strem")]),
