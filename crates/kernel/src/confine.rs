@@ -10,8 +10,8 @@
 //! Properties (tests of the same name):
 //! - `the_kernels_rules_allow_every_mask_that_is_written`
 //!
-//! Neither QEMU nor the machines that Homenode is built on have this interface. So tests run on a fake tree, which follows the
-//! kernel's rules as [`fake::resctrl_says`](crate::fake::resctrl_says) states them.
+//! Neither QEMU nor the machines that Homenode is built on have this interface. So tests run on a fake tree, and hold what is
+//! written against the kernel's rules, which `fake::resctrl_says` states.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Write};
