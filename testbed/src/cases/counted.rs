@@ -3,7 +3,8 @@
 //! Permits: two guests share a last-level cache, each with a separate CPU. The kernel holds the polluter (`cpu.max`). The
 //! effect on misses is read from the model's page, not from the agent.
 //!
-//! Carrefour: a guest's memory is on a node where it does not run. `numa_maps` shows where its pages are in the end.
+//! Carrefour: a guest's memory is on a node where it does not run. `numa_maps` shows where its pages are in the end, and the
+//! model's samples which node served its misses, before and after.
 
 use std::fmt;
 use std::path::Path;
@@ -11,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 use homenode_formats::pmu_region::{Counts, Page};
+use homenode_kernel::memory_blocks::{self, MemoryBlocks};
 use homenode_kernel::{modelled_pmu, pagemap};
 use homenode_testbed_guest::Behaviour;
-use homenode_units::Permit;
+use homenode_units::{NodeId, Permit};
 
 use super::agent::{SOON, home_of_operator, start_agent, start_agent_with, stop};
 use super::basics::in_mib;
@@ -225,27 +227,45 @@ const COLD_MIB: u32 = 20;
 /// Percentage of the pages it uses that must have come to its node.
 const HOT_PERCENT: u64 = 90;
 
-/// The pages that a guest uses come to the node where it runs, and its other pages stay. While it is paused, the agent refuses
-/// the policy.
-pub(super) fn carrefour(inside: &mut Inside) -> anyhow::Result<()> {
-    // The model rests first: a killed agent may have left it running, and guests boot faster without it.
-    modelled_pmu::find(Path::new("/"))?
-        .context("this host has no modelled PMU")?
-        .rest();
-    // Its vCPU has the CPUs of node 1, but is not pinned.
-    let mut spec = GuestSpec::new("follower")
-        .doing(Behaviour::walking(HOT_KIB as u32, 0).with_touch(COLD_MIB))
-        .cpus(Cpus::Set("2-3".to_owned()));
-    spec.extra_xml = home_of_operator("0-1");
-    let guest = inside.create(&spec)?;
-    guest.move_to(0)?;
-    inside.note(format!("before: {:?} MiB", in_mib(&guest.pages_per_node()?)));
-    // An emulated host makes a hundredth of the accesses that Carrefour's threshold is meant for.
-    let settings = inside.dir().join("carrefour.toml");
-    std::fs::write(&settings, "[memory.carrefour]\naccesses_per_us_min = 0.001\n")?;
-    let agent = start_agent_with(inside, &["--config", &settings.display().to_string()])?;
-    wait_known(inside, "follower")?;
+/// CPUs of the follower, all on its node.
+const ITS_CPUS: [u64; 2] = [2, 3];
+/// The node where the follower runs.
+const ITS_NODE: NodeId = NodeId(1);
+/// Least percentage of its misses that the other node serves at first.
+const REMOTE_BEFORE_PERCENT: u64 = 80;
+/// Most percentage of its misses that other nodes serve in the end.
+const REMOTE_AFTER_PERCENT: u64 = 20;
+/// Fewest sampled misses that a percentage is taken of.
+const SAMPLES_MIN: u64 = 20;
 
+/// Returns the percentage of the follower's misses over a window that other nodes served. The model's samples are read without
+/// the agent's help, except that the agent asks for them.
+fn remote_percent(page: Page<'_>, guest: &Guest, blocks: &MemoryBlocks) -> anyhow::Result<u64> {
+    let tag = wait_until("the agent to tag the guest's frames", SOON, || {
+        Ok(match tag(page, guest)? {
+            Some(tag) => Look::Done(tag),
+            None => Look::NotYet("no tag".to_owned()),
+        })
+    })?;
+    let mut since = ITS_CPUS.map(|cpu| page.samples_taken(cpu));
+    std::thread::sleep(WINDOW);
+    let (mut all, mut remote) = (0, 0);
+    for (cpu, since) in ITS_CPUS.into_iter().zip(&mut since) {
+        let samples = page.take_samples(cpu, since).samples;
+        for sample in samples.iter().filter(|sample| page.tag(sample.frame) == tag) {
+            all += 1;
+            remote += u64::from(blocks.node_of(sample.frame) != Some(ITS_NODE));
+        }
+    }
+    ensure!(
+        all >= SAMPLES_MIN,
+        "only {all} of the guest's misses were sampled"
+    );
+    Ok(remote * 100 / all)
+}
+
+/// Sets the policy, which the agent refuses while the guest is paused.
+fn set_carrefour(inside: &Inside, guest: &Guest) -> anyhow::Result<()> {
     let set = || policy(inside, &["set", "follower", "first-touch+carrefour"]);
     let failed = |error: virt::error::Error| anyhow!("{}", error.message());
     guest.domain.suspend().map_err(failed)?;
@@ -266,6 +286,38 @@ pub(super) fn carrefour(inside: &mut Inside) -> anyhow::Result<()> {
         answer["notes"].to_string().contains("estimated with a model"),
         "expected to be told who samples, saw {answer}"
     );
+    Ok(())
+}
+
+/// The pages that a guest uses come to the node where it runs, and its other pages stay. While it is paused, the agent refuses
+/// the policy.
+pub(super) fn carrefour(inside: &mut Inside) -> anyhow::Result<()> {
+    // The model rests first: a killed agent may have left it running, and guests boot faster without it.
+    let page = modelled_pmu::find(Path::new("/"))?.context("this host has no modelled PMU")?;
+    page.rest();
+    let nodes = "0-1".parse()?;
+    let blocks =
+        memory_blocks::read(Path::new("/"), &nodes)?.context("this kernel lists no memory blocks")?;
+    // Its vCPU has the CPUs of node 1, but is not pinned.
+    let mut spec = GuestSpec::new("follower")
+        .doing(Behaviour::walking(HOT_KIB as u32, 0).with_touch(COLD_MIB))
+        .cpus(Cpus::Set("2-3".to_owned()));
+    spec.extra_xml = home_of_operator("0-1");
+    let guest = inside.create(&spec)?;
+    guest.move_to(0)?;
+    inside.note(format!("before: {:?} MiB", in_mib(&guest.pages_per_node()?)));
+    // An emulated host makes a hundredth of the accesses that Carrefour's threshold is meant for.
+    let settings = inside.dir().join("carrefour.toml");
+    std::fs::write(&settings, "[memory.carrefour]\naccesses_per_us_min = 0.001\n")?;
+    let agent = start_agent_with(inside, &["--config", &settings.display().to_string()])?;
+    wait_known(inside, "follower")?;
+    let remote_before = remote_percent(page, &guest, &blocks)?;
+    ensure!(
+        remote_before >= REMOTE_BEFORE_PERCENT,
+        "expected node 0 to serve the guest's misses at first, saw {remote_before} percent from other nodes than its own"
+    );
+
+    set_carrefour(inside, &guest)?;
     wait_until("pages to be sampled", SOON, || {
         let shown = policy(inside, &["show", "follower"])?.map_err(|why| anyhow!(why))?["vms"][0].clone();
         let is_sampled =
@@ -291,6 +343,14 @@ pub(super) fn carrefour(inside: &mut Inside) -> anyhow::Result<()> {
         in_mib(&pages),
         HOT_KIB >> 10
     ));
+    let remote = remote_percent(page, &guest, &blocks)?;
+    inside.note(format!(
+        "misses that other nodes served: {remote_before} percent before, {remote} after"
+    ));
+    ensure!(
+        remote <= REMOTE_AFTER_PERCENT,
+        "expected its own node to serve its misses, saw {remote} percent from other nodes"
+    );
     let stayed = pages_on(&guest, 0)?;
     ensure!(
         stayed * PAGE_BYTES >= u64::from(COLD_MIB) << 20,
