@@ -193,7 +193,16 @@ impl Handler {
             Request::RecommendationReject { id } => {
                 judge(&mut control, self.clock, |control| control.reject(id))?.into()
             }
-            Request::ModeSet { vm, mode } => return set_mode(&control, machine, vm, mode),
+            Request::ModeSet {
+                vm,
+                span_ns: Some(span),
+                mode,
+            } => observe_for(&mut control, machine, vm, mode, span)?.into(),
+            Request::ModeSet {
+                vm,
+                mode,
+                span_ns: None,
+            } => return set_mode(&control, machine, vm, mode),
             Request::Reservations => {
                 let now = control.sample().map_or(Ns::ZERO, |sample| sample.at);
                 reservations(control.reservations(), self.clock, now).into()
@@ -328,8 +337,40 @@ fn set_mode(
     let is_less = mode.is_some_and(|mode| mode > run);
     let note = is_less
         .then(|| format!("this agent runs in mode {run}, so it goes no further than that with any VM"));
-    let done = ModeSet { vm, mode, note }.into();
+    let span_ns = None;
+    let done = ModeSet {
+        vm,
+        mode,
+        span_ns,
+        note,
+    }
+    .into();
     Ok(Answered::Once(id, Setting::Mode(mode), done))
+}
+
+/// Only observes a VM for a while. It is the most careful mode, so nobody need approve of it, and a client that vanishes leaves
+/// nothing behind.
+fn observe_for(
+    control: &mut Control,
+    machine: &Machine,
+    vm: String,
+    mode: Option<Mode>,
+    span: Ns,
+) -> Result<ModeSet, ApiError> {
+    if mode != Some(Mode::Observe) {
+        return Err(ApiError::BadInput {
+            why: "for a while a VM can only have the mode `observe`; leave the time out to set another"
+                .to_owned(),
+        });
+    }
+    let id = named(&control.status(machine).vms, &vm)?.id;
+    control.observe_for(id, span);
+    Ok(ModeSet {
+        vm,
+        mode,
+        span_ns: Some(span),
+        note: None,
+    })
 }
 
 /// The error for a VM that has just ended.

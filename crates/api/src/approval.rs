@@ -2,7 +2,7 @@
 
 use homenode_control::recommendations::State;
 use homenode_host::{Act, Mode};
-use homenode_units::{Bytes, VmId};
+use homenode_units::{Bytes, Ns, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +51,9 @@ pub struct ModeSet {
     pub vm: String,
     /// How far decisions about the VM may go; `None` if only the modes of the run and its policies limit them.
     pub mode: Option<Mode>,
+    /// How long the VM has this mode before its own applies again; `None` if this is its own from now on.
+    #[serde(default)]
+    pub span_ns: Option<Ns>,
     /// A note for the operator.
     pub note: Option<String>,
 }

@@ -109,6 +109,9 @@ pub enum Request {
         vm: String,
         /// The mode.
         mode: Option<Mode>,
+        /// Only for this long, in memory; zero ends it. The mode must be [`Mode::Observe`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        span_ns: Option<Ns>,
     },
     /// List nodes reserved for VMs that do not run yet.
     #[serde(alias = "promises")]
@@ -180,7 +183,7 @@ impl Request {
             Request::PermitSet { .. }
                 | Request::PolicySet { .. }
                 | Request::FloorSet { .. }
-                | Request::ModeSet { .. }
+                | Request::ModeSet { span_ns: None, .. }
         )
     }
 }

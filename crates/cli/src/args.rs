@@ -10,6 +10,7 @@ use crate::experiment::ExperimentArgs;
 use crate::fleet::FleetCommand;
 use crate::kernel_footprint::FootprintArgs;
 use crate::list::ListArgs;
+use crate::evidence::EvidenceArgs;
 use crate::maintenance::{DrainArgs, PauseArgs};
 use crate::memory::MemoryArgs;
 use crate::numad::HookArgs;
@@ -58,7 +59,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     (
         "See",
         &[
-            "status", "top", "why", "vm", "report", "wss", "topology", "machine", "fleet", "doctor",
+            "status", "top", "why", "vm", "report", "evidence", "wss", "topology", "machine", "fleet", "doctor",
         ],
     ),
     (
@@ -323,6 +324,9 @@ Examples:
                                                      no agent: on a scenario that the agent has managed for 20 s"
     )]
     WhatIf(WhatIfArgs),
+    /// Find out by experiment what the agent gains or costs VMs
+    #[command(after_help = crate::evidence::HELP)]
+    Evidence(EvidenceArgs),
     /// Show what the agent's changes gained and cost each VM
     #[command(
         after_help = "A change of home is a trial: some seconds later the VM's speed is compared with its speed before, and a change that did not

@@ -50,6 +50,7 @@ fn schemas() -> Vec<(&'static str, String)> {
         "config-check": crate::settings::Checked,
         "released": homenode_agent::live::Released,
         "claims": homenode_reproduce::Claims<'_>,
+        "evidence": homenode_evidence::Report,
         "experiment": homenode_reproduce::Experiment<'_>,
         "footprint": homenode_calibrate::footprint::Found,
         "log-estimate": homenode_calibrate::page_log::Known,

@@ -15,6 +15,7 @@ mod complaint;
 mod doctor;
 #[cfg(test)]
 mod documents;
+mod evidence;
 mod experiment;
 mod fleet;
 mod kernel_footprint;
@@ -190,6 +191,9 @@ fn kept(command: &Command) -> Option<&'static str> {
         Command::Reproduce(_) | Command::Experiment(_) => {
             "finished runs are kept, unless --fresh is given; the same command continues with the rest"
         }
+        Command::Evidence(_) => {
+            "finished blocks are kept, the same command continues; VMs have their own modes again within a block's time"
+        }
         Command::Sweep(_) => {
             "finished tasks are kept if --store is given; the same command continues with the rest"
         }
@@ -227,6 +231,7 @@ fn dispatch(args: Args) -> anyhow::Result<ExitCode> {
         Command::Reservations(args) => recommend::reservations(&args)?,
         Command::Topology(args) => topology::run(&args)?,
         Command::WhatIf(args) => whatif::run(&args)?,
+        Command::Evidence(args) => evidence::run(&args)?,
         Command::Report(args) => report::run(&args)?,
         Command::Record(args) => record::run(&args)?,
         Command::Replay(args) => replay::run(&args)?,

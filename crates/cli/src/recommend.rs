@@ -21,12 +21,13 @@ use homenode_control::Mode;
 use homenode_control::recommendations::State;
 use homenode_screens::printable::OneLine;
 use homenode_screens::wall::local;
+use homenode_units::Ns;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::ask::{ask_agent, vms};
 use crate::options::{AgentArgs, OrNone};
-use crate::print::{or_dash, print_done, print_json, say_vms, table};
+use crate::print::{or_dash, print_done, print_json, say_vms, span, table};
 
 /// The end of `recommend`'s help.
 pub(crate) const HELP: &str = "In mode `recommend` (of the run, of a policy, or of a VM: `homenode mode`) each decision waits for you. An approved decision is
@@ -49,7 +50,8 @@ the three is in force. In modes `observe` and `recommend` a VM is still restored
 Examples:
   homenode mode                        how far the agent goes with each VM
   homenode mode web recommend          decisions on VM web wait for you; that is stored with the VM
-  homenode mode web none               as far as the run and its policies go";
+  homenode mode web none               as far as the run and its policies go
+  homenode mode web observe --for 1h   hands off for an hour, then as before: nothing is stored";
 
 /// The end of `reservations`' help.
 pub(crate) const RESERVATIONS_HELP: &str = "When libvirt asks for nodes for a VM that is about to start (`numad`), these nodes are reserved for it. They count as used
@@ -105,6 +107,9 @@ pub(crate) struct ModeArgs {
     pub vm: Option<String>,
     /// How far the agent may go with the VM: `observe`, `recommend`, `act`, or `none` for the run's mode
     pub mode: Option<OrNone<Mode>>,
+    /// Only for this long, such as `10min` (only with `observe`); 0 ends it. It is not stored: the VM's own mode returns by itself
+    #[arg(long = "for", value_name = "TIME", requires = "mode")]
+    pub span: Option<Ns>,
     #[command(flatten)]
     pub agent: AgentArgs,
 }
@@ -269,14 +274,20 @@ pub(crate) fn mode(args: &ModeArgs) -> anyhow::Result<()> {
         return modes(args);
     };
     let mode = mode.into_option();
-    let request = Request::ModeSet { vm: vm.clone(), mode };
+    let request = Request::ModeSet {
+        vm: vm.clone(),
+        mode,
+        span_ns: args.span,
+    };
     let answer: ModeSet = ask_agent(args.agent.dir(), &request)?;
     if args.agent.json() {
         return print_json("mode-set", &answer);
     }
-    match mode {
-        Some(mode) => say!("{} has mode {mode}", OneLine(vm)),
-        None => say!("{} has the mode of the run and its policies", OneLine(vm)),
+    match (mode, args.span) {
+        (Some(_), Some(Ns::ZERO)) => say!("{} has its own mode again", OneLine(vm)),
+        (Some(mode), Some(time)) => say!("{} has mode {mode} for {}, then its own again", OneLine(vm), span(time)),
+        (Some(mode), None) => say!("{} has mode {mode}", OneLine(vm)),
+        (None, _) => say!("{} has the mode of the run and its policies", OneLine(vm)),
     }
     if let Some(note) = &answer.note {
         say!("note: {}", OneLine(note));
@@ -295,7 +306,10 @@ fn modes(args: &ModeArgs) -> anyhow::Result<()> {
             vm.name.clone(),
             vm.mode.to_string(),
             chosen,
-            vm.left_alone.clone().unwrap_or_default(),
+            match vm.observed_for_ns {
+                Some(left) => format!("for another {}", span(left)),
+                None => vm.left_alone.clone().unwrap_or_default(),
+            },
         ]
     });
     say_vms(&["VM", "mode", "chosen", ""], rows);

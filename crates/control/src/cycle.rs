@@ -91,13 +91,14 @@ impl Control {
 
     /// Runs the first half of a cycle: everything except acting. Between [`Control::begin`] and [`Control::finish`] the caller
     /// may release the loop: moving pages takes long, and a VM that starts meanwhile needs an answer.
-    pub fn begin(&mut self, machine: &Machine, sample: Sample) -> Begun {
+    pub fn begin(&mut self, machine: &Machine, mut sample: Sample) -> Begun {
         self.let_go_of_opted_out(&sample);
         self.since.retain_mut(|set| {
             set.samples_left = set.samples_left.saturating_sub(1);
             let is_missing = |vm: &VmSample| !vm.settings.has(set.setting);
             set.samples_left > 0 && sample.vm(set.vm).is_some_and(is_missing)
         });
+        self.only_observe(&mut sample);
         let mut events = self
             .foreign
             .compare(self.last.as_ref().map(|(sample, _)| sample.as_ref()), &sample);
@@ -363,6 +364,7 @@ impl Control {
             home: self.homes.get(&vm.id).cloned(),
             left_alone: hands_off(vm, &self.foreign).map(|why| why.to_string()),
             mode: most_careful(self.mode, None, vm.settings.mode),
+            observed_for: self.observed_for(vm.id),
             permit: PermitStatus::of(sample, vm, &self.states.permits),
             memory: MemoryStatus::of(vm, &self.states.overcommit),
             topology: TopologyStatus::of(machine, vm, sample.at, self.layouts.of(vm.id)),

@@ -1,4 +1,4 @@
-//! An operator's temporary requests for the whole host: to keep VMs off some nodes, or to change nothing.
+//! An operator's temporary requests: to keep VMs off some nodes, to change nothing, or to only observe a VM.
 //!
 //! A *drained* node cannot be a home: [`homenode_host::View::cpus`] has none of its CPUs, so each policy avoids it without
 //! further rules. VMs whose home is there get another home. Unplaced VMs get a home elsewhere for as long as the drain lasts.
@@ -7,6 +7,7 @@
 //! # Properties (`tests/control/drain.rs`)
 //! - `what_a_drain_recommends_ends_with_it`
 //! - `the_arranger_recommends_homes_again_after_a_drain`
+//! - `a_vm_that_is_observed_for_a_while_is_given_back_and_managed_again_by_itself` (`tests/control/modes.rs`)
 
 use homenode_host::{Sample, View, VmView};
 use homenode_machine::Machine;
@@ -194,6 +195,30 @@ impl Control {
         self.inputs.push(Input::Paused { span });
         let now = self.now();
         self.paused_until = (span > Ns::ZERO).then(|| Ns(now.0.saturating_add(span.0)));
+    }
+
+    /// Only observes a VM for `span`, whatever its mode: what is in force on it is given back, and its mode returns by itself.
+    /// Zero ends that.
+    pub fn observe_for(&mut self, vm: VmId, span: Ns) {
+        self.inputs.push(Input::Observing { vm, span });
+        let until = Ns(self.now().0.saturating_add(span.0));
+        self.observed_until.insert(vm, until);
+    }
+
+    /// Returns how much longer the VM is only observed, or `None` if its own mode applies.
+    pub(crate) fn observed_for(&self, vm: VmId) -> Option<Ns> {
+        let left = self.observed_until.get(&vm)?.saturating_sub(self.now());
+        (left > Ns::ZERO).then_some(left)
+    }
+
+    /// Sets the mode of VMs that are only observed for a while.
+    pub(crate) fn only_observe(&mut self, sample: &mut Sample) {
+        self.observed_until.retain(|_, until| *until > sample.at);
+        for vm in &mut sample.vms {
+            if self.observed_until.contains_key(&vm.id) {
+                vm.settings.mode = Some(Mode::Observe);
+            }
+        }
     }
 
     /// Returns how much longer the pause lasts, or `None` if the agent is not paused.

@@ -140,6 +140,7 @@ fn take_in(control: &mut Control, machine: &Machine, inputs: &Inputs, settings: 
             Input::Configured { .. } => {}
             Input::Drained { nodes } => drop(control.drain(machine, nodes)),
             Input::Paused { span } => control.pause(span),
+            Input::Observing { vm, span } => control.observe_for(vm, span),
             Input::WorkingSetWanted { vm, window, wait } => control.want_working_set(vm, window, wait),
         }
     }

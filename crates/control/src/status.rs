@@ -175,6 +175,8 @@ pub struct VmStatus {
     pub mode: Mode,
     /// Mode that the operator chose for the VM, if any.
     pub mode_chosen: Option<Mode>,
+    /// How much longer the VM is only observed before its own mode applies again; `None` if its own mode applies.
+    pub observed_for_ns: Option<Ns>,
     /// The VM's permit, and how it keeps the permit.
     pub permit: PermitStatus,
     /// The VM's memory, and how much it could have.
@@ -349,6 +351,7 @@ pub(crate) struct Known {
     pub home: Option<NodeSet>,
     pub left_alone: Option<String>,
     pub mode: Mode,
+    pub observed_for: Option<Ns>,
     pub permit: PermitStatus,
     pub memory: MemoryStatus,
     pub topology: TopologyStatus,
@@ -423,6 +426,7 @@ impl Status {
                     left_alone: known.left_alone,
                     mode: known.mode,
                     mode_chosen: vm.settings.mode,
+                    observed_for_ns: known.observed_for,
                     permit: known.permit,
                     memory: known.memory,
                     topology: known.topology,

@@ -64,6 +64,13 @@ pub enum Input {
         /// Length of the pause.
         span: Ns,
     },
+    /// The operator wants a VM only observed for this long ([`crate::Control::observe_for`]); zero ends it.
+    Observing {
+        /// The VM.
+        vm: VmId,
+        /// How long.
+        span: Ns,
+    },
     /// A client asked how much memory a VM uses ([`crate::Control::want_working_set`]).
     WorkingSetWanted {
         /// The VM.

@@ -11,7 +11,7 @@ use crate::cargo::DependencyKind;
 /// Dependencies point one way: units ← machine ← host ← {policy, kernel ← undo ← {kvm, xen}}; policy ← {twin, control};
 /// control ← api ← {agent, screens} ← cli; and machine ← machine-files, for crates that read files or `/sys`. The testbed uses
 /// the product through its commands, and its live host through the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 34] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 35] = [
     ("homenode-units", &[]),
     ("homenode-topology-page", &["homenode-units"]),
     ("homenode-machine", &["homenode-units"]),
@@ -217,6 +217,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 34] = [
             "homenode-why",
         ],
     ),
+    ("homenode-evidence", &["homenode-units"]),
     (
         "homenode-screens",
         &[
@@ -264,6 +265,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 34] = [
         &[
             "homenode-agent",
             "homenode-api",
+            "homenode-evidence",
             "homenode-recorder",
             "homenode-screens",
             "homenode-trace",

@@ -406,6 +406,37 @@ fn of_a_vm_put_to_observe_everything_is_given_back() {
 }
 
 #[test]
+fn a_vm_that_is_observed_for_a_while_is_given_back_and_managed_again_by_itself() {
+    let mut twin = various();
+    let all = twin.machine().cpu_set();
+    let id = twin.vm_id("a").unwrap();
+    let mut control = Control::new(of(PolicySet::Tavo), Mode::Act);
+    run(&mut control, &mut twin, 10);
+    let is_home = |twin: &mut Twin| twin.sample().unwrap().vm(id).unwrap().vcpus[0].affinity != all;
+    assert!(is_home(&mut twin));
+    control.observe_for(id, Ns::from_secs(20));
+    for left in (1..20).rev() {
+        run(&mut control, &mut twin, 1);
+        assert!(!is_home(&mut twin));
+        let vms = control.status(twin.machine()).vms;
+        let seen = vms.iter().find(|vm| vm.id == id).unwrap();
+        assert_eq!((seen.mode, seen.observed_for_ns), (Mode::Observe, Some(Ns::from_secs(left))));
+    }
+    run(&mut control, &mut twin, 5);
+    assert!(is_home(&mut twin));
+    let vms = control.status(twin.machine()).vms;
+    let seen = vms.iter().find(|vm| vm.id == id).unwrap();
+    assert_eq!((seen.mode, seen.mode_chosen, seen.observed_for_ns), (Mode::Act, None, None));
+    // Zero ends it.
+    control.observe_for(id, Ns::from_secs(20));
+    run(&mut control, &mut twin, 2);
+    assert!(!is_home(&mut twin));
+    control.observe_for(id, Ns::ZERO);
+    run(&mut control, &mut twin, 5);
+    assert!(is_home(&mut twin));
+}
+
+#[test]
 fn a_home_stays_and_lent_vcpus_come_home_under_recommend() {
     // Three VMs of four busy vCPUs on node 0, which has eight CPUs; two of them end early.
     let on_0 = |spec: VmSpec| spec.with_memory_on("0".parse().unwrap());

@@ -1,0 +1,451 @@
+//! `homenode evidence`: what the agent gains or costs the VMs of this host, as a randomised experiment.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Subcommand;
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use homenode_api::answer::{self, Overview};
+use homenode_api::document::document;
+use homenode_api::{ApiError, AskError, Request};
+use homenode_control::{Mode, VmStatus};
+use homenode_evidence::crossover::{self, Acting, Crossover, Look, RUN_MIN, Subject, run_block};
+use homenode_evidence::report::HostFacts;
+use homenode_evidence::{Effect, Report, page};
+use homenode_machine_files::file::read_text_file;
+use homenode_reproduce::jobs::Progress;
+use homenode_screens::printable::OneLine;
+use homenode_units::{Bytes, Ns};
+
+use crate::ask::ask_agent;
+use crate::bad_input;
+use crate::options::{AgentArgs, OutDir};
+use crate::print::{print_json, span, table};
+
+/// The end of the command's help.
+pub(crate) const HELP: &str = "The agent acts on the VMs and only observes them in turn, in short blocks whose order a coin decides; speeds of neighbouring
+blocks are compared. While it observes, limits are lifted and homes given back. Nothing else is changed, and nothing is stored:
+whatever ends this command, the VMs have their own modes again within a block's time. The agent must be in mode `act` for them.
+
+DIR gets evidence.html (a page that needs nothing else), evidence.json, and to-share.json without the names of VMs. The same
+command with the same DIR continues a run that was interrupted.
+
+Examples:
+  homenode evidence -o trial                       all VMs, for an hour
+  homenode evidence --vms 'web*' --minutes 30 -o trial
+  homenode evidence show trial/evidence.json       the result again";
+
+/// Names of the files of a run.
+const REPORT: &str = "evidence.json";
+const PAGE: &str = "evidence.html";
+const SHARED: &str = "to-share.json";
+const COMMIT: &str = env!("HOMENODE_COMMIT");
+/// How long to wait before the agent is asked for its next sample.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+/// How often the agent is asked in vain before the run ends: it may be restarting.
+const SILENT_MAX: u32 = 300;
+/// How often the agent is asked without a newer sample before the run ends: for ten minutes.
+const OLD_MAX: u32 = 6000;
+
+/// Options of `evidence`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct EvidenceArgs {
+    #[command(subcommand)]
+    pub command: Option<EvidenceCommand>,
+    /// Length of the run, in minutes
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=10_080))]
+    pub minutes: u64,
+    /// Only VMs whose names match, such as `web*`; may be given several times [default: all that the agent manages]
+    #[arg(long = "vms", value_name = "PATTERN")]
+    pub vms: Vec<String>,
+    /// Seed of the coin that orders the blocks
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Directory for the results
+    #[arg(short, long = "output", value_name = "DIR", required = true)]
+    pub output: Option<OutDir>,
+    #[command(flatten)]
+    pub agent: AgentArgs,
+}
+
+/// Commands about results.
+#[derive(Debug, Subcommand)]
+pub(crate) enum EvidenceCommand {
+    /// Show the result in a file
+    #[command(after_help = "Examples:\n  homenode evidence show trial/evidence.json")]
+    Show(ShowArgs),
+}
+
+/// Options of `evidence show`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ShowArgs {
+    /// The file: evidence.json or to-share.json
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    #[command(flatten)]
+    pub shown: crate::options::ShownArgs,
+}
+
+/// `homenode evidence`.
+///
+/// # Errors
+/// No agent; VMs on which it does not act; files that cannot be read or written.
+pub(crate) fn run(args: &EvidenceArgs) -> anyhow::Result<()> {
+    if let Some(EvidenceCommand::Show(args)) = &args.command {
+        return show(&read(&args.file)?, args.shown.json);
+    }
+    let length = Ns::from_secs(60 * args.minutes);
+    let plan = Crossover::of(length, args.seed).with_context(|| too_short(args.minutes));
+    let plan = plan.map_err(bad_input)?;
+    let directory = args.output.as_ref().context("-o is required")?.create()?;
+    let state = args.agent.dir();
+    let now: Overview = ask_agent(state, &Request::Overview)?;
+    let mut agent = Agent {
+        state,
+        vms: chosen(&now, &args.vms)?,
+        seen: now.status.at_ns,
+    };
+    let host = facts(&now);
+    let mut report = continued(directory, &plan, &host)?;
+    begin(&agent, &report, args.agent.json());
+    let progress = Progress::new("");
+    while !report.is_complete() {
+        let at = report.blocks.len();
+        let acting = plan.blocks[at];
+        let done = at as f64 / plan.blocks.len() as f64;
+        progress.at(
+            &format!("[{}/{}] the agent {}", at + 1, plan.blocks.len(), doing(acting)),
+            done,
+        );
+        let block = run_block(&mut agent, &plan, acting);
+        report.blocks.push(
+            block
+                .context("finished blocks are kept, and the same command continues; this one ended early")?,
+        );
+        report = Report::of(
+            env!("CARGO_PKG_VERSION"),
+            COMMIT,
+            report.host,
+            report.plan,
+            report.blocks,
+        );
+        keep(directory, &report)?;
+    }
+    drop(progress);
+    agent.set(Acting::Acts, Ns::ZERO)?;
+    show(&report, args.agent.json())
+}
+
+fn too_short(minutes: u64) -> String {
+    format!(
+        "--minutes {minutes}: a run takes at least {} minutes, so that chance alone can be ruled out",
+        RUN_MIN.0.div_ceil(60_000_000_000)
+    )
+}
+
+fn doing(acting: Acting) -> &'static str {
+    match acting {
+        Acting::Acts => "acts",
+        Acting::Observes => "observes",
+    }
+}
+
+/// Says what will happen, and how long it takes.
+fn begin(agent: &Agent<'_>, report: &Report, is_json: bool) {
+    let plan = &report.plan;
+    if is_json || report.is_complete() {
+        return;
+    }
+    let left = plan.blocks.len() - report.blocks.len();
+    say!(
+        "{} VMs, {left} blocks of {}, {} in all: in half of them the agent only observes, with no limit and no home in force",
+        agent.vms.len(),
+        span(plan.block_ns),
+        span(Ns(plan.block_ns.0 * left as u64)),
+    );
+}
+
+/// Returns the VMs that the run is about, by UUID, with the names that the report has.
+fn chosen(now: &Overview, patterns: &[String]) -> anyhow::Result<BTreeMap<String, String>> {
+    let all = &now.status.vms;
+    let wanted = globs(patterns)?;
+    let is_wanted = |vm: &&VmStatus| patterns.is_empty() || wanted.is_match(&vm.name);
+    let found: Vec<&VmStatus> = all.iter().filter(is_wanted).collect();
+    if found.is_empty() {
+        let names: Vec<&str> = all.iter().map(|vm| vm.name.as_str()).collect();
+        return Err(bad_input(match names[..] {
+            [] => "no VM runs here".to_owned(),
+            _ => format!(
+                "no VM matches {}; there are: {}",
+                patterns.join(", "),
+                names.join(", ")
+            ),
+        }));
+    }
+    // One that an interrupted run left is only observed for another moment.
+    let acts = |vm: &VmStatus| vm.mode == Mode::Act || vm.observed_for_ns.is_some();
+    if let Some(vm) = found.iter().find(|vm| !acts(vm)) {
+        return Err(bad_input(format!(
+            "the agent's mode for VM `{}` is {}, so it would do the same in all blocks; \
+             start it with `homenode run --mode act`, or choose other VMs with --vms",
+            vm.name, vm.mode
+        )));
+    }
+    if found.iter().all(|vm| vm.counted_by.is_none()) {
+        return Err(bad_input(
+            "instructions are not counted on this host, so speeds are unknown; `homenode doctor` says why",
+        ));
+    }
+    let is_alone = |vm: &VmStatus| all.iter().filter(|other| other.name == vm.name).count() == 1;
+    let named = |vm: &&VmStatus| match is_alone(vm) {
+        true => (vm.id.to_string(), vm.name.clone()),
+        false => (vm.id.to_string(), format!("{} ({})", vm.name, vm.id)),
+    };
+    Ok(found.iter().map(named).collect())
+}
+
+fn globs(patterns: &[String]) -> anyhow::Result<GlobSet> {
+    let mut set = GlobSetBuilder::new();
+    for pattern in patterns {
+        set.add(GlobBuilder::new(pattern).build().map_err(bad_input)?);
+    }
+    set.build().map_err(bad_input)
+}
+
+fn facts(now: &Overview) -> HostFacts {
+    let nodes = &now.status.nodes;
+    HostFacts {
+        nodes: nodes.len(),
+        cpus: nodes.iter().map(|node| node.cpus).sum(),
+        memory_bytes: Bytes(nodes.iter().map(|node| node.memory_bytes.0).sum()),
+        kernel: read_text_file("/proc/sys/kernel/osrelease")
+            .map_or_else(|_| "?".to_owned(), |text| text.trim().to_owned()),
+        vms: now.status.vms.len(),
+    }
+}
+
+/// Returns the run that a directory holds, to be continued, or a new one.
+fn continued(directory: &Path, plan: &Crossover, host: &HostFacts) -> anyhow::Result<Report> {
+    let path = directory.join(REPORT);
+    let blocks = match path.exists() {
+        false => Vec::new(),
+        true => {
+            let mut before = read(&path)?;
+            if before.plan != *plan {
+                return Err(bad_input(format!(
+                    "{} is of a run with another length or seed; continue it with the same options, or choose another -o",
+                    path.display()
+                )));
+            }
+            if !before.is_complete() {
+                before.blocks.truncate(plan.next(before.blocks.len()));
+            }
+            before.blocks
+        }
+    };
+    let (version, commit) = (env!("CARGO_PKG_VERSION"), COMMIT);
+    Ok(Report::of(version, commit, host.clone(), plan.clone(), blocks))
+}
+
+fn read(path: &Path) -> anyhow::Result<Report> {
+    let text = read_text_file(path).map_err(bad_input)?;
+    let report: Report = serde_json::from_str(&text).map_err(|error| {
+        bad_input(format!(
+            "{} is not evidence.json of `homenode evidence`: {error}",
+            path.display()
+        ))
+    })?;
+    let Report {
+        version,
+        commit,
+        host,
+        plan,
+        blocks,
+        ..
+    } = report;
+    let is_of_plan =
+        blocks.len() <= plan.blocks.len() && blocks.iter().zip(&plan.blocks).all(|(a, b)| a.acting == *b);
+    if !is_of_plan || plan.blocks.len() as u64 > 2 * crossover::PAIRS_MAX + 1 {
+        return Err(bad_input(format!(
+            "{}: its blocks are not those of its plan",
+            path.display()
+        )));
+    }
+    // Judged again, as what is read may be wrong.
+    Ok(Report::of(&version, &commit, host, plan, blocks))
+}
+
+/// Writes the files of a run. Each is replaced as a whole.
+fn keep(directory: &Path, report: &Report) -> anyhow::Result<()> {
+    let json = |report: &Report| {
+        Ok::<_, anyhow::Error>(format!(
+            "{:#}\n",
+            document("evidence", serde_json::to_value(report)?)
+        ))
+    };
+    let files = [
+        (PAGE, page::page(report)),
+        (SHARED, json(&report.clone().without_names())?),
+        (REPORT, json(report)?),
+    ];
+    for (name, text) in files {
+        let path = directory.join(name);
+        let written = tempfile::NamedTempFile::new_in(directory).and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            file.persist(&path)?;
+            Ok(())
+        });
+        written.with_context(|| format!("cannot write {}", path.display()))?;
+        fs::set_permissions(&path, readable()).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// A new temporary file can be read by its owner only.
+fn readable() -> fs::Permissions {
+    std::os::unix::fs::PermissionsExt::from_mode(0o644)
+}
+
+fn show(report: &Report, is_json: bool) -> anyhow::Result<()> {
+    if is_json {
+        return print_json("evidence", report);
+    }
+    let row = |name: &str, effect: &Effect| {
+        vec![
+            name.to_owned(),
+            format!("{:+.1} %", effect.percent),
+            format!("{:+.1} to {:+.1} %", effect.low_percent, effect.high_percent),
+            format!("{:.3}", effect.chance),
+            effect.pairs.to_string(),
+            if effect.is_claimed { "yes" } else { "no" }.to_owned(),
+        ]
+    };
+    let judged = &report.judged;
+    let all = judged.all.iter().map(|all| row("all together", all));
+    let rows: Vec<_> = all
+        .chain(judged.vms.iter().map(|(vm, effect)| row(vm, effect)))
+        .collect();
+    if !rows.is_empty() {
+        say!(
+            "{}",
+            table(
+                &[
+                    "VM",
+                    "speed while the agent acts",
+                    "interval",
+                    "chance",
+                    "pairs",
+                    "claimed"
+                ],
+                rows
+            )
+        );
+    }
+    if !judged.not_judged.is_empty() {
+        say!(
+            "not judged, as too few pairs of blocks have their speed: {}",
+            OneLine(&judged.not_judged.join(", "))
+        );
+    }
+    if !report.is_complete() {
+        say!(
+            "not complete: {} of {} blocks",
+            report.blocks.len(),
+            report.plan.blocks.len()
+        );
+    }
+    say!("{}", OneLine(&judged.verdict.to_string()));
+    Ok(())
+}
+
+/// A running agent, and the VMs of a run.
+struct Agent<'a> {
+    state: &'a Path,
+    /// Names by UUID.
+    vms: BTreeMap<String, String>,
+    /// The host's clock at the last look.
+    seen: Ns,
+}
+
+impl Agent<'_> {
+    /// Asks until there is an answer, as the agent may be restarting.
+    fn overview(&self) -> anyhow::Result<Overview> {
+        let mut silent = 0;
+        loop {
+            match ask_agent(self.state, &Request::Overview) {
+                Ok(now) => return Ok(now),
+                Err(error) if silent >= SILENT_MAX => return Err(error),
+                Err(_) => silent += 1,
+            }
+            sleep(ASK_EVERY);
+        }
+    }
+}
+
+impl Subject for Agent<'_> {
+    type Error = anyhow::Error;
+
+    fn set(&mut self, acting: Acting, span: Ns) -> anyhow::Result<()> {
+        let span_ns = Some(if acting == Acting::Acts { Ns::ZERO } else { span });
+        let mut gone = Vec::new();
+        for vm in self.vms.keys() {
+            let request = Request::ModeSet {
+                vm: vm.clone(),
+                mode: Some(Mode::Observe),
+                span_ns,
+            };
+            let set: anyhow::Result<answer::ModeSet> = ask_agent(self.state, &request);
+            match set {
+                Ok(_) => {}
+                Err(error) if is_gone(&error) => gone.push(vm.clone()),
+                Err(error) => return Err(error),
+            }
+        }
+        for vm in gone {
+            let name = self.vms.remove(&vm).unwrap_or_default();
+            complain!("homenode: VM {name} has ended; what was measured of it counts");
+        }
+        anyhow::ensure!(!self.vms.is_empty(), "all VMs of this run have ended");
+        Ok(())
+    }
+
+    fn look(&mut self) -> anyhow::Result<Look> {
+        let mut now = self.overview()?;
+        let mut old = 0;
+        while now.status.at_ns == self.seen {
+            anyhow::ensure!(
+                old < OLD_MAX,
+                "the agent has not sampled the host for ten minutes"
+            );
+            old += 1;
+            sleep(ASK_EVERY);
+            now = self.overview()?;
+        }
+        // A restarted host's clock begins again.
+        let passed = now.status.at_ns.saturating_sub(self.seen);
+        self.seen = now.status.at_ns;
+        let named = |vm: VmStatus| {
+            Some((
+                self.vms.get(&vm.id.to_string())?.clone(),
+                vm.instructions_per_cpu_s,
+            ))
+        };
+        Ok(Look {
+            passed,
+            speeds: now.status.vms.into_iter().filter_map(named).collect(),
+        })
+    }
+}
+
+fn is_gone(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref(),
+        Some(AskError::Agent(ApiError::NoSuchVm { .. }))
+    )
+}

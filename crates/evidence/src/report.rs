@@ -1,0 +1,112 @@
+//! What a run leaves: its plan, what was measured, and what follows from it.
+
+use std::collections::BTreeMap;
+
+use homenode_units::Bytes;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::crossover::{Block, Crossover};
+use crate::effect::{Judged, judge};
+
+/// The host, without what names it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct HostFacts {
+    /// Number of NUMA nodes.
+    pub nodes: usize,
+    /// Number of CPUs.
+    pub cpus: usize,
+    /// Memory of all nodes.
+    pub memory_bytes: Bytes,
+    /// The kernel's release.
+    pub kernel: String,
+    /// Number of VMs that the agent sees.
+    pub vms: usize,
+}
+
+/// A run, complete or not.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Report {
+    /// Version of the program.
+    pub version: String,
+    /// Commit of the program's sources.
+    pub commit: String,
+    /// The host.
+    pub host: HostFacts,
+    /// The plan.
+    pub plan: Crossover,
+    /// What was measured, in the order of the plan. Fewer than planned if the run is not complete.
+    pub blocks: Vec<Block>,
+    /// What follows from it.
+    #[serde(flatten)]
+    pub judged: Judged,
+}
+
+impl Report {
+    /// Judges what was measured.
+    pub fn of(version: &str, commit: &str, host: HostFacts, plan: Crossover, blocks: Vec<Block>) -> Report {
+        Report {
+            version: version.to_owned(),
+            commit: commit.to_owned(),
+            host,
+            plan,
+            judged: judge(&blocks),
+            blocks,
+        }
+    }
+
+    /// Returns true if all blocks were measured.
+    pub fn is_complete(&self) -> bool {
+        self.blocks.len() >= self.plan.blocks.len()
+    }
+
+    /// Returns the report with `vm-1`, `vm-2` and so on for the VMs' names, to show it to others.
+    pub fn without_names(mut self) -> Report {
+        let names: std::collections::BTreeSet<&String> =
+            self.blocks.iter().flat_map(|block| block.speeds.keys()).collect();
+        let named: BTreeMap<String, String> = names
+            .into_iter()
+            .enumerate()
+            .map(|(at, name)| (name.clone(), format!("vm-{:03}", at + 1)))
+            .collect();
+        for block in &mut self.blocks {
+            let speeds = std::mem::take(&mut block.speeds);
+            block.speeds = speeds
+                .into_iter()
+                .map(|(name, speed)| (named[&name].clone(), speed))
+                .collect();
+        }
+        self.judged = judge(&self.blocks);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crossover::RUN_MIN;
+    use homenode_units::Ns;
+
+    #[test]
+    fn a_report_without_names_has_no_name_and_the_same_effects() {
+        let plan = Crossover::of(RUN_MIN, 3).unwrap();
+        let names = ["acme-payroll", "zeta", "acme-web"];
+        let block = |(at, acting): (usize, &crate::Acting)| Block {
+            acting: *acting,
+            counted_ns: Ns::from_secs(20),
+            speeds: names
+                .iter()
+                .map(|name| ((*name).to_owned(), 1.0 + at as f64 / 100.0))
+                .collect(),
+        };
+        let blocks = plan.blocks.iter().enumerate().map(block).collect();
+        let report = Report::of("1", "c", HostFacts::default(), plan, blocks);
+        let shown = report.clone().without_names();
+        let text = serde_json::to_string(&shown).unwrap();
+        assert!(names.iter().all(|name| !text.contains(name)), "{text}");
+        assert_eq!(shown.judged.all, report.judged.all);
+        assert_eq!(shown.judged.vms["vm-001"], report.judged.vms["acme-payroll"]);
+        assert_eq!(shown.judged.vms.len(), 3);
+        assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), shown);
+    }
+}
