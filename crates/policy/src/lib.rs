@@ -10,6 +10,7 @@
 //! | [`placement`] | on which node(s) should a VM live? | [TAVO, V.C] |
 //! | [`balance`] | which vCPUs run elsewhere for now, and when must a home change? | [TAVO, V.D] |
 //! | [`permits`] | how much may a VM pollute the cache, and has it exceeded that? | [Kyoto, chapter 3] |
+//! | [`permits::attribution`] | which of a VM's misses are its own? | [Kyoto, section 3.2.3] |
 //! | [`memory`] | how are a VM's pages laid out over its home nodes, and which policy moves them? | [Policies, section 3] |
 //! | [`advisor`] | which memory policy suits a VM? | [Policies, sections 3.5 and 6] |
 //! | [`memory::carrefour`] | which pages move to their users, and which spread? | [Policies, 3.4] |

@@ -29,9 +29,16 @@
 //! - `neighbours_leave_and_come_back_to_where_they_were`
 //! - `who_may_not_leave_leaves_the_plain_count_and_the_reason`
 //! - `nobody_is_away_for_more_than_its_share`
+//! - `a_change_of_cpus_ends_the_window`
 //! - `what_an_earlier_agent_left_away_is_brought_back`
 //! - in `control/tests/control/attribution.rs`: `a_victim_keeps_its_permits_full_cpu_and_without_attribution_is_throttled`,
-//!   `everybody_returns_whatever_happens`, `a_restarted_agent_brings_everybody_back`
+//!   `a_thrasher_still_pays_for_its_own_misses`, `everybody_returns_whatever_happens`,
+//!   `a_restarted_agent_brings_everybody_back`, `a_dry_run_and_a_pause_send_nobody_away`
+//!
+//! # Not done
+//! - A VM that behaves only while it is alone is charged too little.
+//! - resctrl's occupancy and bandwidth by VM are no evidence here: they do not tell who evicted whom.
+//! - A kernel that balances may move some pages of a VM to where it runs for a window.
 
 pub mod sampler;
 #[cfg(test)]

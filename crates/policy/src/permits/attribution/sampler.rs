@@ -612,12 +612,11 @@ mod tests {
                 seen.counts.cycles + 100_000_000,
                 seen.counts.llc_misses + (rate * 100.0) as u64,
             );
-            let seen: Vec<Seen> = host.vms.iter().map(|(seen, ..)| seen.clone()).collect();
             // The disturber runs as before.
-            let mut seen = seen;
-            seen[1].counts.cycles += 100_000_000;
-            seen[1].counts.llc_misses += 5_000_000;
-            (host.vms[1].0.counts) = seen[1].counts;
+            let counts = &mut host.vms[1].0.counts;
+            counts.cycles += 100_000_000;
+            counts.llc_misses += 5_000_000;
+            let seen: Vec<Seen> = host.vms.iter().map(|(seen, ..)| seen.clone()).collect();
             sampler.step(host.now, &seen, |_, _, _| Some(Obstacle::Resting));
             sampler.charge(VmId(0)).unwrap().part.unwrap() * rate
         };

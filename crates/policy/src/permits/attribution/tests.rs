@@ -131,7 +131,8 @@ fn neighbours_leave_and_come_back_to_where_they_were() {
 
 #[test]
 fn who_may_not_leave_leaves_the_plain_count_and_the_reason() {
-    let cases: [(u16, &dyn Fn(&mut Host), &str); 6] = [
+    type Change<'a> = &'a dyn Fn(&mut Host);
+    let cases: [(u16, Change<'_>, &str); 6] = [
         (1, &|_| {}, "no other last-level cache"),
         (
             2,
