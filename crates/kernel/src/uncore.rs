@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | `uncore_imc_N` | `cas_count_{read,write}`, newer `…_sch{0,1}` | by sysfs | traffic of one memory channel (Intel servers) |
 //! | `uncore_imc` | `data_reads`, `data_writes` | by sysfs | traffic of all channels (Intel clients) |
-//! | `uncore_imc_free_running_N` | `read`/`write`, `data_read`/`data_write` | by sysfs | the same, if the first two have nothing |
+//! | `uncore_imc_free_running_N` | `read`/`write`, `data_read`/`data_write` | by sysfs | the same, if those two have nothing |
 //! | `amd_umc_N` | CAS commands | 64 | traffic of one channel (AMD since Zen 4) |
 //! | `amd_df` | requests with data, of each channel | 64 | traffic of all channels (EPYC 7001 to 7003, Zen to Zen 3) |
 //! | `arm_cmn_N` | `hnf_mc_reqs`, newer `hns_mc_reqs_local_all` | 64 | requests of a mesh to its memory controllers (Arm) |
