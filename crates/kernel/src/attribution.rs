@@ -173,9 +173,8 @@ impl Attribution {
         let page = self.page;
         let vm = self.vms.get_mut(&seen.id).expect("there, or just put there");
         let frames = page.layout().frames;
-        let found = vm.frames.follow(root, at, frames, &mut |before, now| {
-            retag(page, vm.tag, before, now)
-        });
+        let mut changed = |before: &[u32], now: &[u32]| retag(page, vm.tag, before, now);
+        let found = vm.frames.follow(root, at, frames, &mut changed);
         if found?.is_none() {
             return Ok(None);
         }

@@ -1,20 +1,21 @@
 //! IBS, the memory sampling of AMD's processors: which nodes use which pages of VMs ([Policies, section 3.4] samples with it).
 //!
 //! # Approach
-//! 1. While a VM needs samples, each CPU has an event of the PMU `ibs_op` (`perf_event_open(2)`), which marks every so many ops
-//!    and writes what became of a marked op into a ring buffer. No VM needs samples unless its memory policy is Carrefour, so
-//!    usually nothing is sampled.
+//! 1. While a VM needs samples, each CPU has an event of the PMU `ibs_op` (`perf_event_open(2)`), which marks one op per period
+//!    and writes what became of it into a ring buffer. No VM needs samples unless its memory policy is Carrefour, so usually
+//!    nothing is sampled.
 //! 2. A look reads the rings where they lie ([`ring`]) and keeps the frames of accesses that reached memory, with the node of the
 //!    ring's CPU.
 //! 3. A frame is a VM's page if the VM's `pagemap` says so ([`crate::attribution`] reads it in the same way). Samples of other
 //!    frames, the host's own memory among them, are ignored.
 //!
 //! # Cost
-//! A sample is an interrupt, and an exit if a guest runs. Each CPU has one per period, on Zen 4 and later only if the op missed
-//! the L3 (`l3missonly`). The period follows the fullest ring: it doubles if a ring is half full or lost samples, and halves if
-//! all are less than an eighth full, between [`PERIOD_MIN`] and [`PERIOD_MAX`] ops. At the longest, 3 billion ops per second
-//! cause at most 2,900 interrupts. A ring holds at most 3,640 samples; the kernel counts those that it drops. A look ends after
-//! [`LOOK_MAX`] and continues with the next ring at the next look.
+//! A sample is an interrupt, and an exit if a guest runs. Before Zen 4 each marked op is one: 2,900 per second on a CPU with 3
+//! billion ops, since [`PERIOD_MAX`] is then the only period. From Zen 4 on only ops that missed the L3 are (`l3missonly`): at
+//! most 3,100 per second on a core that misses 200 million times (12.8 GB), at [`PERIOD_MIN`]. The period then follows the
+//! fullest ring: it doubles if a ring is half full or lost samples, and halves if all are less than an eighth full. A ring holds
+//! at most 3,640 samples; the kernel counts those that it drops. A look ends after [`LOOK_MAX`] and continues with the next ring
+//! at the next look.
 //!
 //! # Guests
 //! - The event samples host and guests alike: Linux refuses `exclude_host` and `exclude_guest` for IBS (`perf_ibs_init`).
@@ -22,9 +23,8 @@
 //!   passes `IBS_DC_PHYSADDR` on as a physical address (`perf_ibs_parse_ld_st_data`).
 //! - A confidential guest can forbid its host to sample it (`MSR_AMD64_SNP_PREVENT_HOST_IBS`). It then has no samples.
 //!
-//! **Not verified:** nobody ran this on an AMD processor, so the address of a guest's access is as stated above but not seen, and
-//! the cost is not measured. The tests use records made from the published layout. If a record is not of that layout, sampling
-//! ends and says so.
+//! **Not verified:** this never ran on an AMD processor, so no address of a guest's access was seen, and the cost is not
+//! measured. The tests use records made from the published layout. If a record is not of that layout, sampling ends and says so.
 //!
 //! # Properties (tests of the same names)
 //! - `accesses_to_memory_are_kept_and_all_others_left_out`
@@ -54,11 +54,12 @@ use crate::memory_blocks::MemoryBlocks;
 use crate::now;
 use crate::numa_maps::Range;
 use crate::perf::{self, Attr, Scope};
+use crate::processor::{Processor, Vendor};
 use crate::read::{self, ReadError};
 use crate::task::Process;
 use ring::{Access, Drained};
 
-/// Shortest period, in ops: Carrefour's usual period of 0xFFF8, in units of 16 as IBS has them.
+/// Shortest period, in ops, if only misses interrupt: Carrefour's usual period of 0xFFF8, in units of 16 as IBS has them.
 pub const PERIOD_MIN: u64 = 0xFFF0;
 /// Longest period that every processor with IBS has, in ops.
 pub const PERIOD_MAX: u64 = 0xF_FFF0;
@@ -85,6 +86,7 @@ const SPE: &str = "sys/bus/event_source/devices/arm_spe_0";
 pub struct Device {
     kind: u32,
     config: u64,
+    period_min: u64,
 }
 
 impl Device {
@@ -111,8 +113,8 @@ impl Device {
             return Ok(None);
         };
         // Ops rather than cycles, since an op that waits would be marked too often; only misses of the L3 if it can.
-        let mut config = 0;
-        for name in ["cnt_ctl", "l3missonly"] {
+        let (mut config, mut period_min) = (0, PERIOD_MAX);
+        for (name, shortest) in [("cnt_ctl", PERIOD_MAX), ("l3missonly", PERIOD_MIN)] {
             let path = dir.join("format").join(name);
             if let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? {
                 let bit = text
@@ -123,9 +125,14 @@ impl Device {
                     .filter(|bit| *bit < 64)
                     .ok_or_else(|| ReadError::malformed(&path, "`config:` and a bit", &text))?;
                 config |= 1 << bit;
+                period_min = period_min.min(shortest);
             }
         }
-        Ok(Some(Device { kind, config }))
+        Ok(Some(Device {
+            kind,
+            config,
+            period_min,
+        }))
     }
 
     fn attr(self, period: u64) -> Attr {
@@ -139,19 +146,14 @@ impl Device {
 /// up in the page tables of the process that runs (Linux commits 9b545c04abd4, fc7ce9c74c3a). ARM: KVM clears the bits of
 /// `PMSCR_EL1` that profile a guest (commit efad60e46057).
 fn why_not(root: &Path) -> String {
-    let cpuinfo = read::text_if_there(&root.join("proc/cpuinfo"), 16 << 20);
-    let cpuinfo = cpuinfo.ok().flatten().unwrap_or_default();
-    let vendor = cpuinfo.lines().find_map(|line| line.strip_prefix("vendor_id"));
-    let vendor = vendor.map_or("", |vendor| vendor.trim_start_matches([' ', '\t', ':']));
+    let vendor = Processor::read(root).unwrap_or_default().vendor;
     let why = match vendor {
         _ if root.join(SPE).exists() => "ARM's memory sampling (SPE) is off while a guest runs",
-        "GenuineIntel" => {
+        Vendor::Intel => {
             "Intel's memory sampling (PEBS) is off while a guest runs, and has no physical addresses of guests"
         }
-        "AuthenticAMD" | "HygonGenuine" => {
-            "the kernel has no ibs_op in /sys/bus/event_source/devices, as in a VM"
-        }
-        _ => "that needs the memory sampling of an AMD processor (IBS)",
+        Vendor::Amd => "the kernel has no ibs_op in /sys/bus/event_source/devices, as in a VM",
+        Vendor::Other => "that needs the memory sampling of an AMD processor (IBS)",
     };
     format!("it is unknown which node uses a page: {why}")
 }
@@ -236,7 +238,7 @@ impl Ibs {
     }
 
     fn adapt(&mut self, fullest: u64, lost: u64) {
-        let period = next_period(self.period, fullest, lost);
+        let period = next_period(self.period, self.device.period_min, fullest, lost);
         if period == self.period {
             return;
         }
@@ -280,7 +282,14 @@ impl Ibs {
     /// Stops following the VMs for which `vms` returns false, and stops sampling if none is left.
     pub fn keep_only(&mut self, vms: impl Fn(VmId) -> bool) {
         self.vms.retain(|vm, _| vms(*vm));
-        if self.vms.is_empty() && !self.rings.is_empty() {
+        if self.vms.is_empty() {
+            self.restart();
+        }
+    }
+
+    /// Stops sampling until a VM needs samples. Call this if CPUs went offline or came back, since their events are gone.
+    pub fn restart(&mut self) {
+        if !self.rings.is_empty() {
             self.rings.clear();
             self.samples.make_room(0);
         }
@@ -321,7 +330,7 @@ impl Ibs {
 }
 
 /// Returns the period to use after a look in which the fullest ring had this many bytes.
-fn next_period(period: u64, fullest: u64, lost: u64) -> u64 {
+fn next_period(period: u64, period_min: u64, fullest: u64, lost: u64) -> u64 {
     let next = match fullest {
         _ if lost > 0 => period * 2,
         bytes if bytes > RING_BYTES / 2 => period * 2,
@@ -329,7 +338,7 @@ fn next_period(period: u64, fullest: u64, lost: u64) -> u64 {
         _ => period,
     };
     // IBS counts in units of 16.
-    next.clamp(PERIOD_MIN, PERIOD_MAX) & !0xF
+    next.clamp(period_min, PERIOD_MAX) & !0xF
 }
 
 /// An event of one CPU, and its ring.
@@ -341,8 +350,8 @@ struct Ring {
     start: NonNull<AtomicU64>,
 }
 
-// SAFETY: the mapping belongs to this value alone, and is used only through atomics.
 #[allow(unsafe_code)] // memory that the kernel writes to
+// SAFETY: the mapping belongs to this value alone, and is used only through atomics.
 unsafe impl Send for Ring {}
 
 #[allow(unsafe_code)] // memory that the kernel writes to, and system calls without wrappers

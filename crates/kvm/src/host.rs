@@ -349,6 +349,9 @@ impl KvmHost {
             .is_some_and(|before| before != ids)
         {
             self.context.kernels_until = now() + CPUS_SETTLE;
+            if let Ok(ibs) = &mut self.ibs {
+                ibs.restart();
+            }
         }
         let known = online
             .into_iter()

@@ -46,7 +46,7 @@ impl Samples {
         }
     }
 
-    /// Makes room for this many samples, so that noting them allocates nothing; 0 gives all room back.
+    /// Makes room for this many samples, so noting them allocates nothing; 0 releases all room.
     pub(crate) fn make_room(&mut self, samples: usize) {
         self.clear();
         self.all = Vec::with_capacity(samples);

@@ -201,16 +201,19 @@ proptest! {
 
 #[test]
 fn the_period_stays_within_its_bounds() {
+    let next = |period, fullest, lost| next_period(period, PERIOD_MIN, fullest, lost);
     let mut period = PERIOD_MAX;
     for _ in 0..9 {
-        period = next_period(period, 0, 0);
+        period = next(period, 0, 0);
         assert!(period.is_multiple_of(16) && (PERIOD_MIN..=PERIOD_MAX).contains(&period));
     }
     assert_eq!(period, PERIOD_MIN);
-    assert_eq!(next_period(period, RING_BYTES / 4, 0), period);
-    assert_eq!(next_period(period, RING_BYTES / 4, 1), 2 * period);
-    assert_eq!(next_period(period, RING_BYTES / 2 + 8, 0), 2 * period);
-    assert_eq!(next_period(PERIOD_MAX, RING_BYTES, 9), PERIOD_MAX);
+    assert_eq!(next(period, RING_BYTES / 4, 0), period);
+    assert_eq!(next(period, RING_BYTES / 4, 1), 2 * period);
+    assert_eq!(next(period, RING_BYTES / 2 + 8, 0), 2 * period);
+    assert_eq!(next(PERIOD_MAX, RING_BYTES, 9), PERIOD_MAX);
+    // Where each marked op interrupts, quiet rings do not shorten it.
+    assert_eq!(next_period(PERIOD_MAX, PERIOD_MAX, 0, 0), PERIOD_MAX);
 }
 
 #[allow(unsafe_code)] // memory that stands for the kernel's
@@ -249,7 +252,11 @@ fn sampler() -> Ibs {
     ]);
     let nodes = "0-1".parse().expect("nodes");
     let blocks = memory_blocks::read(tree.root(), &nodes).expect("readable");
-    let device = Device { kind: 0, config: 0 };
+    let device = Device {
+        kind: 0,
+        config: 0,
+        period_min: PERIOD_MIN,
+    };
     let mut ibs = Ibs::new(device, &machine(&[0, 1]), blocks.expect("there"));
     ibs.rings = [0, 1].map(|node| Ring::of_test(NodeId(node))).into();
     ibs
@@ -344,6 +351,12 @@ fn a_host_that_cannot_sample_says_why() {
     let (ops, misses) = (format("cnt_ctl"), format("l3missonly"));
     let config = |found: Result<Option<Device>, ReadError>| found.expect("read").expect("there").config;
     assert_eq!(config(device(&[kind])), 0);
+    assert_eq!(
+        device(&[kind]).expect("read").expect("there").period_min,
+        PERIOD_MAX
+    );
+    let zen_4 = device(&[kind, (&misses, "config:16\n")]);
+    assert_eq!(zen_4.expect("read").expect("there").period_min, PERIOD_MIN);
     assert_eq!(
         config(device(&[kind, (&ops, "config:19\n"), (&misses, "config:16\n")])),
         1 << 19 | 1 << 16
