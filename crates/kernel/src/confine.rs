@@ -458,7 +458,7 @@ mod tests {
             let held = held.map(|held| ((held & (held >> 8)) | (held & (held >> 9))) & all);
             let letters = |held: u32| -> String {
                 let letter = |way: u32| match ((held >> way) & 1, (devices >> way) & 1) {
-                    (1, _) if way % 2 == 0 => 'E',
+                    (1, _) if way & 1 == 0 => 'E',
                     (1, _) => 'P',
                     (_, 1) => 'X',
                     _ => 'S',
