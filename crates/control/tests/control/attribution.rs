@@ -131,7 +131,7 @@ impl Host for Faulty {
     }
 
     fn commit(&mut self, plan: &Plan) -> Result<Receipt, Refusal> {
-        if self.fails_in > 0 && self.chance.bits() % (3 * self.fails_in) == 0 {
+        if self.fails_in > 0 && self.chance.bits().is_multiple_of(3 * self.fails_in) {
             let current = self.twin.sample().expect("it answers").version;
             return Err(Refusal::Stale {
                 planned: plan.version,
@@ -143,7 +143,7 @@ impl Host for Faulty {
         for decision in &plan.decisions {
             let lever = decision.action.act.lever();
             let may_fail = matches!(lever, Lever::VcpuPlacement | Lever::Home) && self.fails_in > 0;
-            if may_fail && self.chance.bits() % self.fails_in == 0 {
+            if may_fail && self.chance.bits().is_multiple_of(self.fails_in) {
                 outcomes.push(Outcome::Failed(Failure::VmGone.on("one")));
                 continue;
             }
