@@ -4,7 +4,7 @@
     scripts/drawn-programs.py            draws them, and writes them into the experiment
     scripts/drawn-programs.py --check    fails if the experiment has others; with a folder, the experiment there
 
-The seed follows from the advisor's code (crates/policy/src/advisor.rs, without comments and tests). A change of the advisor
+The seed follows from the advisor's code (crates/policy/src/advisor.rs and its modules, without comments and tests). A change of the advisor
 therefore draws other programs, and the experiment must run again. Each figure is drawn by itself, evenly over its range or over
 the logarithm of its range. Ranges are those of the programs that were measured (docs/PROFILE.md) or, if marked, our choice.
 """
@@ -25,8 +25,10 @@ KINDS = ["initialised-by-one", "shared", "private"]
 
 
 def seed(root):
-    code, _, _ = (root / ADVISOR).read_text().partition("#[cfg(test)]")
-    lines = [line.strip() for line in code.splitlines()]
+    modules = sorted((root / ADVISOR).with_suffix("").glob("*.rs"))
+    files = [root / ADVISOR] + [module for module in modules if module.name != "tests.rs"]
+    codes = [file.read_text().partition("#[cfg(test)]")[0] for file in files]
+    lines = [line.strip() for code in codes for line in code.splitlines()]
     code = "\n".join(line for line in lines if line and not line.startswith("//"))
     return hashlib.sha256(code.encode()).hexdigest()[:16]
 

@@ -7,21 +7,42 @@
 //! # Terms
 //! *Imbalance*: standard deviation over mean of a VM's accesses to the memory of its home nodes, in percent. *Class* of a VM:
 //! low if its imbalance is at most [`Config::imbalance_low`], moderate if at most [`Config::imbalance_moderate`], else high
-//! (section 3.5.2, under first-touch). *Speed*: instructions per second of all of a VM's vCPUs.
+//! (section 3.5.2, under first-touch). *Speed*: instructions per second of all of a VM's vCPUs. A VM is *busy* with memory if
+//! the controllers of the node that answers most of its accesses use more than [`Config::controller_busy`] of their bandwidth,
+//! or if it keeps a link busier than [`Config::link_busy`]. If the use of controllers is unknown, a VM above class low counts
+//! as busy.
 //!
 //! # Algorithm
-//! A VM with several home nodes and movable memory is *watched* for [`Config::watch`]. Then:
-//! 1. Under first-touch: a VM of class low keeps its policy if no link is used by more than [`Config::link_busy`]. Otherwise
-//!    round-4K is tried, with Carrefour if the host reports which CPUs use a page (section 3.5.2: within 2 percent of the
-//!    best on average).
-//! 2. Under round-4K without Carrefour: Carrefour is tried if a link is that busy and the share of the VM's accesses that are
+//! A VM with several home nodes and movable memory is *watched* for [`Config::watch`]. Then one change is tried:
+//! 1. Under first-touch, spreading *should pay* if idle controllers make up for longer ways by more than [`Config::gain_min`],
+//!    by the machine's distances and the latency that [`crate::predict`] expects of busy controllers. Nothing is tried if the
+//!    VM is not busy, nor if accesses are spread evenly (imbalance up to 35 percent) and spreading should not pay: then it has
+//!    nothing to gain from other nodes. Otherwise round-4K, if that should pay or takes accesses at most [`Config::gain_min`]
+//!    farther from their users. Otherwise Carrefour, which leaves pages of one user there; without memory sampling round-4K.
+//! 2. Under first-touch with Carrefour, round-4K with Carrefour, if the VM is still busy.
+//! 3. Under round-4K without Carrefour: Carrefour is tried if the VM keeps a link busy and the share of its accesses that are
 //!    local is below [`Config::local_max`]. This is Carrefour's own condition, and remote accesses are the traffic that it
 //!    can save.
-//! 3. In a trial, pages have [`Config::settle`] to move; then a watch measures the VM's speed. Unless the speed has risen by
-//!    [`Config::gain_min`], the earlier policy is restored.
-//! 4. After a trial that helped, the VM is left alone for [`Config::hold`]. After each trial that did not, this time doubles,
-//!    up to [`Config::hold_max`]. If a later watch under an adopted policy finds a lower speed than before the trial, the
-//!    program has changed, and the policy is dropped as well.
+//!
+//! In a trial, pages have [`Config::settle`] to move. Then the VM's speed is compared with the speed before: after one watch
+//! and, while the result is undecided, after twice the time, four times, and so on.
+//! 1. The change stays if the speed has risen by [`Config::gain_min`] and surely has risen. The next change may follow.
+//! 2. The earlier policy is restored if the speed surely has not risen by that much, and at the latest [`Config::hold`] after
+//!    the pages had time to move: a policy that is not known to help is not kept, and a trial takes no longer than the pause
+//!    after it. While a new layout is still being made, the trial goes on unless the VM surely is slower, for at most
+//!    [`Config::hold_max`].
+//! 3. After a trial that did not help, the VM is left alone for [`Config::hold`], and each time for twice as long, up to
+//!    [`Config::hold_max`].
+//! 4. Adopted policies are judged by each later watch. They are dropped, as after a trial that did not help, if the VM surely is
+//!    slower than before the first of them, or if half of the memory of that time has been released: another program runs.
+//!
+//! A speed is *sure* to be above or below another if the difference of the means exceeds its 95 percent confidence interval by
+//! the cycles' scatter (Student's t with the degrees of freedom of the shorter measurement). What a VM does by itself must not
+//! pass for an effect:
+//! - A measurement begins again if more than [`Config::gain_min`] of the VM's pages came, went or moved in a cycle. A program
+//!   that sets up its memory runs at another speed than later. Fewer pages cannot hide or feign the least gain.
+//! - Cycles of a trial count only if the VM refers to its LLC as many times per instruction as before, within twice the
+//!   scatter or [`Config::gain_min`]: the time of an instruction changes by at most the share by which its accesses change.
 //!
 //! If the host's kernel balances NUMA memory, only a VM that works all the time and has the host to itself gets a trial: it
 //! rests for less than a tenth of its vCPUs' time, and other VMs use less than a tenth of its CPU time. The speed of any
@@ -33,35 +54,50 @@
 //! - `where_the_kernel_balances_nothing_is_tried_with_a_vm_that_rests_or_has_company`
 //! - `what_does_not_help_is_given_up_and_tried_ever_more_rarely`
 //! - `nothing_is_tried_where_nothing_is_known`
+//! - `nothing_is_tried_for_traffic_of_other_vms`
+//! - `what_a_program_does_while_it_sets_up_its_memory_does_not_count`
+//! - `a_policy_stays_only_if_the_gain_exceeds_the_scatter`
+//! - `phases_that_differ_are_not_compared`
+//! - `a_policy_goes_with_the_program_for_which_it_was_adopted`
 //! - `a_guest_that_alternates_gets_few_changes`: the number of changes grows with the logarithm of time
 //!
 //! # Departures
-//! - The paper's rule keeps first-touch for class low, however busy the links are. On the twin of 2026-11-22, ft.C and lu.C were
-//!   in that class, loaded a link by a quarter, and were a third to two thirds slower under first-touch. Later profiles do not
-//!   have this; a trial that does not help is undone.
+//! - The paper's rule keeps first-touch for class low, and spreads the other classes with Carrefour. Here the class is only
+//!   shown. A VM of class high that hardly waits for memory gains nothing and loses its local pages, and programs of class low
+//!   with one saturated controller gain.
+//! - The paper's rule changes placing and migration together. Two changes could not be told apart.
 //! - A VM without a home is advised too if it has more vCPUs than a node has cores, and one node with a busy memory
 //!   controller ([`Config::controller_busy`]) answers more than [`Config::crowded_min`] times an even share of its accesses.
 //!   No home of one node suits such a VM, so its memory is spread over all nodes.
-//! - The paper classifies a program once, from a separate run; here the class is that of the last watch.
+//! - The paper classifies a program once, from a separate run; here the imbalance is that of the last watch.
 //! - Speed counts spinning as work: a guest whose threads spin while they wait looks fast, and a trial that only shortens the
 //!   waiting is dropped.
-//! - Restoring a policy does not move pages back: first-touch applies only to pages touched from then on.
+//! - Restoring a policy does not move pages back: first-touch applies only to pages touched from then on. So two policies
+//!   cannot be compared by turns, only the time before with the time after.
+
+mod evidence;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use homenode_host::{VcpuRates, View, VmRates, VmView};
-use homenode_units::{Any, BadSetting, MemoryPolicy, Migration, NodeId, NodeSet, Ns, Placing, VmId};
+use homenode_host::{View, VmView};
+use homenode_units::{
+    Any, BadSetting, MemoryPolicy, Migration, NodeId, NodeMap, NodeSet, Ns, Pages, Placing, VmId,
+};
 
+use self::evidence::{Change, Seen, Speed, Verdict};
 use crate::bounds::{PAUSE, SHARE, SPAN};
 use crate::placement;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// On a host whose kernel balances, a VM gets a trial only if it rested for at most this share of its vCPUs' time, and other
-/// VMs used at most this share of the CPU time that it used.
-const NOISE_MAX: f64 = 0.1;
+/// A VM whose accesses are spread more evenly than this, in percent, has nothing to gain from spreading: Carrefour spreads pages
+/// above it (Dashti et al., ASPLOS 2013).
+const UNEVEN_MIN: f64 = 35.0;
+/// While more than this share of a VM's pages moves per cycle, a new layout is being made. Slower moves take a quarter of an hour
+/// for all pages, and are not waited for.
+const MOVING_MIN: f64 = 0.001;
 
 /// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -75,13 +111,14 @@ pub struct Config {
     pub imbalance_moderate: f64,
     /// Carrefour is not tried if the share of local accesses is at least this, 0 to 1.
     pub local_max: f64,
-    /// A link is busy if its traffic exceeds this share of its capacity, 0 to 1.
+    /// A link is busy if a VM's traffic exceeds this share of its capacity, 0 to 1.
     pub link_busy: f64,
     /// A watch that counts fewer accesses than this does not show how evenly they are spread.
     pub accesses_min: u64,
     /// An unplaced VM crowds a node that answers more than this many times an even share of its accesses, 0 to 1000.
     pub crowded_min: f64,
-    /// An unplaced VM's memory is spread if the node that it crowds uses more than this share of its memory bandwidth, 0 to 1.
+    /// A VM's memory is spread only if the node that it crowds uses more than this share of its memory bandwidth, 0 to 1, or a
+    /// link is busy; an unplaced VM's only in the first case.
     pub controller_busy: f64,
     /// Time for which a VM is watched before and after a change of policy.
     #[serde(with = "homenode_units::text")]
@@ -102,7 +139,8 @@ pub struct Config {
 impl Default for Config {
     /// The classes are the paper's, and so is Carrefour's condition (80 percent local). Programs that load no link by more
     /// than a fifth hardly wait for memory on the paper's machine (tables 1 and 4). A watch spans several scheduler and
-    /// program phases. The agent follows its advice, because each change is a trial that is undone if it does not help.
+    /// program phases, and has enough cycles to tell how they scatter. The agent follows its advice, because each change is a
+    /// trial that is undone if it does not help.
     fn default() -> Self {
         Config {
             acts: true,
@@ -196,91 +234,21 @@ impl Advice {
     }
 }
 
-/// What was observed in a watch.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Seen {
-    since: Ns,
-    cycles: u32,
-    instructions_per_s: f64,
-    local: f64,
-    link_busy: f64,
-    /// Share of its vCPUs' time in which the VM rested.
-    rests: f64,
-    /// CPUs that the VM used, and CPUs that other VMs used, each summed over cycles.
-    used: f64,
-    used_by_others: f64,
-    /// Accesses to each home node, in the order of the nodes.
-    on: Vec<u64>,
-}
-
-impl Seen {
-    fn from(now: Ns) -> Seen {
-        Seen {
-            since: now,
-            ..Seen::default()
-        }
-    }
-
-    /// Records a cycle. Returns whether all inputs were known.
-    fn take(&mut self, view: &View<'_>, rates: &VmRates, home: &NodeSet) -> bool {
-        let (Some(speed), Some(on)) = (rates.instructions_per_s, rates.accesses_on.as_ref()) else {
-            return false;
-        };
-        self.cycles += 1;
-        self.instructions_per_s += speed;
-        self.local += rates.local_access_ratio.unwrap_or(1.0);
-        self.link_busy = self.link_busy.max(busiest_link(view));
-        let rests = |vcpu: &VcpuRates| 1.0 - vcpu.running - vcpu.waiting.unwrap_or(0.0) - vcpu.throttled;
-        self.rests += rates.vcpus.iter().map(rests).sum::<f64>() / rates.vcpus.len().max(1) as f64;
-        let of_all = view
-            .vms
-            .iter()
-            .filter_map(|vm| vm.rates)
-            .map(|rates| rates.cpus_used);
-        self.used += rates.cpus_used;
-        self.used_by_others += of_all.sum::<f64>() - rates.cpus_used;
-        self.on.resize(home.len(), 0);
-        for (sum, node) in self.on.iter_mut().zip(home.iter()) {
-            *sum += on.get(node).copied().unwrap_or(0);
-        }
-        true
-    }
-
-    fn speed(&self) -> f64 {
-        self.instructions_per_s / f64::from(self.cycles.max(1))
-    }
-
-    fn local(&self) -> f64 {
-        self.local / f64::from(self.cycles.max(1))
-    }
-
-    /// Returns why a trial would show nothing; `None` if it would show something.
-    fn noise(&self) -> Option<String> {
-        let rests = self.rests / f64::from(self.cycles.max(1));
-        let others = self.used_by_others / self.used;
-        match () {
-            () if rests > NOISE_MAX => Some(format!("it rests {:.0} percent of the time", 100.0 * rests)),
-            () if others > NOISE_MAX => Some(format!("other VMs use {others:.1} times its CPU time")),
-            () => None,
-        }
-    }
-
-    /// Returns the imbalance in percent; `None` if there were too few accesses.
-    fn imbalance(&self, config: &Config) -> Option<f64> {
-        let sum: u64 = self.on.iter().sum();
-        if sum < config.accesses_min {
-            return None;
-        }
-        let on: Vec<f64> = self.on.iter().map(|on| *on as f64).collect();
-        Some(100.0 * homenode_host::imbalance(&on)?)
-    }
-}
-
-/// Returns the share of its capacity that the busiest link uses; 0 if unknown.
-fn busiest_link(view: &View<'_>) -> f64 {
-    let links = view.machine.links.iter();
-    let used = links.filter_map(|link| view.rates?.link_use(view.machine, link.from, link.to));
-    used.fold(0.0, f64::max)
+/// A change that is tried.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Trial {
+    /// The policy before.
+    from: MemoryPolicy,
+    /// The VM's speed before.
+    before: Speed,
+    /// The VM's pages before; `None` if unknown.
+    pages: Option<Pages>,
+    /// When the trial ends if it stays undecided.
+    ends: Ns,
+    /// When it ends even if its pages still move.
+    latest: Ns,
+    /// How many times it was judged and undecided.
+    undecided: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -288,13 +256,9 @@ enum Stage {
     /// The VM is watched, and a trial may begin.
     Watching,
     /// A trial has begun, and its pages move until `until`.
-    Settling {
-        from: MemoryPolicy,
-        before: f64,
-        until: Ns,
-    },
+    Settling { until: Ns },
     /// A trial is being measured.
-    Trying { from: MemoryPolicy, before: f64 },
+    Trying,
     /// No trial begins before `until`.
     Holding { until: Ns },
 }
@@ -304,22 +268,28 @@ struct Case {
     stage: Stage,
     seen: Seen,
     home: NodeSet,
+    /// The VM's pages by node in the last cycle.
+    pages: Option<NodeMap<Pages>>,
     /// The policy that the agent chose; `None` leaves the policy in force.
     choice: Option<MemoryPolicy>,
-    /// The policy that was in force before the agent's choice was adopted, and the VM's speed under it.
-    adopted: Option<(MemoryPolicy, f64)>,
+    /// The change that is tried.
+    trial: Option<Trial>,
+    /// The first of the changes that were adopted, with the VM's speed before the agent changed anything.
+    adopted: Option<Trial>,
     failures: u32,
     changes: u32,
     advice: Advice,
 }
 
 impl Case {
-    fn new(now: Ns, home: &NodeSet) -> Case {
+    fn new(home: &NodeSet) -> Case {
         Case {
             stage: Stage::Watching,
-            seen: Seen::from(now),
+            seen: Seen::default(),
             home: home.clone(),
+            pages: None,
             choice: None,
+            trial: None,
             adopted: None,
             failures: 0,
             changes: 0,
@@ -332,19 +302,58 @@ impl Case {
         self.changes += 1;
     }
 
-    /// Returns to `policy`, and holds twice as long as after the last failure.
-    fn give_up(&mut self, policy: MemoryPolicy, config: &Config, now: Ns) {
+    /// Begins the trial of `policy`.
+    fn begin(&mut self, policy: MemoryPolicy, from: MemoryPolicy, before: Speed, config: &Config, now: Ns) {
+        self.choose(policy);
+        let until = Ns(now.0.saturating_add(config.settle.0));
+        self.trial = Some(Trial {
+            from,
+            before,
+            pages: self.pages.as_ref().map(|pages| pages.values().copied().sum()),
+            ends: Ns(until.0.saturating_add(config.hold.0)),
+            latest: Ns(until.0.saturating_add(config.hold_max.0)),
+            undecided: 0,
+        });
+        self.stage = Stage::Settling { until };
+    }
+
+    /// Returns to the policy before a trial, and holds twice as long as after the last failure.
+    fn give_up(&mut self, trial: Trial, config: &Config, now: Ns) {
         let hold = config
             .hold
             .0
             .saturating_mul(1 << self.failures.min(20))
             .min(config.hold_max.0);
         self.failures += 1;
-        self.choose(policy);
-        self.adopted = None;
+        self.choose(trial.from);
+        self.trial = None;
+        self.seen = Seen::default();
         self.stage = Stage::Holding {
             until: Ns(now.0.saturating_add(hold)),
         };
+    }
+
+    /// Records where the VM's pages are. Returns what changed since the last cycle.
+    fn note_pages(&mut self, vm: &VmView<'_>) -> Change {
+        let Some(pages) = &vm.sample.pages else {
+            return Change::default();
+        };
+        let change = self.pages.as_ref().map(|before| Change::between(before, pages));
+        self.pages = Some(pages.clone());
+        change.unwrap_or_default()
+    }
+
+    /// Whether most of the memory with which a change was tried has been released since, as when a program ends.
+    fn is_another_program(&self, trial: &Trial) -> bool {
+        let now: Option<Pages> = self.pages.as_ref().map(|pages| pages.values().copied().sum());
+        let before = trial.pages;
+        before.zip(now).is_some_and(|(before, now)| now.0 < before.0 / 2)
+    }
+
+    /// Drops all changes, of which `first` was the first.
+    fn drop_all(&mut self, first: Trial, config: &Config, now: Ns) {
+        self.adopted = None;
+        self.give_up(first, config, now);
     }
 }
 
@@ -371,6 +380,7 @@ impl State {
             && matches!(case.stage, Stage::Settling { .. })
         {
             case.stage = Stage::Watching;
+            case.trial = None;
             case.choice = None;
             case.changes = case.changes.saturating_sub(1);
         }
@@ -378,7 +388,7 @@ impl State {
 
     /// Whether the agent's last choice restored the policy from before a trial.
     pub fn gives_back(&self, vm: VmId) -> bool {
-        let gave_up = |case: &Case| matches!(case.stage, Stage::Holding { .. }) && case.adopted.is_none();
+        let gave_up = |case: &Case| matches!(case.stage, Stage::Holding { .. });
         self.cases.get(&vm).is_some_and(gave_up)
     }
 
@@ -395,34 +405,50 @@ pub fn observe(view: &View<'_>, config: &Config, state: &mut State) {
         let id = vm.sample.id;
         // An unplaced VM lives on all nodes that it may use.
         let home = &lives_on(view, vm);
-        let case = state.cases.entry(id).or_insert_with(|| Case::new(view.at, home));
+        let case = state.cases.entry(id).or_insert_with(|| Case::new(home));
         if case.home != *home {
-            *case = Case::new(view.at, home);
+            *case = Case::new(home);
         }
-        if let Some(why) = not_advised(view, config, vm, home) {
+        let change = case.note_pages(vm);
+        let is_changed = case.trial.or(case.adopted).is_some();
+        if let Some(why) = not_advised(view, config, vm, home, is_changed) {
             case.advice = Advice::none(&why);
             continue;
         }
         let Some(rates) = vm.rates else { continue };
-        if !case.seen.take(view, rates, home) {
+        let like = case.trial.as_ref();
+        let like = like.map(|trial| (&trial.before, config.gain_min));
+        if !case.seen.take(view, rates, home, like) {
             case.advice =
                 Advice::none("instructions and memory accesses by node are not counted on this host");
             continue;
         }
+        let in_force = vm.sample.memory_policy;
+        let is_laid_out = in_force != Placing::Round4k.alone() || change.moved <= MOVING_MIN;
+        if change.changed > config.gain_min || (case.stage == Stage::Watching && !is_laid_out) {
+            case.seen = Seen::default();
+        }
         let acts = config.acts && vm.sample.settings.memory_policy.is_none();
-        advance(view, vm, config, acts, case);
+        advance(view, vm, config, acts, change, case);
     }
 }
 
-/// Returns why a VM gets no advice; `None` if it can be advised.
-fn not_advised(view: &View<'_>, config: &Config, vm: &VmView<'_>, home: &NodeSet) -> Option<String> {
+/// Returns why a VM gets no advice; `None` if it can be advised. An unplaced VM whose policy was changed (`is_changed`) must
+/// still be judged.
+fn not_advised(
+    view: &View<'_>,
+    config: &Config,
+    vm: &VmView<'_>,
+    home: &NodeSet,
+    is_changed: bool,
+) -> Option<String> {
     if home.len() < 2 {
         return Some("it has only one home node: its memory belongs there under any policy".into());
     }
     if let Some(why) = vm.memory_fixed() {
         return Some(format!("its pages cannot move: {why}"));
     }
-    if vm.home.is_none() && !(is_wide(view, vm) && meets_a_hot_controller(view, config, vm)) {
+    if vm.home.is_none() && !is_changed && !(is_wide(view, vm) && meets_a_hot_controller(view, config, vm)) {
         return Some("it has no home, and either fits on one node or keeps no memory controller busy".into());
     }
     vm.hands_off.map(|why| format!("it is left alone: {why}"))
@@ -454,67 +480,91 @@ fn meets_a_hot_controller(view: &View<'_>, config: &Config, vm: &VmView<'_>) -> 
     let all: u64 = on.values().sum();
     let even = all as f64 / on.len().max(1) as f64;
     let is_hot = |(node, count): (NodeId, &u64)| {
-        let used = view.rates.and_then(|rates| rates.nodes.get(node)?.bandwidth);
-        let most = view
-            .machine
-            .nodes
-            .get(node)
-            .and_then(|node| node.memory_bandwidth);
-        let busy = used.zip(most).map(|(used, most)| used.as_f64() / most.as_f64());
+        let busy = evidence::controller_use(view, node);
         *count as f64 > config.crowded_min * even && busy.is_none_or(|busy| busy > config.controller_busy)
     };
     all > config.accesses_min && on.iter().any(is_hot)
 }
 
-fn advance(view: &View<'_>, vm: &VmView<'_>, config: &Config, acts: bool, case: &mut Case) {
+fn advance(view: &View<'_>, vm: &VmView<'_>, config: &Config, acts: bool, change: Change, case: &mut Case) {
     let (now, in_force) = (view.at, vm.sample.memory_policy);
-    if let Stage::Settling { from, before, until } = case.stage {
+    if !acts && case.trial.take().is_some() {
+        case.choice = None;
+        case.stage = Stage::Watching;
+    }
+    let first = case.adopted.or(case.trial);
+    if let Some(first) = first.filter(|first| case.is_another_program(first)) {
+        case.drop_all(first, config, now);
+    }
+    if let Stage::Settling { until } = case.stage {
         if now >= until {
-            case.stage = Stage::Trying { from, before };
-            case.seen = Seen::from(now);
+            case.stage = Stage::Trying;
         }
+        case.seen = Seen::default();
         return;
     }
-    if now.0 - case.seen.since.0 < config.watch.0 {
+    if case.stage == Stage::Trying {
+        return judge(view, in_force, config, change, case);
+    }
+    if case.seen.time < config.watch {
         return;
     }
-    let seen = std::mem::replace(&mut case.seen, Seen::from(now));
-    case.advice = advise(view, in_force, &seen, config);
+    let seen = std::mem::take(&mut case.seen);
+    case.advice = advise(view, &case.home, in_force, &seen, config);
     if !acts {
         case.choice = None;
+        case.adopted = None;
         case.stage = Stage::Watching;
         return;
     }
-    match case.stage {
-        Stage::Settling { .. } => {}
-        Stage::Trying { from, before } if seen.speed() < before * (1.0 + config.gain_min) => {
-            case.give_up(from, config, now);
-        }
-        Stage::Trying { from, before } => {
-            case.adopted = Some((from, before));
-            case.stage = Stage::Holding {
-                until: Ns(now.0.saturating_add(config.hold.0)),
-            };
-        }
-        Stage::Holding { until } if now < until => {}
-        Stage::Holding { .. } | Stage::Watching => {
+    let slower = |first: &Trial| first.before.verdict(&seen.speed, config.gain_min) == Verdict::Slower;
+    if let Some(first) = case.adopted.filter(slower) {
+        return case.drop_all(first, config, now);
+    }
+    if matches!(case.stage, Stage::Holding { until } if now < until) {
+        return;
+    }
+    case.stage = Stage::Watching;
+    if let Some(wanted) = case.advice.policy.filter(|wanted| *wanted != in_force) {
+        case.begin(wanted, in_force, seen.speed, config, now);
+    }
+}
+
+/// Judges a trial.
+fn judge(view: &View<'_>, in_force: MemoryPolicy, config: &Config, change: Change, case: &mut Case) {
+    let (now, Some(mut trial)) = (view.at, case.trial) else {
+        return;
+    };
+    let is_moving = in_force.placing != trial.from.placing && change.moved > MOVING_MIN && now < trial.latest;
+    if is_moving {
+        trial.ends = Ns(trial.ends.0 + view.rates.map_or(0, |rates| rates.period_ns.0));
+        case.trial = Some(trial);
+    }
+    let due = Ns(config.watch.0.saturating_mul(1 << trial.undecided.min(20)));
+    let verdict = match case.seen.time >= due {
+        true => trial.before.verdict(&case.seen.speed, config.gain_min),
+        false => Verdict::Undecided,
+    };
+    match verdict {
+        Verdict::Faster => {
+            case.adopted = case.adopted.or(case.trial.take());
+            case.seen = Seen::default();
             case.stage = Stage::Watching;
-            if let Some((from, _)) = case.adopted.filter(|(_, before)| seen.speed() < *before) {
-                case.give_up(from, config, now);
-            } else if let Some(wanted) = case.advice.policy.filter(|wanted| *wanted != in_force) {
-                case.choose(wanted);
-                case.stage = Stage::Settling {
-                    from: in_force,
-                    before: seen.speed(),
-                    until: Ns(now.0.saturating_add(config.settle.0)),
-                };
-            }
         }
+        Verdict::NoFaster if is_moving => case.seen = Seen::default(),
+        Verdict::Slower | Verdict::NoFaster => case.give_up(trial, config, now),
+        Verdict::Undecided if now >= trial.ends => case.give_up(trial, config, now),
+        Verdict::Undecided if case.seen.time >= due && is_moving => case.seen = Seen::default(),
+        Verdict::Undecided if case.seen.time >= due => {
+            trial.undecided += 1;
+            case.trial = Some(trial);
+        }
+        Verdict::Undecided => {}
     }
 }
 
 /// Returns the advice that follows from a watch.
-fn advise(view: &View<'_>, in_force: MemoryPolicy, seen: &Seen, config: &Config) -> Advice {
+fn advise(view: &View<'_>, home: &NodeSet, in_force: MemoryPolicy, seen: &Seen, config: &Config) -> Advice {
     let Some(imbalance) = seen.imbalance(config) else {
         return Advice::none("it hardly uses memory");
     };
@@ -523,39 +573,65 @@ fn advise(view: &View<'_>, in_force: MemoryPolicy, seen: &Seen, config: &Config)
         i if i <= config.imbalance_moderate => Class::Moderate,
         _ => Class::High,
     };
-    if let Some(noise) = seen.noise().filter(|_| view.sample.kernel.balances()) {
-        return Advice {
-            policy: Some(in_force),
-            imbalance: Some(imbalance),
-            class: Some(class),
-            why: format!("the kernel balances NUMA memory, so a trial would be inconclusive: {noise}"),
-        };
-    }
-    let may_sample = view.sample.no_page_uses.is_none();
-    let spread = match may_sample {
-        true => Placing::Round4k.with_carrefour(),
-        false => Placing::Round4k.alone(),
+    let (policy, why) = match seen.noise().filter(|_| view.sample.kernel.balances()) {
+        Some(noise) => (
+            in_force,
+            format!("the kernel balances NUMA memory, so a trial would be inconclusive: {noise}"),
+        ),
+        None => policy_for(view, home, in_force, seen, (imbalance, class), config),
     };
-    let is_busy = seen.link_busy > config.link_busy;
+    Advice {
+        policy: Some(policy),
+        imbalance: Some(imbalance),
+        class: Some(class),
+        why,
+    }
+}
+
+/// Returns the policy that suits a VM, and why.
+fn policy_for(
+    view: &View<'_>,
+    home: &NodeSet,
+    in_force: MemoryPolicy,
+    seen: &Seen,
+    (imbalance, class): (f64, Class),
+    config: &Config,
+) -> (MemoryPolicy, String) {
+    let may_sample = view.sample.no_page_uses.is_none();
+    let spread = format!("({imbalance:.0} percent, class {class})");
     let traffic = format!(
-        "{:.0} percent of its accesses are local, and the busiest link is {:.0} percent busy",
+        "{:.0} percent of its accesses are local, and it keeps a link {:.0} percent busy",
         100.0 * seen.local(),
-        100.0 * seen.link_busy
+        100.0 * seen.link_busy()
     );
-    let (policy, why) = match (in_force.placing, in_force.migration, class) {
-        (Placing::FirstTouch, _, Class::Low) if !is_busy => {
-            let why = format!(
-                "its accesses are spread about evenly over its nodes ({imbalance:.0} percent, class {class})"
-            );
-            (in_force, why)
-        }
-        (Placing::FirstTouch, _, Class::Low) => (spread, traffic),
-        (Placing::FirstTouch, _, _) => {
-            let why =
-                format!("its accesses crowd on a few of its nodes ({imbalance:.0} percent, class {class})");
-            (spread, why)
-        }
-        (_, Migration::None, _) if may_sample && is_busy && seen.local() < config.local_max => {
+    let link_is_busy = seen.link_busy() > config.link_busy;
+    let is_busy = link_is_busy
+        || match seen.controller_busy() {
+            Some(busy) => busy > config.controller_busy,
+            None => class != Class::Low,
+        };
+    let is_first_touch = in_force.placing == Placing::FirstTouch;
+    let least = 1.0 + config.gain_min;
+    let farther = evidence::farther_if_spread(view, home, seen.local());
+    let should_pay = evidence::relief_if_spread(seen) >= farther * least;
+    let crowds = || format!("its accesses crowd on a few of its nodes {spread}, and {traffic}");
+    match in_force.migration {
+        Migration::None if is_first_touch && imbalance <= UNEVEN_MIN && !should_pay => (
+            in_force,
+            format!("its accesses are spread about evenly over its nodes {spread}"),
+        ),
+        Migration::None | Migration::Carrefour if is_first_touch && !is_busy => (
+            in_force,
+            format!(
+                "its accesses crowd on a few of its nodes {spread}, but keep neither controllers nor links busy"
+            ),
+        ),
+        Migration::None if is_first_touch => match may_sample && farther > least && !should_pay {
+            true => (Placing::FirstTouch.with_carrefour(), crowds()),
+            false => (Placing::Round4k.alone(), crowds()),
+        },
+        Migration::Carrefour if is_first_touch => (Placing::Round4k.with_carrefour(), crowds()),
+        Migration::None if may_sample && link_is_busy && seen.local() < config.local_max => {
             let carrefour = MemoryPolicy {
                 migration: Migration::Carrefour,
                 ..in_force
@@ -566,12 +642,6 @@ fn advise(view: &View<'_>, in_force: MemoryPolicy, seen: &Seen, config: &Config)
             in_force,
             "nothing suggests that another policy would be better".to_owned(),
         ),
-    };
-    Advice {
-        policy: Some(policy),
-        imbalance: Some(imbalance),
-        class: Some(class),
-        why,
     }
 }
 

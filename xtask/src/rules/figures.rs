@@ -123,6 +123,7 @@ mod tests {
     #[test]
     fn a_change_of_the_advisors_code_asks_for_other_programs_and_one_of_its_comments_does_not() {
         const ADVISOR: &str = "crates/policy/src/advisor.rs";
+        const MODULE: &str = "crates/policy/src/advisor/evidence.rs";
         const EXPERIMENT: &str = "data/experiments/policies/held-out.toml";
         let folder = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
@@ -133,11 +134,16 @@ mod tests {
         let found = || checked(DRAWN, folder.path()).unwrap().len();
         let advisor = fs::read_to_string(root().join(ADVISOR)).unwrap();
         write(EXPERIMENT, &fs::read_to_string(root().join(EXPERIMENT)).unwrap());
+        let module = fs::read_to_string(root().join(MODULE)).unwrap();
         write(ADVISOR, &advisor);
+        write(MODULE, &module);
         assert_eq!(found(), 0);
         write(ADVISOR, &format!("//! A comment.\n{advisor}"));
         assert_eq!(found(), 0);
-        write(ADVISOR, &format!("const CHANGED: u32 = 1;\n{advisor}"));
-        assert_eq!(found(), 1);
+        for (path, code) in [(ADVISOR, &advisor), (MODULE, &module)] {
+            write(path, &format!("const CHANGED: u32 = 1;\n{code}"));
+            assert_eq!(found(), 1);
+            write(path, code);
+        }
     }
 }

@@ -6,13 +6,15 @@ use super::*;
 use crate::testing::{Scene, vm_id};
 
 const FIRST_TOUCH: MemoryPolicy = Placing::FirstTouch.alone();
-const SPREAD: MemoryPolicy = Placing::Round4k.with_carrefour();
+const SPREAD: MemoryPolicy = Placing::Round4k.alone();
+const FOLLOW: MemoryPolicy = Placing::FirstTouch.with_carrefour();
 const EVEN: [u64; 4] = [1_000_000; 4];
 const CROWDED: [u64; 4] = [4_000_000, 0, 0, 0];
 
-/// A VM whose home is all four nodes.
+/// A VM whose home is all four nodes. It keeps the controllers of node 0 busy, and its vCPUs are spread evenly.
 fn scene(on: [u64; 4]) -> Scene {
     let mut scene = Scene::four_nodes(4);
+    scene.traffic.insert(NodeId(0), 12_000_000_000);
     let vm = scene.add_vm(1, 8, Bytes::from_gib(8), 0);
     vm.homes("0-3").accesses_on(&on).instructions_per_s(1_000_000_000);
     scene
@@ -21,6 +23,13 @@ fn scene(on: [u64; 4]) -> Scene {
 fn acting() -> Config {
     Config {
         acts: true,
+        ..Config::default()
+    }
+}
+
+fn advising() -> Config {
+    Config {
+        acts: false,
         ..Config::default()
     }
 }
@@ -53,11 +62,7 @@ fn a_class_gets_its_policy() {
         (CROWDED, Class::High, SPREAD),
     ] {
         let (mut scene, mut state) = (scene(on), State::default());
-        let advising = Config {
-            acts: false,
-            ..Config::default()
-        };
-        run(&mut scene, &mut state, &advising, 7, |_, _| 1_000_000_000);
+        run(&mut scene, &mut state, &advising(), 7, |_, _| 1_000_000_000);
         let advice = state.advice(vm_id(1)).unwrap();
         assert_eq!(
             (advice.class, advice.policy),
@@ -66,29 +71,76 @@ fn a_class_gets_its_policy() {
         );
         assert_eq!(state.choice(vm_id(1)), None, "advice is given, not followed");
     }
-    // Accesses are even, but they load a link.
-    let (mut travelling, mut state) = (scene(EVEN), State::default());
-    travelling.links = vec![(NodeId(0), NodeId(1), 4_000_000_000)];
-    travelling.vm(1).local(0.25);
-    run(&mut travelling, &mut state, &Config::default(), 7, |_, _| {
-        1_000_000_000
-    });
-    let advice = state.advice(vm_id(1)).unwrap();
+}
+
+/// Returns the policy that is advised after a watch.
+fn advised(scene: &mut Scene) -> Option<MemoryPolicy> {
+    let mut state = State::default();
+    for _ in 0..7 {
+        scene.at = Ns(scene.at.0 + 1_000_000_000);
+        scene.with_view(|view| observe(view, &advising(), &mut state));
+    }
+    state.advice(vm_id(1)).unwrap().policy
+}
+
+#[test]
+fn spreading_is_tried_with_a_vm_that_is_busy_with_uneven_memory() {
+    let quiet = |on| {
+        let mut scene = scene(on);
+        scene.traffic = NodeMap::new();
+        scene
+    };
+    assert_eq!(advised(&mut scene(CROWDED)), Some(SPREAD));
     assert_eq!(
-        (advice.class, advice.policy),
-        (Some(Class::Low), Some(SPREAD)),
-        "{advice:?}"
+        advised(&mut quiet(CROWDED)),
+        Some(FIRST_TOUCH),
+        "it waits for no controller"
     );
-    // If the users of pages are unknown, pages are spread without Carrefour and then stay.
-    let (mut scene, mut state) = (scene(CROWDED), State::default());
-    scene.no_page_uses = Some("no sampling".into());
-    run(&mut scene, &mut state, &Config::default(), 7, |_, _| {
-        1_000_000_000
-    });
-    assert_eq!(
-        state.advice(vm_id(1)).unwrap().policy,
-        Some(Placing::Round4k.alone())
-    );
+    // A link that is busy is as good a reason, but not if accesses are spread already.
+    for (on, policy) in [(CROWDED, SPREAD), (EVEN, FIRST_TOUCH)] {
+        let mut travelling = quiet(on);
+        travelling.links = vec![(NodeId(0), NodeId(1), 4_000_000_000)];
+        assert_eq!(advised(&mut travelling), Some(policy));
+    }
+    // Near saturation little unevenness is enough: accesses take 1.92 / 1.31 = 1.47 times as long as if they were spread.
+    let mut full = scene([1_600_000, 1_000_000, 1_000_000, 1_000_000]);
+    full.traffic = (0..4)
+        .map(|node| {
+            (
+                NodeId(node),
+                [16_000_000_000, 10_000_000_000][usize::from(node > 0)],
+            )
+        })
+        .collect();
+    assert_eq!(advised(&mut full), Some(SPREAD));
+    // Spreading would take local pages from their users, so Carrefour is tried first, if pages' users are known.
+    let mut near = scene(CROWDED);
+    near.vm(1).local(0.8);
+    assert_eq!(advised(&mut near), Some(FOLLOW));
+    // Accesses get 1.75 / 1.6 = 1.09 times as far. On node 0 (75 percent busy) they wait 1.36 / 1.03 = 1.32 times as long.
+    near.vm(1).local(0.4);
+    assert_eq!(advised(&mut near), Some(SPREAD));
+    near.vm(1).local(0.8);
+    near.no_page_uses = Some("no sampling".into());
+    assert_eq!(advised(&mut near), Some(SPREAD));
+    // If it stays busy under Carrefour, it is spread as well.
+    let mut still = scene([1_500_000, 1_000_000, 1_000_000, 1_000_000]);
+    still.vm(1).in_force(FOLLOW);
+    assert_eq!(advised(&mut still), Some(Placing::Round4k.with_carrefour()));
+}
+
+#[test]
+fn nothing_is_tried_for_traffic_of_other_vms() {
+    let mut scene = scene(CROWDED);
+    scene.traffic = NodeMap::new();
+    scene.links = vec![(NodeId(2), NodeId(3), 4_000_000_000)];
+    scene.vm(1).local(0.9);
+    let beside = scene.add_vm(2, 8, Bytes::from_gib(1), 0);
+    beside
+        .homes("0-3")
+        .accesses_on(&CROWDED)
+        .instructions_per_s(1_000_000_000);
+    assert_eq!(advised(&mut scene), Some(FIRST_TOUCH));
 }
 
 #[test]
@@ -181,6 +233,92 @@ fn what_does_not_help_is_given_up_and_tried_ever_more_rarely() {
     // 80, 215, 470, 965 and 1940 s.
     assert_eq!(changes, [8, 10, 10, 12]);
     assert_eq!(state.choice(vm_id(1)), Some(FIRST_TOUCH));
+}
+
+#[test]
+fn what_a_program_does_while_it_sets_up_its_memory_does_not_count() {
+    let (mut scene, mut state) = (scene(CROWDED), State::default());
+    let half = |_, policy| {
+        if policy == SPREAD {
+            1_000_000_000
+        } else {
+            500_000_000
+        }
+    };
+    // As long as its other threads find little memory to use, it is fast.
+    for second in 1..=20 {
+        scene
+            .vm(1)
+            .pages(0, second * 100_000)
+            .instructions_per_s(2_000_000_000);
+        run(&mut scene, &mut state, &acting(), 1, |_, _| 2_000_000_000);
+        assert_eq!(state.choice(vm_id(1)), None, "in second {second}");
+    }
+    scene.vm(1).instructions_per_s(500_000_000);
+    run(&mut scene, &mut state, &acting(), 60, half);
+    assert_eq!(
+        (state.choice(vm_id(1)), state.changes(vm_id(1))),
+        (Some(SPREAD), 1)
+    );
+}
+
+#[test]
+fn a_policy_stays_only_if_the_gain_exceeds_the_scatter() {
+    // Speeds scatter by a fifth.
+    let scattered = |mean: f64| {
+        move |second: u64, policy| {
+            let gain = if policy == SPREAD { mean } else { 1.0 };
+            (gain * [1.2, 0.8, 1.0, 1.25, 0.75][second as usize % 5] * 1e9) as u64
+        }
+    };
+    for (gain, kept) in [(1.0, FIRST_TOUCH), (1.05, FIRST_TOUCH), (2.0, SPREAD)] {
+        let (mut scene, mut state) = (scene(CROWDED), State::default());
+        run(&mut scene, &mut state, &acting(), 100, scattered(gain));
+        assert_eq!(state.choice(vm_id(1)), Some(kept), "gain {gain}");
+    }
+}
+
+#[test]
+fn phases_that_differ_are_not_compared() {
+    let (mut scene, mut state) = (scene(CROWDED), State::default());
+    scene.vm(1).misses_per_s(1_000_000);
+    run(&mut scene, &mut state, &acting(), 7, |_, _| 1_000_000_000);
+    assert_eq!(state.choice(vm_id(1)), Some(SPREAD));
+    // It hardly uses memory any more, and is faster for that.
+    scene.vm(1).misses_per_s(20_000);
+    run(&mut scene, &mut state, &acting(), 100, |_, _| 2_000_000_000);
+    assert_eq!(
+        (state.choice(vm_id(1)), state.changes(vm_id(1))),
+        (Some(FIRST_TOUCH), 2)
+    );
+}
+
+#[test]
+fn a_policy_goes_with_the_program_for_which_it_was_adopted() {
+    let (mut scene, mut state) = (scene(CROWDED), State::default());
+    let faster = |_, policy| {
+        if policy == SPREAD {
+            2_000_000_000
+        } else {
+            1_000_000_000
+        }
+    };
+    scene.vm(1).pages(0, 1_000_000);
+    run(&mut scene, &mut state, &acting(), 60, faster);
+    assert_eq!(state.choice(vm_id(1)), Some(SPREAD));
+    scene.vm(1).pages(0, 700_000);
+    run(&mut scene, &mut state, &acting(), 60, faster);
+    assert_eq!(
+        state.choice(vm_id(1)),
+        Some(SPREAD),
+        "most of its memory is there"
+    );
+    scene.vm(1).pages(0, 400_000);
+    run(&mut scene, &mut state, &acting(), 2, faster);
+    assert_eq!(
+        (state.choice(vm_id(1)), state.changes(vm_id(1))),
+        (Some(FIRST_TOUCH), 2)
+    );
 }
 
 #[test]
