@@ -55,12 +55,12 @@ pub enum Verdict {
     /// VMs are slower while the agent acts.
     Harms {
         /// These; empty if only all together are.
-        vms: Vec<String>,
+        slower: Vec<String>,
     },
     /// VMs are faster while it acts, and none is slower.
     Gains {
         /// These; empty if only all together are.
-        vms: Vec<String>,
+        faster: Vec<String>,
     },
     /// No difference that matters was seen.
     NoDifference,
@@ -75,8 +75,8 @@ impl fmt::Display for Verdict {
             vms => vms.join(", "),
         };
         match self {
-            Verdict::Harms { vms } => write!(f, "harms: slower while the agent acts: {}", named(vms)),
-            Verdict::Gains { vms } => write!(f, "gains: faster while the agent acts: {}", named(vms)),
+            Verdict::Harms { slower } => write!(f, "harms: slower while the agent acts: {}", named(slower)),
+            Verdict::Gains { faster } => write!(f, "gains: faster while the agent acts: {}", named(faster)),
             Verdict::NoDifference => f.write_str("no difference that matters was seen"),
             Verdict::NotMeasured => f.write_str("not measured: no VM was counted for long enough"),
         }
@@ -170,9 +170,9 @@ fn verdict(all: Option<&Effect>, vms: &BTreeMap<String, Effect>) -> Verdict {
     };
     let (slower, faster) = (claimed(|percent| percent < 0.0), claimed(|percent| percent > 0.0));
     if !slower.is_empty() || all.is_claimed && all.percent < 0.0 {
-        Verdict::Harms { vms: slower }
+        Verdict::Harms { slower }
     } else if !faster.is_empty() || all.is_claimed {
-        Verdict::Gains { vms: faster }
+        Verdict::Gains { faster }
     } else {
         Verdict::NoDifference
     }
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(
             judged.verdict,
             Verdict::Gains {
-                vms: vec!["a".to_owned()]
+                faster: vec!["a".to_owned()]
             }
         );
         let all = judged.all.unwrap();
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(
             judged.verdict,
             Verdict::Harms {
-                vms: vec!["b".to_owned()]
+                slower: vec!["b".to_owned()]
             }
         );
         assert!(judged.all.unwrap().percent > 0.0);

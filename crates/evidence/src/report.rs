@@ -84,19 +84,20 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crossover::RUN_MIN;
+    use crate::crossover::{Acting, RUN_MIN};
     use homenode_units::Ns;
 
     #[test]
     fn a_report_without_names_has_no_name_and_the_same_effects() {
         let plan = Crossover::of(RUN_MIN, 3).unwrap();
         let names = ["acme-payroll", "zeta", "acme-web"];
-        let block = |(at, acting): (usize, &crate::Acting)| Block {
+        let speed = |at: usize, acting| at as f64 + if acting == Acting::Acts { 200.0 } else { 100.0 };
+        let block = |(at, acting): (usize, &Acting)| Block {
             acting: *acting,
             counted_ns: Ns::from_secs(20),
             speeds: names
                 .iter()
-                .map(|name| ((*name).to_owned(), 1.0 + at as f64 / 100.0))
+                .map(|name| ((*name).to_owned(), speed(at, *acting)))
                 .collect(),
         };
         let blocks = plan.blocks.iter().enumerate().map(block).collect();
@@ -107,6 +108,7 @@ mod tests {
         assert_eq!(shown.judged.all, report.judged.all);
         assert_eq!(shown.judged.vms["vm-001"], report.judged.vms["acme-payroll"]);
         assert_eq!(shown.judged.vms.len(), 3);
+        assert!(matches!(shown.judged.verdict, crate::Verdict::Gains { .. }));
         assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), shown);
     }
 }

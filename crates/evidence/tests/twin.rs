@@ -84,7 +84,7 @@ fn a_planted_effect_is_found_with_its_sign_in_20_of_20_runs() {
         );
         assert!(effect.low_percent <= effect.percent && effect.percent <= effect.high_percent);
         assert!(
-            matches!(&report.judged.verdict, Verdict::Harms { vms } if vms.iter().any(|vm| vm == "noisy")),
+            matches!(&report.judged.verdict, Verdict::Harms { slower } if slower.iter().any(|vm| vm == "noisy")),
             "{seed}: {:?}",
             report.judged.verdict
         );

@@ -6,6 +6,7 @@ mod cli;
 #[path = "../common/mod.rs"]
 mod common;
 mod config;
+mod evidence;
 mod http;
 mod http_access;
 mod kernel_footprint;

@@ -112,6 +112,15 @@ impl Agent {
         agent
     }
 
+    /// Starts a command that takes long.
+    pub(crate) fn begin(&self, args: &[&str]) -> Child {
+        let state = self.dir.path().join("state");
+        let mut command = homenode();
+        command.args(args).arg("--state").arg(state);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().expect("the program can be started")
+    }
+
     pub(crate) fn ask(&self, args: &[&str]) -> Output {
         let state = self.dir.path().join("state").display().to_string();
         run(&[args, &["--state", &state]].concat())

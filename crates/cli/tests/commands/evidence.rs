@@ -1,0 +1,128 @@
+//! The experiment about the agent, as a user begins it, is interrupted, and looks at what there is.
+
+use std::fs;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::common::{Agent, is_as_its_schema_says, json, refused, run, text};
+
+/// Two VMs that work for hours.
+const SCENARIO: &str = "\
+name = \"two\"
+machine = \"r910\"
+duration = \"36000s\"
+[[vm]]
+name = \"web\"
+vcpus = 2
+memory = \"2GiB\"
+workload = \"mg.B\"
+work_share = 1000.0
+[[vm]]
+name = \"db\"
+vcpus = 2
+memory = \"2GiB\"
+workload = \"povray\"
+work_share = 1000.0
+";
+
+fn agent(more: &[&str]) -> Agent {
+    let agent = Agent::on(
+        tempfile::tempdir().unwrap(),
+        SCENARIO,
+        &[&["--policies", "tavo", "--period", "100ms"], more].concat(),
+    );
+    agent.eventually("both VMs run", || {
+        agent.ask(&["vm", "db"]).status.success().then_some(())
+    });
+    agent
+}
+
+#[test]
+fn a_run_that_is_interrupted_is_kept_continued_and_leaves_vms_their_modes() {
+    let agent = agent(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("trial");
+    let to = to.to_str().unwrap();
+    let args = ["evidence", "--vms", "w*", "--minutes", "9", "-o", to];
+    let mode = |vm: &str| json(&agent.ask(&["mode", vm, "--json"]))["vms"][0].clone();
+    for _ in 0..2 {
+        let mut child = agent.begin(&args);
+        // The first block only observes.
+        agent.eventually("web is only observed", || mode("web")["observed_for_ns"].as_u64());
+        assert_eq!(mode("db")["mode"], json!("act"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(text(&agent.ask(&["mode"])).contains("for another"));
+        assert!(text(&agent.ask(&["mode", "web", "observe", "--for", "0s"])).contains("its own mode again"));
+        agent.eventually("web has its own mode", || {
+            (mode("web")["mode"] == json!("act")).then_some(())
+        });
+    }
+}
+
+#[test]
+fn a_lease_of_a_vm_ends_by_itself() {
+    let agent = agent(&[]);
+    let mode = || json(&agent.ask(&["mode", "web", "--json"]))["vms"][0].clone();
+    let set = json(&agent.ask(&["mode", "web", "observe", "--for", "2s", "--json"]));
+    is_as_its_schema_says(&set);
+    assert_eq!(set["span_ns"], json!(2_000_000_000_u64));
+    agent.eventually("web is only observed", || {
+        (mode()["mode"] == json!("observe")).then_some(())
+    });
+    std::thread::sleep(Duration::from_secs(2));
+    agent.eventually("web has its own mode", || {
+        (mode()["mode"] == json!("act")).then_some(())
+    });
+    assert_eq!(mode()["mode_chosen"], Value::Null);
+}
+
+#[test]
+fn what_cannot_be_an_experiment_is_said_before_it_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().to_str().unwrap();
+    let state = folder.path().join("none");
+    let (status, text) = refused(&run(&["evidence", "-o", to, "--state", state.to_str().unwrap()]));
+    assert!(
+        status == 1 && text.contains("no agent runs here"),
+        "{status} {text}"
+    );
+    let agent = agent(&["--mode", "recommend"]);
+    for (args, said) in [
+        (&["--minutes", "8"][..], "at least 9 minutes"),
+        (&["--vms", "x*"], "no VM matches x*; there are: db, web"),
+        (&["--vms", "["], "unclosed character class"),
+        (&[], "mode for VM `db` is recommend"),
+    ] {
+        let (status, text) = refused(&agent.ask(&[&["evidence", "-o", to], args].concat()));
+        assert!(status == 2 && text.contains(said), "{args:?}: {status} {text}");
+    }
+    let (status, text) = refused(&agent.ask(&["mode", "web", "act", "--for", "1h"]));
+    assert!(
+        status == 2 && text.contains("can only have the mode `observe`"),
+        "{text}"
+    );
+    let file = folder.path().join("evidence.json");
+    for (held, said) in [
+        ("{}", "is not evidence.json"),
+        ("not json", "is not evidence.json"),
+        (&forged(), "not those of its plan"),
+    ] {
+        fs::write(&file, held).unwrap();
+        let (status, text) = refused(&run(&["evidence", "show", file.to_str().unwrap()]));
+        assert!(status == 2 && text.contains(said), "{status} {text}");
+    }
+}
+
+/// A report with more blocks than its plan.
+fn forged() -> String {
+    let block = json!({"acting": "acts", "counted_ns": 1, "speeds": {"\u{1b}[31m": 1.0}});
+    json!({
+        "version": "1", "commit": "", "blocks": [block],
+        "host": {"nodes": 1, "cpus": 1, "memory_bytes": 1, "kernel": "", "vms": 1},
+        "plan": {"seed": 1, "block_ns": 1, "washout_ns": 0, "blocks": []},
+        "all": null, "vms": {}, "not_judged": [], "verdict": "harms"
+    })
+    .to_string()
+}
