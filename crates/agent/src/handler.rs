@@ -348,7 +348,7 @@ fn set_mode(
     Ok(Answered::Once(id, Setting::Mode(mode), done))
 }
 
-/// Only observes a VM for a while. It is the most careful mode, so nobody need approve of it, and a client that vanishes leaves
+/// Only observes a VM for a while. It is the most careful mode, so it needs no approval, and a client that vanishes leaves
 /// nothing behind.
 fn observe_for(
     control: &mut Control,

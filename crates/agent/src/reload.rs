@@ -147,7 +147,8 @@ mod tests {
         newer.pace.slowdown_max = 0.5;
         newer.record.days = 3;
         let (done, now) = reloaded(newer);
-        assert_eq!(done.changed, ["pace.slowdown_max", "period"]);
+        let window = "permits.attribution.window_most"; // at least a few periods
+        assert_eq!(done.changed, ["pace.slowdown_max", "period", window]);
         assert_eq!(done.at_next_start, ["policies", "record"]);
         assert_eq!((now.period, now.pace.slowdown_max), (Ns::from_secs(2), 0.5));
         assert_eq!((now.policies, now.record.days), (PolicySet::Homenode, 30));

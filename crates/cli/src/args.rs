@@ -6,11 +6,11 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::calibrate::{CalibrateArgs, KernelArgs};
 use crate::doctor::DoctorArgs;
+use crate::evidence::EvidenceArgs;
 use crate::experiment::ExperimentArgs;
 use crate::fleet::FleetCommand;
 use crate::kernel_footprint::FootprintArgs;
 use crate::list::ListArgs;
-use crate::evidence::EvidenceArgs;
 use crate::maintenance::{DrainArgs, PauseArgs};
 use crate::memory::MemoryArgs;
 use crate::numad::HookArgs;
@@ -59,7 +59,8 @@ const GROUPS: [(&str, &[&str]); 5] = [
     (
         "See",
         &[
-            "status", "top", "why", "vm", "report", "evidence", "wss", "topology", "machine", "fleet", "doctor",
+            "status", "top", "why", "vm", "report", "evidence", "wss", "topology", "machine", "fleet",
+            "doctor",
         ],
     ),
     (

@@ -70,8 +70,8 @@ mod tests {
         for (width, most, lines) in [
             (80, 38, lines(&found, Detail::Screen, 80)),
             (100, 32, lines(&found, Detail::Screen, 100)),
-            (80, 56, lines(&found, Detail::All, 80)),
-            (100, 46, lines(&found, Detail::All, 100)),
+            (80, 60, lines(&found, Detail::All, 80)),
+            (100, 50, lines(&found, Detail::All, 100)),
         ] {
             let whole = lines.join("\n");
             assert!(lines.len() <= most, "{} of {most}:\n{whole}", lines.len());

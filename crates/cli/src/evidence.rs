@@ -29,7 +29,7 @@ use crate::print::{print_json, span, table};
 
 /// The end of the command's help.
 pub(crate) const HELP: &str = "The agent acts on the VMs and only observes them in turn, in short blocks whose order a coin decides; speeds of neighbouring
-blocks are compared. While it observes, limits are lifted and homes given back. Nothing else is changed, and nothing is stored:
+blocks are compared. While it observes, limits are lifted and homes released. Nothing else is changed, and nothing is stored:
 whatever ends this command, the VMs have their own modes again within a block's time. The agent must be in mode `act` for them.
 
 DIR gets evidence.html (a page that needs nothing else), evidence.json, and to-share.json without the names of VMs. The same

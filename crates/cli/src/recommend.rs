@@ -107,7 +107,7 @@ pub(crate) struct ModeArgs {
     pub vm: Option<String>,
     /// How far the agent may go with the VM: `observe`, `recommend`, `act`, or `none` for the run's mode
     pub mode: Option<OrNone<Mode>>,
-    /// Only for this long, such as `10min` (only with `observe`); 0 ends it. It is not stored: the VM's own mode returns by itself
+    /// Only for this long, such as `10min` (only with `observe`); 0 ends it. Nothing is stored: the VM's own mode returns
     #[arg(long = "for", value_name = "TIME", requires = "mode")]
     pub span: Option<Ns>,
     #[command(flatten)]
@@ -285,7 +285,11 @@ pub(crate) fn mode(args: &ModeArgs) -> anyhow::Result<()> {
     }
     match (mode, args.span) {
         (Some(_), Some(Ns::ZERO)) => say!("{} has its own mode again", OneLine(vm)),
-        (Some(mode), Some(time)) => say!("{} has mode {mode} for {}, then its own again", OneLine(vm), span(time)),
+        (Some(mode), Some(time)) => say!(
+            "{} has mode {mode} for {}, then its own again",
+            OneLine(vm),
+            span(time)
+        ),
         (Some(mode), None) => say!("{} has mode {mode}", OneLine(vm)),
         (None, _) => say!("{} has the mode of the run and its policies", OneLine(vm)),
     }

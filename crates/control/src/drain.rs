@@ -197,7 +197,7 @@ impl Control {
         self.paused_until = (span > Ns::ZERO).then(|| Ns(now.0.saturating_add(span.0)));
     }
 
-    /// Only observes a VM for `span`, whatever its mode: what is in force on it is given back, and its mode returns by itself.
+    /// Only observes a VM for `span`, whatever its mode: what is in force on it is released, and its mode returns by itself.
     /// Zero ends that.
     pub fn observe_for(&mut self, vm: VmId, span: Ns) {
         self.inputs.push(Input::Observing { vm, span });

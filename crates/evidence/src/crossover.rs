@@ -23,7 +23,7 @@ const WASHOUT_PART: u64 = 3;
 pub enum Acting {
     /// It acts as its settings say.
     Acts,
-    /// It only observes: what it has in force on the VMs is given back.
+    /// It only observes: what it has in force on the VMs is released.
     Observes,
 }
 

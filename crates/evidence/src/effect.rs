@@ -7,8 +7,8 @@
 //! 3. How often would chance alone give as much? If the agent had no effect, each pair's difference would have the other sign if
 //!    the coin had fallen otherwise. So count, over all falls of the coin, those whose mean is at least as far from zero
 //!    (a randomisation test). Nothing is assumed about distributions.
-//! 4. Several VMs are several chances to be wrong. Holm's method corrects for them: the chance that any claim of a run is wrong is
-//!    at most [`WRONG_MAX`].
+//! 4. Several VMs are several chances to be wrong. Holm's method corrects for them: the chance that any claim of a run is wrong
+//!    is at most [`WRONG_MAX`].
 //! 5. An effect is *claimed* if that chance is small enough and the effect is at least [`MATTERS`].
 //!
 //! # Sources

@@ -188,19 +188,23 @@ pub(super) fn own_misses(inside: &mut Inside) -> anyhow::Result<()> {
         AWAY,
     )?;
     agent.kill()?;
+    wait_back(thrasher)?;
+    inside.note("the guard brought it back");
+    Ok(())
+}
+
+/// Waits until the guard of a killed agent has let a guest run on all CPUs again.
+fn wait_back(guest: &Guest) -> anyhow::Result<()> {
     wait_until(
         "the guard of the killed agent to bring the thrasher back",
         SOON,
         || {
-            let affinity = thrasher.process.vcpu_affinity()?;
-            Ok(
-                match affinity.values().all(|on| on.len() == HOME.len() + AWAY.len()) {
-                    true => Look::Done(()),
-                    false => Look::NotYet(format!("{affinity:?}")),
-                },
-            )
+            let affinity = guest.process.vcpu_affinity()?;
+            let is_free = affinity.values().all(|on| on.len() == HOME.len() + AWAY.len());
+            Ok(match is_free {
+                true => Look::Done(()),
+                false => Look::NotYet(format!("{affinity:?}")),
+            })
         },
-    )?;
-    inside.note("the guard brought it back");
-    Ok(())
+    )
 }

@@ -122,7 +122,7 @@ fn forged() -> String {
         "version": "1", "commit": "", "blocks": [block],
         "host": {"nodes": 1, "cpus": 1, "memory_bytes": 1, "kernel": "", "vms": 1},
         "plan": {"seed": 1, "block_ns": 1, "washout_ns": 0, "blocks": []},
-        "all": null, "vms": {}, "not_judged": [], "verdict": "harms"
+        "all": null, "vms": {}, "not_judged": [], "verdict": "harms", "slower": []
     })
     .to_string()
 }

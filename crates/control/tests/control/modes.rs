@@ -420,13 +420,19 @@ fn a_vm_that_is_observed_for_a_while_is_given_back_and_managed_again_by_itself()
         assert!(!is_home(&mut twin));
         let vms = control.status(twin.machine()).vms;
         let seen = vms.iter().find(|vm| vm.id == id).unwrap();
-        assert_eq!((seen.mode, seen.observed_for_ns), (Mode::Observe, Some(Ns::from_secs(left))));
+        assert_eq!(
+            (seen.mode, seen.observed_for_ns),
+            (Mode::Observe, Some(Ns::from_secs(left)))
+        );
     }
     run(&mut control, &mut twin, 5);
     assert!(is_home(&mut twin));
     let vms = control.status(twin.machine()).vms;
     let seen = vms.iter().find(|vm| vm.id == id).unwrap();
-    assert_eq!((seen.mode, seen.mode_chosen, seen.observed_for_ns), (Mode::Act, None, None));
+    assert_eq!(
+        (seen.mode, seen.mode_chosen, seen.observed_for_ns),
+        (Mode::Act, None, None)
+    );
     // Zero ends it.
     control.observe_for(id, Ns::from_secs(20));
     run(&mut control, &mut twin, 2);

@@ -377,11 +377,7 @@ fn who_asks_learns_how_much_memory_a_vm_uses() {
     let estimate = control.working_set().estimate(asked).expect("a window is over");
     assert_eq!(
         (estimate.kernel, estimate.size, estimate.hot),
-        (
-            Bytes::from_mib(80),
-            Bytes::from_mib(108),
-            Bytes::from_mib(28)
-        )
+        (Bytes::from_mib(80), Bytes::from_mib(108), Bytes::from_mib(28))
     );
     assert_eq!(estimate.window, Ns::from_secs(5));
     assert!(control.working_set().estimate(other).is_none(), "not asked for");

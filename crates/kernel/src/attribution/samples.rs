@@ -1,4 +1,4 @@
-//! Which nodes use which frames: samples of one look, whoever took them, and the sampler of a modelled PMU.
+//! Which nodes use which frames: samples of one look, from any source, and the sampler of a modelled PMU.
 
 use std::collections::BTreeMap;
 

@@ -626,7 +626,7 @@ fn in_force(vm: &VmView<'_>) -> Option<CpuQuota> {
     quota.filter(|_| quota != vm.sample.settings.quota)
 }
 
-/// Returns the share of a CPU for each vCPU with which a VM keeps its permit, on average and in a burst of so many units per
+/// Returns the share of a CPU for each vCPU with which a VM keeps its permit, on average and in a burst of this many units per
 /// millisecond; `None` if it needs no limit. For a VM that is limited now, no limit is needed only with a margin.
 fn wanted_share(
     account: &Account,

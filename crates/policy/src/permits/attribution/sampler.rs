@@ -17,8 +17,8 @@
 //! ```text
 //!             one is due, no rule spares it       the disturbers are gone        the window is full
 //!      idle ───────────────────────────────▶ emptying ──────────────▶ sampling ───────────────▶ idle
-//!        ▲                                      │                        │        nobody is out
-//!        └──────── it vanished, or too much time went by: nobody is out ─┘
+//!        ▲                                      │                        │        all are back
+//!        └──────── it vanished, or too much time went by: all are back ──┘
 //! ```
 //!
 //! 1. A VM with a permit is due when it has retired [`Config::instructions_between`] instructions since its last window. If
@@ -26,7 +26,7 @@
 //! 2. A VM is *not* isolated, and its counters count as its own, while it misses less than [`Config::few_per_ms`] (it is neither
 //!    a disturber nor sensitive), and while it has no disturber.
 //! 3. Otherwise its disturbers are out. Once they have left, [`Config::window_cycles`] of the VM are counted according to
-//!    equation 3.1. Then nobody is out.
+//!    equation 3.1. Then all are back.
 //! 4. After a window, the part is own misses over misses beside disturbers (an average), and at least own misses over misses
 //!    now. So more misses in a phase of the VM count, and an end of the disturbance is noticed at once.
 //!
@@ -478,7 +478,7 @@ mod tests {
             here.count()
         }
 
-        /// Runs a step of 100 ms; whoever must be out then is at once.
+        /// Runs a step of 100 ms; VMs that must be out then are out at once.
         fn step(&mut self, sampler: &mut Sampler) {
             self.now += STEP;
             let here = self.here();
@@ -586,7 +586,7 @@ mod tests {
         while sampler.isolates().is_none() {
             host.step(&mut sampler);
         }
-        // From now on no VM runs. After five seconds nobody is out.
+        // From now on no VM runs. After five seconds all are back.
         for _ in 0..52 {
             host.now += STEP;
             host.look(&mut sampler);
