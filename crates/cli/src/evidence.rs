@@ -1,8 +1,9 @@
 //! `homenode evidence`: what the agent gains or costs the VMs of this host, as a randomised experiment.
 
-use std::collections::BTreeMap;
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::Permissions;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
@@ -10,11 +11,12 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Subcommand;
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use homenode_agent::wall_clock::now_ns;
 use homenode_api::answer::{self, Overview};
 use homenode_api::document::document;
 use homenode_api::{ApiError, AskError, Request};
 use homenode_control::{Mode, VmStatus};
-use homenode_evidence::crossover::{self, Acting, Crossover, Look, RUN_MIN, Subject, run_block};
+use homenode_evidence::crossover::{self, Acting, Crossover, Look, Subject, run_block};
 use homenode_evidence::report::HostFacts;
 use homenode_evidence::{Effect, Report, page};
 use homenode_machine_files::file::read_text_file;
@@ -30,14 +32,14 @@ use crate::print::{print_json, span, table};
 /// The end of the command's help.
 pub(crate) const HELP: &str = "The agent acts on the VMs and only observes them in turn, in short blocks whose order a coin decides; speeds of neighbouring
 blocks are compared. While it observes, limits are lifted and homes released. Nothing else is changed, and nothing is stored:
-whatever ends this command, the VMs have their own modes again within a block's time. The agent must be in mode `act` for them.
+whatever ends this command, the VMs have their own modes again within a minute. The agent must be in mode `act` for them.
 
 DIR gets evidence.html (a page that needs nothing else), evidence.json, and to-share.json without the names of VMs. The same
 command with the same DIR continues a run that was interrupted.
 
 Examples:
-  homenode evidence -o trial                       all VMs, for an hour
-  homenode evidence --vms 'web*' --minutes 30 -o trial
+  homenode evidence -o trial                       all VMs on which the agent acts, for an hour or more
+  homenode evidence --vms 'web*' --minutes 90 -o trial
   homenode evidence show trial/evidence.json       the result again";
 
 /// Names of the files of a run.
@@ -45,6 +47,12 @@ const REPORT: &str = "evidence.json";
 const PAGE: &str = "evidence.html";
 const SHARED: &str = "to-share.json";
 const COMMIT: &str = env!("HOMENODE_COMMIT");
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The usual length of a run.
+const HOUR: Ns = Ns::from_secs(3600);
+/// Most blocks that may be spoilt before the run ends.
+const SPOILT_MAX: u32 = 8;
+const REMEDY: &str = "start the agent with `homenode run --mode act`, or choose other VMs with --vms";
 /// How long to wait before the agent is asked for its next sample.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 /// How often the agent is asked in vain before the run ends: it may be restarting.
@@ -58,15 +66,15 @@ const OLD_MAX: u32 = 6000;
 pub(crate) struct EvidenceArgs {
     #[command(subcommand)]
     pub command: Option<EvidenceCommand>,
-    /// Length of the run, in minutes
-    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=10_080))]
-    pub minutes: u64,
-    /// Only VMs whose names match, such as `web*`; may be given several times [default: all that the agent manages]
+    /// Length of the run, in minutes [default: an hour, or more if many VMs need it]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1440))]
+    pub minutes: Option<u64>,
+    /// Only VMs whose names match, such as `web*`; may be given several times [default: all on which the agent acts]
     #[arg(long = "vms", value_name = "PATTERN")]
     pub vms: Vec<String>,
-    /// Seed of the coin that orders the blocks
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
+    /// Seed of the coin that orders the blocks [default: another one each time]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
     /// Directory for the results
     #[arg(short, long = "output", value_name = "DIR", required = true)]
     pub output: Option<OutDir>,
@@ -100,53 +108,118 @@ pub(crate) fn run(args: &EvidenceArgs) -> anyhow::Result<()> {
     if let Some(EvidenceCommand::Show(args)) = &args.command {
         return show(&read(&args.file)?, args.shown.json);
     }
-    let length = Ns::from_secs(60 * args.minutes);
-    let plan = Crossover::of(length, args.seed).with_context(|| too_short(args.minutes));
-    let plan = plan.map_err(bad_input)?;
     let directory = args.output.as_ref().context("-o is required")?.create()?;
+    let before = match directory.join(REPORT).exists() {
+        true => Some(read(&directory.join(REPORT))?),
+        false => None,
+    };
     let state = args.agent.dir();
     let now: Overview = ask_agent(state, &Request::Overview)?;
     let mut agent = Agent {
         state,
-        vms: chosen(&now, &args.vms)?,
+        vms: chosen(
+            &now,
+            &args.vms,
+            before.as_ref().is_some_and(|before| !before.is_complete()),
+        )?,
         seen: now.status.at_ns,
     };
-    let host = facts(&now);
-    let mut report = continued(directory, &plan, &host)?;
-    begin(&agent, &report, args.agent.json());
-    let progress = Progress::new("");
-    while !report.is_complete() {
-        let at = report.blocks.len();
-        let acting = plan.blocks[at];
-        let done = at as f64 / plan.blocks.len() as f64;
-        progress.at(
-            &format!("[{}/{}] the agent {}", at + 1, plan.blocks.len(), doing(acting)),
-            done,
+    let mut report = match before {
+        Some(before) => continued(args, &agent, before, directory)?,
+        None => begun(args, &agent, &now)?,
+    };
+    if report.is_complete() {
+        say!(
+            "{} is complete; choose another -o for another run",
+            directory.join(REPORT).display()
         );
-        let block = run_block(&mut agent, &plan, acting);
-        report.blocks.push(
-            block
-                .context("finished blocks are kept, and the same command continues; this one ended early")?,
-        );
-        report = Report::of(
-            env!("CARGO_PKG_VERSION"),
-            COMMIT,
-            report.host,
-            report.plan,
-            report.blocks,
-        );
-        keep(directory, &report)?;
+        return show(&report, args.agent.json());
     }
-    drop(progress);
-    agent.set(Acting::Acts, Ns::ZERO)?;
+    begin(&agent, &report, args.agent.json());
+    let measured = measure(&mut agent, &mut report, directory);
+    // Whatever happened; leases end by themselves, too.
+    let released = agent.set(Acting::Acts, Ns::ZERO);
+    measured.context("finished blocks are kept, and the same command continues")?;
+    released?;
     show(&report, args.agent.json())
 }
 
-fn too_short(minutes: u64) -> String {
-    format!(
-        "--minutes {minutes}: a run takes at least {} minutes, so that chance alone can be ruled out",
-        RUN_MIN.0.div_ceil(60_000_000_000)
-    )
+/// Plans a new run.
+fn begun(args: &EvidenceArgs, agent: &Agent<'_>, now: &Overview) -> anyhow::Result<Report> {
+    let vms = agent.vms.len();
+    let seed = args.seed.unwrap_or_else(|| now_ns().unsigned_abs());
+    let default =
+        || Crossover::of(HOUR, vms, seed).map_or_else(|short| short.least.unwrap_or(HOUR), |_| HOUR);
+    let length = args
+        .minutes
+        .map_or_else(default, |minutes| Ns::from_secs(60 * minutes));
+    let plan = Crossover::of(length, vms, seed);
+    let plan =
+        plan.map_err(|short| bad_input(format!("{short}; give --minutes, or fewer VMs with --vms")))?;
+    Ok(Report::of(agent.names(), facts(now), plan, Vec::new()).made_by(VERSION, COMMIT))
+}
+
+/// Checks that a run that was interrupted can be continued by this command.
+fn continued(
+    args: &EvidenceArgs,
+    agent: &Agent<'_>,
+    before: Report,
+    directory: &Path,
+) -> anyhow::Result<Report> {
+    let is_same = before.about == agent.names() && args.seed.is_none_or(|seed| seed == before.plan.seed);
+    if !is_same {
+        return Err(bad_input(format!(
+            "{} is of a run with other VMs ({}) or another seed; choose another -o",
+            directory.join(REPORT).display(),
+            before
+                .about
+                .iter()
+                .map(String::as_str)
+                .collect::<Vec<_>>()
+                .join(", ")
+        )));
+    }
+    let mut blocks = before.blocks;
+    if blocks.len() < before.plan.blocks.len() {
+        blocks.truncate(before.plan.next(blocks.len()));
+    }
+    Ok(Report::of(before.about, before.host, before.plan, blocks).made_by(VERSION, COMMIT))
+}
+
+/// Runs the blocks that are left, and keeps each.
+fn measure(agent: &mut Agent<'_>, report: &mut Report, directory: &Path) -> anyhow::Result<()> {
+    let progress = Progress::new("");
+    let mut spoilt = 0;
+    while !report.is_complete() {
+        let (at, all) = (report.blocks.len(), report.plan.blocks.len());
+        let acting = report.plan.blocks[at];
+        progress.at(
+            &format!("[{}/{all}] the agent {}", at + 1, doing(acting)),
+            at as f64 / all as f64,
+        );
+        let mut blocks = report.blocks.clone();
+        match run_block(agent, &report.plan, acting)? {
+            Some(block) => blocks.push(block),
+            None => {
+                spoilt += 1;
+                anyhow::ensure!(
+                    spoilt < SPOILT_MAX,
+                    "{SPOILT_MAX} blocks were spoilt, as the agent was restarted or paused, or modes were set meanwhile"
+                );
+                progress.note("a block was spoilt: the agent was restarted or paused, or modes were set; its pair runs again");
+                blocks.truncate(report.plan.next(at));
+            }
+        }
+        *report = Report::of(
+            report.about.clone(),
+            report.host.clone(),
+            report.plan.clone(),
+            blocks,
+        )
+        .made_by(VERSION, COMMIT);
+        keep(directory, report)?;
+    }
+    Ok(())
 }
 
 fn doing(acting: Acting) -> &'static str {
@@ -172,29 +245,43 @@ fn begin(agent: &Agent<'_>, report: &Report, is_json: bool) {
 }
 
 /// Returns the VMs that the run is about, by UUID, with the names that the report has.
-fn chosen(now: &Overview, patterns: &[String]) -> anyhow::Result<BTreeMap<String, String>> {
+/// A lease on a VM is an earlier run's if that one is continued, and an operator's if not.
+fn chosen(
+    now: &Overview,
+    patterns: &[String],
+    is_continued: bool,
+) -> anyhow::Result<BTreeMap<String, String>> {
     let all = &now.status.vms;
     let wanted = globs(patterns)?;
-    let is_wanted = |vm: &&VmStatus| patterns.is_empty() || wanted.is_match(&vm.name);
+    let acts = |vm: &VmStatus| match vm.observed_for_ns {
+        Some(_) => is_continued,
+        None => vm.mode == Mode::Act && vm.left_alone.is_none(),
+    };
+    let is_wanted = |vm: &&VmStatus| match patterns.is_empty() {
+        true => acts(vm),
+        false => wanted.is_match(&vm.name),
+    };
     let found: Vec<&VmStatus> = all.iter().filter(is_wanted).collect();
     if found.is_empty() {
         let names: Vec<&str> = all.iter().map(|vm| vm.name.as_str()).collect();
-        return Err(bad_input(match names[..] {
-            [] => "no VM runs here".to_owned(),
-            _ => format!(
-                "no VM matches {}; there are: {}",
-                patterns.join(", "),
-                names.join(", ")
-            ),
+        let there = match names[..] {
+            [] => return Err(bad_input("no VM runs here")),
+            _ => names.join(", "),
+        };
+        return Err(bad_input(match patterns {
+            [] => format!("the agent acts on none of the VMs here ({there}); {REMEDY}"),
+            _ => format!("no VM matches {}; there are: {there}", patterns.join(", ")),
         }));
     }
-    // One that an interrupted run left is only observed for another moment.
-    let acts = |vm: &VmStatus| vm.mode == Mode::Act || vm.observed_for_ns.is_some();
     if let Some(vm) = found.iter().find(|vm| !acts(vm)) {
+        let why = match (vm.observed_for_ns, &vm.left_alone) {
+            (Some(left), _) => format!("it is to be only observed for another {}", span(left)),
+            (None, Some(why)) => why.clone(),
+            (None, None) => format!("the agent's mode for it is {}", vm.mode),
+        };
         return Err(bad_input(format!(
-            "the agent's mode for VM `{}` is {}, so it would do the same in all blocks; \
-             start it with `homenode run --mode act`, or choose other VMs with --vms",
-            vm.name, vm.mode
+            "VM `{}` would be the same in all blocks: {why}; {REMEDY}",
+            vm.name
         )));
     }
     if found.iter().all(|vm| vm.counted_by.is_none()) {
@@ -230,29 +317,6 @@ fn facts(now: &Overview) -> HostFacts {
     }
 }
 
-/// Returns the run that a directory holds, to be continued, or a new one.
-fn continued(directory: &Path, plan: &Crossover, host: &HostFacts) -> anyhow::Result<Report> {
-    let path = directory.join(REPORT);
-    let blocks = match path.exists() {
-        false => Vec::new(),
-        true => {
-            let mut before = read(&path)?;
-            if before.plan != *plan {
-                return Err(bad_input(format!(
-                    "{} is of a run with another length or seed; continue it with the same options, or choose another -o",
-                    path.display()
-                )));
-            }
-            if !before.is_complete() {
-                before.blocks.truncate(plan.next(before.blocks.len()));
-            }
-            before.blocks
-        }
-    };
-    let (version, commit) = (env!("CARGO_PKG_VERSION"), COMMIT);
-    Ok(Report::of(version, commit, host.clone(), plan.clone(), blocks))
-}
-
 fn read(path: &Path) -> anyhow::Result<Report> {
     let text = read_text_file(path).map_err(bad_input)?;
     let report: Report = serde_json::from_str(&text).map_err(|error| {
@@ -265,6 +329,7 @@ fn read(path: &Path) -> anyhow::Result<Report> {
         version,
         commit,
         host,
+        about,
         plan,
         blocks,
         ..
@@ -278,7 +343,7 @@ fn read(path: &Path) -> anyhow::Result<Report> {
         )));
     }
     // Judged again, as what is read may be wrong.
-    Ok(Report::of(&version, &commit, host, plan, blocks))
+    Ok(Report::of(about, host, plan, blocks).made_by(&version, &commit))
 }
 
 /// Writes the files of a run. Each is replaced as a whole.
@@ -298,18 +363,15 @@ fn keep(directory: &Path, report: &Report) -> anyhow::Result<()> {
         let path = directory.join(name);
         let written = tempfile::NamedTempFile::new_in(directory).and_then(|mut file| {
             file.write_all(text.as_bytes())?;
+            // A new temporary file can be read by its owner only.
+            file.as_file().set_permissions(Permissions::from_mode(0o644))?;
+            file.as_file().sync_all()?;
             file.persist(&path)?;
             Ok(())
         });
         written.with_context(|| format!("cannot write {}", path.display()))?;
-        fs::set_permissions(&path, readable()).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
-}
-
-/// A new temporary file can be read by its owner only.
-fn readable() -> fs::Permissions {
-    std::os::unix::fs::PermissionsExt::from_mode(0o644)
 }
 
 fn show(report: &Report, is_json: bool) -> anyhow::Result<()> {
@@ -374,6 +436,10 @@ struct Agent<'a> {
 }
 
 impl Agent<'_> {
+    fn names(&self) -> BTreeSet<String> {
+        self.vms.values().cloned().collect()
+    }
+
     /// Asks until there is an answer, as the agent may be restarting.
     fn overview(&self) -> anyhow::Result<Overview> {
         let mut silent = 0;
@@ -430,16 +496,8 @@ impl Subject for Agent<'_> {
         // A restarted host's clock begins again.
         let passed = now.status.at_ns.saturating_sub(self.seen);
         self.seen = now.status.at_ns;
-        let named = |vm: VmStatus| {
-            Some((
-                self.vms.get(&vm.id.to_string())?.clone(),
-                vm.instructions_per_cpu_s,
-            ))
-        };
-        Ok(Look {
-            passed,
-            speeds: now.status.vms.into_iter().filter_map(named).collect(),
-        })
+        let named = |vm: &VmStatus| self.vms.get(&vm.id.to_string()).cloned();
+        Ok(Look::of(passed, &now.status, named))
     }
 }
 

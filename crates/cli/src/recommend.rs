@@ -107,7 +107,7 @@ pub(crate) struct ModeArgs {
     pub vm: Option<String>,
     /// How far the agent may go with the VM: `observe`, `recommend`, `act`, or `none` for the run's mode
     pub mode: Option<OrNone<Mode>>,
-    /// Only for this long, such as `10min` (only with `observe`); 0 ends it. Nothing is stored: the VM's own mode returns
+    /// Only for this long, such as `10min` (only with `observe`); `0s` ends it. Nothing is stored: the VM's own mode returns
     #[arg(long = "for", value_name = "TIME", requires = "mode")]
     pub span: Option<Ns>,
     #[command(flatten)]

@@ -364,6 +364,7 @@ impl Control {
             home: self.homes.get(&vm.id).cloned(),
             left_alone: hands_off(vm, &self.foreign).map(|why| why.to_string()),
             mode: most_careful(self.mode, None, vm.settings.mode),
+            mode_chosen: self.own_mode(vm),
             observed_for: self.observed_for(vm.id),
             permit: PermitStatus::of(sample, vm, &self.states.permits),
             memory: MemoryStatus::of(vm, &self.states.overcommit),

@@ -9,7 +9,7 @@
 //! - `the_arranger_recommends_homes_again_after_a_drain`
 //! - `a_vm_that_is_observed_for_a_while_is_given_back_and_managed_again_by_itself` (`tests/control/modes.rs`)
 
-use homenode_host::{Sample, View, VmView};
+use homenode_host::{Sample, View, VmSample, VmView};
 use homenode_machine::Machine;
 use homenode_policy::{arrange, placement};
 use homenode_units::{Bytes, NodeId, NodeSet, Ns, VmId};
@@ -202,21 +202,32 @@ impl Control {
     pub fn observe_for(&mut self, vm: VmId, span: Ns) {
         self.inputs.push(Input::Observing { vm, span });
         let until = Ns(self.now().0.saturating_add(span.0));
-        self.observed_until.insert(vm, until);
+        let own = self
+            .sample()
+            .and_then(|sample| sample.vm(vm))
+            .and_then(|vm| vm.settings.mode);
+        let own = self.observed.get(&vm).map_or(own, |(_, own)| *own);
+        self.observed.insert(vm, (until, own));
+    }
+
+    /// Returns the mode that the operator chose for a VM, which a lease hides.
+    pub(crate) fn own_mode(&self, vm: &VmSample) -> Option<Mode> {
+        let leased = self.observed.get(&vm.id);
+        leased.map_or(vm.settings.mode, |(_, own)| *own)
     }
 
     /// Returns how much longer the VM is only observed, or `None` if its own mode applies.
     pub(crate) fn observed_for(&self, vm: VmId) -> Option<Ns> {
-        let left = self.observed_until.get(&vm)?.saturating_sub(self.now());
+        let left = self.observed.get(&vm)?.0.saturating_sub(self.now());
         (left > Ns::ZERO).then_some(left)
     }
 
     /// Sets the mode of VMs that are only observed for a while.
     pub(crate) fn only_observe(&mut self, sample: &mut Sample) {
-        self.observed_until.retain(|_, until| *until > sample.at);
+        self.observed.retain(|_, (until, _)| *until > sample.at);
         for vm in &mut sample.vms {
-            if self.observed_until.contains_key(&vm.id) {
-                vm.settings.mode = Some(Mode::Observe);
+            if let Some((_, own)) = self.observed.get_mut(&vm.id) {
+                *own = vm.settings.mode.replace(Mode::Observe);
             }
         }
     }

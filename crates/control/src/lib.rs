@@ -108,8 +108,8 @@ pub struct Control {
     drained: NodeSet,
     /// End of the operator's pause.
     paused_until: Option<Ns>,
-    /// VMs that the operator wants only observed for a while, and until when.
-    observed_until: BTreeMap<VmId, Ns>,
+    /// VMs that the operator wants only observed for a while: until when, and their own modes.
+    observed: BTreeMap<VmId, (Ns, Option<Mode>)>,
     /// Decisions that were already reported. A decision that is only reported recurs in every cycle, and is reported once.
     told: BTreeSet<(VmId, String)>,
     /// Recommendations that wait for the operator, and those that were approved.

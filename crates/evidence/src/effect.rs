@@ -3,13 +3,14 @@
 //! # Algorithm
 //! 1. For each pair of blocks and each VM: the logarithm of its speed while the agent acts over its speed while it observes. For
 //!    the host: their mean over the VMs of that pair.
-//! 2. The effect is the mean over the pairs. Its interval is that of Student's t, at 95 percent.
+//! 2. The effect is the mean over the pairs. Its interval is that of Student's t, at 95 percent for each VM by itself.
 //! 3. How often would chance alone give as much? If the agent had no effect, each pair's difference would have the other sign if
 //!    the coin had fallen otherwise. So count, over all falls of the coin, those whose mean is at least as far from zero
-//!    (a randomisation test). Nothing is assumed about distributions.
+//!    (a randomisation test). That assumes nothing about distributions.
 //! 4. Several VMs are several chances to be wrong. Holm's method corrects for them: the chance that any claim of a run is wrong
 //!    is at most [`WRONG_MAX`].
-//! 5. An effect is *claimed* if that chance is small enough and the effect is at least [`MATTERS`].
+//! 5. An effect is *claimed* if that chance is small enough, its interval lies on one side of zero, the effect is at least
+//!    [`MATTERS`], and the run is complete: who stops when he likes the verdict has thrown the coin more often.
 //!
 //! # Sources
 //! Fisher, *The Design of Experiments* (1935), chapter 3: the randomisation test. Holm, *A Simple Sequentially Rejective Multiple
@@ -28,8 +29,15 @@ use crate::crossover::{Acting, Block, PAIRS_MAX};
 pub const WRONG_MAX: f64 = 0.05;
 /// The least effect that is claimed, as a share. Less would not decide whether to switch the agent on.
 pub const MATTERS: f64 = 0.01;
-/// Fewest pairs by which a VM is judged: with six, all signs alike have a chance of one in 32.
-pub const PAIRS_JUDGED_MIN: usize = 6;
+/// Fewest pairs by which a VM is judged. With fewer nothing could be claimed.
+pub const PAIRS_JUDGED_MIN: usize = 7;
+
+/// Returns true if an effect on one of this many VMs can be claimed: if all pairs have the same sign, chance is ruled out.
+pub fn can_be_claimed(pairs: u64, vms: usize) -> bool {
+    // Beside several VMs, all together are judged.
+    let effects = if vms > 1 { vms as f64 + 1.0 } else { 1.0 };
+    effects * 2.0 / (2.0_f64).powi(pairs as i32) <= WRONG_MAX
+}
 
 /// The agent's effect on a VM, or on all.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -64,6 +72,10 @@ pub enum Verdict {
     },
     /// No difference that matters was seen.
     NoDifference,
+    /// The agent had no home and no limit in force at the end of any block in which it acts.
+    NothingDone,
+    /// Blocks are missing.
+    NotComplete,
     /// No VM was counted for long enough.
     NotMeasured,
 }
@@ -78,6 +90,10 @@ impl fmt::Display for Verdict {
             Verdict::Harms { slower } => write!(f, "harms: slower while the agent acts: {}", named(slower)),
             Verdict::Gains { faster } => write!(f, "gains: faster while the agent acts: {}", named(faster)),
             Verdict::NoDifference => f.write_str("no difference that matters was seen"),
+            Verdict::NothingDone => f.write_str(
+                "no difference could be seen: the agent had no home and no limit in force on these VMs when it acted",
+            ),
+            Verdict::NotComplete => f.write_str("not complete: nothing is claimed yet"),
             Verdict::NotMeasured => f.write_str("not measured: no VM was counted for long enough"),
         }
     }
@@ -97,8 +113,8 @@ pub struct Judged {
     pub verdict: Verdict,
 }
 
-/// Judges the blocks of a run; the first belongs to no pair.
-pub fn judge(blocks: &[Block]) -> Judged {
+/// Judges the blocks of a run; the first belongs to no pair. Nothing is claimed before a run is complete.
+pub fn judge(blocks: &[Block], is_complete: bool) -> Judged {
     let pairs: Vec<BTreeMap<&str, f64>> = blocks
         .get(1..)
         .unwrap_or_default()
@@ -118,22 +134,20 @@ pub fn judge(blocks: &[Block]) -> Judged {
         .filter_map(|pair| mean(judged.iter().filter_map(|name| pair.get(name).copied())));
     let together: Vec<f64> = means.collect();
     let mut effects: Vec<Effect> = judged.iter().map(|name| Effect::of(&of(name))).collect();
-    if together.len() >= PAIRS_JUDGED_MIN {
-        effects.push(Effect::of(&together));
-    }
-    correct(&mut effects);
-    let all = if together.len() >= PAIRS_JUDGED_MIN {
-        effects.pop()
-    } else {
-        None
-    };
+    let has_all = judged.len() > 1 && together.len() >= PAIRS_JUDGED_MIN;
+    effects.extend(has_all.then(|| Effect::of(&together)));
+    correct(&mut effects, is_complete);
+    let all = if has_all { effects.pop() } else { None };
     let vms: BTreeMap<String, Effect> = judged
         .iter()
         .map(|name| (*name).to_owned())
         .zip(effects)
         .collect();
     Judged {
-        verdict: verdict(all.as_ref(), &vms),
+        verdict: match is_complete {
+            true => verdict(all.as_ref(), &vms, blocks),
+            false => Verdict::NotComplete,
+        },
         all,
         vms,
         not_judged: not_judged.into_iter().map(str::to_owned).collect(),
@@ -160,19 +174,23 @@ fn differences(pair: &[Block]) -> BTreeMap<&str, f64> {
     ratios
 }
 
-fn verdict(all: Option<&Effect>, vms: &BTreeMap<String, Effect>) -> Verdict {
-    let Some(all) = all else {
+fn verdict(all: Option<&Effect>, vms: &BTreeMap<String, Effect>, blocks: &[Block]) -> Verdict {
+    if vms.is_empty() {
         return Verdict::NotMeasured;
-    };
+    }
     let claimed = |is_it: fn(f64) -> bool| -> Vec<String> {
         let is_it = |(_, effect): &(&String, &Effect)| effect.is_claimed && is_it(effect.percent);
         vms.iter().filter(is_it).map(|(vm, _)| vm.clone()).collect()
     };
     let (slower, faster) = (claimed(|percent| percent < 0.0), claimed(|percent| percent > 0.0));
-    if !slower.is_empty() || all.is_claimed && all.percent < 0.0 {
+    let together = |is_it: fn(f64) -> bool| all.is_some_and(|all| all.is_claimed && is_it(all.percent));
+    let did_nothing = |block: &Block| block.acting == Acting::Observes || block.in_force == 0;
+    if !slower.is_empty() || together(|percent| percent < 0.0) {
         Verdict::Harms { slower }
-    } else if !faster.is_empty() || all.is_claimed {
+    } else if !faster.is_empty() || together(|percent| percent > 0.0) {
         Verdict::Gains { faster }
+    } else if blocks.iter().all(did_nothing) {
+        Verdict::NothingDone
     } else {
         Verdict::NoDifference
     }
@@ -212,7 +230,7 @@ fn chance(differences: &[f64]) -> f64 {
 }
 
 /// Corrects chances for the number of effects (Holm), and claims effects.
-fn correct(effects: &mut [Effect]) {
+fn correct(effects: &mut [Effect], is_complete: bool) {
     let count = effects.len();
     let mut order: Vec<usize> = (0..count).collect();
     order.sort_by(|a, b| effects[*a].chance.total_cmp(&effects[*b].chance));
@@ -222,7 +240,9 @@ fn correct(effects: &mut [Effect]) {
         let effect = &mut effects[at];
         least = least.max((effect.chance * left as f64).min(1.0));
         effect.chance = least;
-        effect.is_claimed = least <= WRONG_MAX && effect.percent.abs() >= 100.0 * MATTERS;
+        let is_one_sided = effect.low_percent > 0.0 || effect.high_percent < 0.0;
+        let matters = effect.percent.abs() >= 100.0 * MATTERS;
+        effect.is_claimed = is_complete && least <= WRONG_MAX && is_one_sided && matters;
     }
 }
 
@@ -235,11 +255,16 @@ mod tests {
         Block {
             acting,
             counted_ns: Ns::from_secs(20),
+            in_force: usize::from(acting == Acting::Acts),
             speeds: speeds
                 .iter()
                 .map(|(vm, speed)| ((*vm).to_owned(), *speed))
                 .collect(),
         }
+    }
+
+    fn judge_all(blocks: &[Block]) -> Judged {
+        judge(blocks, true)
     }
 
     /// Blocks of pairs, with the first one before them.
@@ -269,7 +294,7 @@ mod tests {
     #[test]
     fn an_effect_by_hand_and_its_correction() {
         let pairs = (0..8).map(|_| [vec![("a", 1.1), ("b", 2.0)], vec![("a", 1.0), ("b", 2.0)]]);
-        let judged = judge(&blocks(pairs));
+        let judged = judge_all(&blocks(pairs));
         let a = &judged.vms["a"];
         assert!((a.percent - 10.0).abs() < 1e-9 && a.pairs == 8, "{a:?}");
         // Three effects: a, b, and all; a and all have 2 of 256.
@@ -291,7 +316,7 @@ mod tests {
     #[test]
     fn one_vm_that_is_harmed_is_the_verdict_whatever_others_gain() {
         let pairs = (0..8).map(|_| [vec![("a", 2.0), ("b", 1.0)], vec![("a", 1.0), ("b", 1.1)]]);
-        let judged = judge(&blocks(pairs));
+        let judged = judge_all(&blocks(pairs));
         assert_eq!(
             judged.verdict,
             Verdict::Harms {
@@ -302,9 +327,35 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_claimed_that_chance_may_have_made_or_before_the_end() {
+        // Seven small gains and a large one: the interval includes zero.
+        let pairs = (0..8).map(|at| {
+            let gained = if at == 0 { 1.35 } else { 1.02 };
+            [vec![("a", gained)], vec![("a", 1.0)]]
+        });
+        let judged = judge_all(&blocks(pairs));
+        assert!(judged.vms["a"].chance < WRONG_MAX && judged.vms["a"].low_percent < 0.0);
+        assert_eq!(judged.verdict, Verdict::NoDifference);
+        let pairs = (0..8).map(|_| [vec![("a", 2.0)], vec![("a", 1.0)]]);
+        let early = judge(&blocks(pairs), false);
+        assert!(!early.vms["a"].is_claimed && early.verdict == Verdict::NotComplete);
+        // One VM is not also all together.
+        assert_eq!(early.all, None);
+    }
+
+    #[test]
+    fn an_agent_that_did_nothing_is_said_to_have_done_nothing() {
+        let pairs = (0..8).map(|_| [vec![("a", 1.0)], vec![("a", 1.0)]]);
+        let mut all = blocks(pairs);
+        assert_eq!(judge_all(&all).verdict, Verdict::NoDifference);
+        all.iter_mut().for_each(|block| block.in_force = 0);
+        assert_eq!(judge_all(&all).verdict, Verdict::NothingDone);
+    }
+
+    #[test]
     fn an_effect_too_small_to_matter_is_no_claim() {
         let pairs = (0..8).map(|_| [vec![("a", 1.005)], vec![("a", 1.0)]]);
-        assert_eq!(judge(&blocks(pairs)).verdict, Verdict::NoDifference);
+        assert_eq!(judge_all(&blocks(pairs)).verdict, Verdict::NoDifference);
     }
 
     #[test]
@@ -317,13 +368,13 @@ mod tests {
             };
             [b.clone(), b]
         });
-        let judged = judge(&blocks(pairs));
+        let judged = judge_all(&blocks(pairs));
         assert_eq!(judged.not_judged, ["b"]);
         assert!(judged.vms.contains_key("a") && !judged.vms.contains_key("b"));
         for empty in [vec![], blocks([]), blocks([[vec![], vec![]]])] {
-            assert_eq!(judge(&empty).verdict, Verdict::NotMeasured);
+            assert_eq!(judge_all(&empty).verdict, Verdict::NotMeasured);
         }
         let zeros = (0..8).map(|_| [vec![("a", 0.0)], vec![("a", 0.0)]]);
-        assert_eq!(judge(&blocks(zeros)).verdict, Verdict::NotMeasured);
+        assert_eq!(judge_all(&blocks(zeros)).verdict, Verdict::NotMeasured);
     }
 }

@@ -18,13 +18,17 @@
 //!
 //! # What it cannot see
 //! Memory that the agent moved stays where it is in the next block, unless the kernel moves it. So an effect of memory is seen
-//! smaller than it is, whether it is good or bad. The first block always only observes, and shows the host before any change.
+//! smaller than it is, whether it is good or bad. Memory policies and what guests were told of their topology stay, too, as they
+//! are not leased. The first block always only observes, and shows the host before any change.
 //!
 //! # Properties (tests of the same names)
 //! - `a_planted_effect_is_found_with_its_sign_in_20_of_20_runs` (`tests/twin.rs`)
 //! - `where_nothing_differs_at_most_one_run_in_20_claims_something` (`tests/twin.rs`)
 //! - `whatever_stops_a_run_it_goes_on_where_it_was`
+//! - `a_block_in_which_the_agent_did_something_else_does_not_count`
 //! - `a_vm_that_is_not_counted_is_not_judged`
+//! - `nothing_is_claimed_that_chance_may_have_made_or_before_the_end`
+//! - `an_agent_that_did_nothing_is_said_to_have_done_nothing`
 
 pub mod crossover;
 pub mod effect;

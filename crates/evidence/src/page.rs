@@ -49,7 +49,7 @@ pub fn page(report: &Report) -> String {
                 div.scroll { (effects(report)) }
                 p {
                     "Positive: faster while the agent acts. "
-                    "The interval holds the true effect in 95 of 100 such runs. Chance: how often luck alone gives as much, corrected "
+                    "The interval holds the true effect in about 95 of 100 such runs, for each VM by itself. Chance: how often luck alone gives as much, corrected "
                     "for the number of VMs. An effect is claimed at a chance of at most " (percent(WRONG_MAX)) " if it is at least "
                     (percent(MATTERS)) "."
                 }
@@ -65,7 +65,7 @@ pub fn page(report: &Report) -> String {
                     (report.plan.block_ns) ". A coin of seed " (report.plan.seed) " chose the order in each pair. The first "
                     (report.plan.washout_ns) " of a block do not count. Speed is instructions per second of CPU time that the VM "
                     "wanted. Memory that was moved stays where it is in the next block, so effects of memory look smaller than they "
-                    "are. The first block shows the host before any change."
+                    "are; memory policies and told topologies stay, too. The first block shows the host before any change."
                 }
                 details {
                     summary { "Numbers" }
@@ -162,19 +162,20 @@ fn numbers(blocks: &[Block]) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crossover::{Crossover, RUN_MIN};
+    use crate::crossover::Crossover;
     use crate::report::HostFacts;
     use homenode_units::Ns;
 
     fn report(vm: &str, done: usize) -> Report {
-        let plan = Crossover::of(RUN_MIN, 3).unwrap();
+        let plan = Crossover::of(Ns::from_secs(51 * 60), 1, 3).unwrap();
         let block = |acting: &Acting| Block {
             acting: *acting,
             counted_ns: Ns::from_secs(20),
+            in_force: 1,
             speeds: [(vm.to_owned(), if *acting == Acting::Acts { 1.2e9 } else { 1e9 })].into(),
         };
         let blocks = plan.blocks.iter().take(done).map(block).collect();
-        Report::of("1", "c", HostFacts::default(), plan, blocks)
+        Report::of([vm.to_owned()].into(), HostFacts::default(), plan, blocks)
     }
 
     #[test]
@@ -194,7 +195,7 @@ mod tests {
         assert!(verdict < table && !text.contains("Not complete"), "{text}");
         assert!(page(&report("web", 4)).contains("Not complete: 1 of 8 pairs"));
         for done in 0..3 {
-            assert!(page(&report("web", done)).contains("Not measured"));
+            assert!(page(&report("web", done)).contains("nothing is claimed yet"));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What a run leaves: its plan, what was measured, and what follows from it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use homenode_units::Bytes;
 use schemars::JsonSchema;
@@ -33,6 +33,8 @@ pub struct Report {
     pub commit: String,
     /// The host.
     pub host: HostFacts,
+    /// The VMs that it is about.
+    pub about: BTreeSet<String>,
     /// The plan.
     pub plan: Crossover,
     /// What was measured, in the order of the plan. Fewer than planned if the run is not complete.
@@ -44,15 +46,23 @@ pub struct Report {
 
 impl Report {
     /// Judges what was measured.
-    pub fn of(version: &str, commit: &str, host: HostFacts, plan: Crossover, blocks: Vec<Block>) -> Report {
+    pub fn of(about: BTreeSet<String>, host: HostFacts, plan: Crossover, blocks: Vec<Block>) -> Report {
         Report {
-            version: version.to_owned(),
-            commit: commit.to_owned(),
+            version: String::new(),
+            commit: String::new(),
             host,
+            about,
+            judged: judge(&blocks, blocks.len() >= plan.blocks.len()),
             plan,
-            judged: judge(&blocks),
             blocks,
         }
+    }
+
+    /// Says which program made the report.
+    #[must_use]
+    pub fn made_by(mut self, version: &str, commit: &str) -> Report {
+        (self.version, self.commit) = (version.to_owned(), commit.to_owned());
+        self
     }
 
     /// Returns true if all blocks were measured.
@@ -61,47 +71,50 @@ impl Report {
     }
 
     /// Returns the report with `vm-1`, `vm-2` and so on for the VMs' names, to show it to others.
-    pub fn without_names(mut self) -> Report {
-        let names: std::collections::BTreeSet<&String> =
-            self.blocks.iter().flat_map(|block| block.speeds.keys()).collect();
-        let named: BTreeMap<String, String> = names
-            .into_iter()
-            .enumerate()
+    pub fn without_names(self) -> Report {
+        let measured = self.blocks.iter().flat_map(|block| block.speeds.keys());
+        let names: BTreeSet<&String> = self.about.iter().chain(measured).collect();
+        let numbered = names.into_iter().enumerate();
+        let named: BTreeMap<String, String> = numbered
             .map(|(at, name)| (name.clone(), format!("vm-{:03}", at + 1)))
             .collect();
-        for block in &mut self.blocks {
-            let speeds = std::mem::take(&mut block.speeds);
-            block.speeds = speeds
-                .into_iter()
-                .map(|(name, speed)| (named[&name].clone(), speed))
-                .collect();
-        }
-        self.judged = judge(&self.blocks);
-        self
+        let blocks = self.blocks.iter().map(|block| Block {
+            speeds: block
+                .speeds
+                .iter()
+                .map(|(name, speed)| (named[name].clone(), *speed))
+                .collect(),
+            ..block.clone()
+        });
+        let about = self.about.iter().map(|name| named[name].clone()).collect();
+        let blocks = blocks.collect();
+        Report::of(about, self.host, self.plan, blocks).made_by(&self.version, &self.commit)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crossover::{Acting, RUN_MIN};
+    use crate::crossover::Acting;
     use homenode_units::Ns;
 
     #[test]
     fn a_report_without_names_has_no_name_and_the_same_effects() {
-        let plan = Crossover::of(RUN_MIN, 3).unwrap();
+        let plan = Crossover::of(Ns::from_secs(3600), 3, 3).unwrap();
         let names = ["acme-payroll", "zeta", "acme-web"];
         let speed = |at: usize, acting| at as f64 + if acting == Acting::Acts { 200.0 } else { 100.0 };
         let block = |(at, acting): (usize, &Acting)| Block {
             acting: *acting,
             counted_ns: Ns::from_secs(20),
+            in_force: 1,
             speeds: names
                 .iter()
                 .map(|name| ((*name).to_owned(), speed(at, *acting)))
                 .collect(),
         };
         let blocks = plan.blocks.iter().enumerate().map(block).collect();
-        let report = Report::of("1", "c", HostFacts::default(), plan, blocks);
+        let about = names.map(str::to_owned).into();
+        let report = Report::of(about, HostFacts::default(), plan, blocks).made_by("1", "c");
         let shown = report.clone().without_names();
         let text = serde_json::to_string(&shown).unwrap();
         assert!(names.iter().all(|name| !text.contains(name)), "{text}");

@@ -217,7 +217,16 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 35] = [
             "homenode-why",
         ],
     ),
-    ("homenode-evidence", &["homenode-units"]),
+    (
+        "homenode-evidence",
+        &[
+            "homenode-control",
+            "homenode-policy",
+            "homenode-host",
+            "homenode-machine",
+            "homenode-units",
+        ],
+    ),
     (
         "homenode-screens",
         &[

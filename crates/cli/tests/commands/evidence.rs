@@ -44,7 +44,7 @@ fn a_run_that_is_interrupted_is_kept_continued_and_leaves_vms_their_modes() {
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join("trial");
     let to = to.to_str().unwrap();
-    let args = ["evidence", "--vms", "w*", "--minutes", "9", "-o", to];
+    let args = ["evidence", "--vms", "w*", "--minutes", "51", "-o", to];
     let mode = |vm: &str| json(&agent.ask(&["mode", vm, "--json"]))["vms"][0].clone();
     for _ in 0..2 {
         let mut child = agent.begin(&args);
@@ -88,12 +88,22 @@ fn what_cannot_be_an_experiment_is_said_before_it_begins() {
         status == 1 && text.contains("no agent runs here"),
         "{status} {text}"
     );
+    let acting = agent(&[]);
+    let (status, text) = refused(&acting.ask(&["evidence", "-o", to, "--minutes", "50"]));
+    assert!(
+        status == 2 && text.contains("with 2 VMs a run takes at least 51 minutes"),
+        "{status} {text}"
+    );
+    refuses_a_leased_vm(&acting, to);
     let agent = agent(&["--mode", "recommend"]);
     for (args, said) in [
-        (&["--minutes", "8"][..], "at least 9 minutes"),
-        (&["--vms", "x*"], "no VM matches x*; there are: db, web"),
+        (&["--vms", "x*"][..], "no VM matches x*; there are: db, web"),
         (&["--vms", "["], "unclosed character class"),
-        (&[], "mode for VM `db` is recommend"),
+        (
+            &["--vms", "d*"],
+            "VM `db` would be the same in all blocks: the agent's mode for it is recommend",
+        ),
+        (&[], "acts on none of the VMs here (db, web)"),
     ] {
         let (status, text) = refused(&agent.ask(&[&["evidence", "-o", to], args].concat()));
         assert!(status == 2 && text.contains(said), "{args:?}: {status} {text}");
@@ -115,11 +125,25 @@ fn what_cannot_be_an_experiment_is_said_before_it_begins() {
     }
 }
 
+/// An operator's own lease is not ended by a run.
+fn refuses_a_leased_vm(agent: &Agent, to: &str) {
+    agent.ask(&["mode", "db", "observe", "--for", "1h"]);
+    agent.eventually("db is only observed", || {
+        let vm = json(&agent.ask(&["mode", "db", "--json"]))["vms"][0].clone();
+        vm["observed_for_ns"].as_u64()
+    });
+    let (status, text) = refused(&agent.ask(&["evidence", "-o", to, "--vms", "db"]));
+    assert!(
+        status == 2 && text.contains("it is to be only observed for another"),
+        "{status} {text}"
+    );
+}
+
 /// A report with more blocks than its plan.
 fn forged() -> String {
-    let block = json!({"acting": "acts", "counted_ns": 1, "speeds": {"\u{1b}[31m": 1.0}});
+    let block = json!({"acting": "acts", "counted_ns": 1, "in_force": 0, "speeds": {"\u{1b}[31m": 1.0}});
     json!({
-        "version": "1", "commit": "", "blocks": [block],
+        "version": "1", "commit": "", "about": [], "blocks": [block],
         "host": {"nodes": 1, "cpus": 1, "memory_bytes": 1, "kernel": "", "vms": 1},
         "plan": {"seed": 1, "block_ns": 1, "washout_ns": 0, "blocks": []},
         "all": null, "vms": {}, "not_judged": [], "verdict": "harms", "slower": []
