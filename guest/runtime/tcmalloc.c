@@ -71,7 +71,7 @@ static void *source_alloc(struct source *source, size_t bytes, size_t *actual, s
 	size_t whole = (bytes + page - 1) & ~(page - 1);
 	void *begin = whole < bytes ? NULL : stretch_take(source->stretch, whole, alignment < page ? page : alignment);
 
-	if (begin)
+	if (begin && actual)
 		*actual = whole;
 	return begin;
 }
@@ -168,6 +168,7 @@ EXPORT size_t malloc_usable_size(void *object)
 #define ALSO(name, of) EXPORT extern __typeof__(of) name __attribute__((alias(#of), copy(of)));
 ALSO(malloc_size, malloc_usable_size)
 ALSO(tc_malloc_size, malloc_usable_size)
+ALSO(MallocExtension_GetAllocatedSize, malloc_usable_size)
 ALSO(tc_realloc, realloc)
 ALSO(cfree, free)
 ALSO(tc_free, free)

@@ -17,6 +17,8 @@ enum { OBJECTS = 2000, MIXED = -2 };
 static int (*node_of)(const void *);
 static void *(*operator_new)(size_t), *(*operator_new_aligned)(size_t, size_t);
 static void (*operator_delete)(void *), (*operator_delete_sized)(void *, size_t);
+/* TCMalloc's; it aborts if it does not know the object. */
+static size_t (*allocated_size)(const void *);
 static void *kept[OBJECTS];
 
 static void *from_malloc(size_t bytes) { return malloc(bytes); }
@@ -68,6 +70,8 @@ static void report(const char *name, void *(*allocate)(size_t))
 	for (int at = 0; at < OBJECTS; at++) {
 		kept[at] = allocate(size_of(at));
 		memset(kept[at], 1, 1);
+		if (allocated_size && allocated_size(kept[at]) < size_of(at))
+			abort();
 		int its = node_of ? node_of(kept[at]) : -1;
 		node = at == 0 || its == node ? its : MIXED;
 		if (node == MIXED)
@@ -160,6 +164,7 @@ int main(void)
 	node_of = (int (*)(const void *))dlsym(RTLD_DEFAULT, "homenode_jemalloc_node_of");
 	if (!node_of)
 		node_of = (int (*)(const void *))dlsym(RTLD_DEFAULT, "homenode_tcmalloc_node_of");
+	allocated_size = (size_t(*)(const void *))dlsym(RTLD_DEFAULT, "MallocExtension_GetAllocatedSize");
 	operator_new = (void *(*)(size_t))dlsym(RTLD_DEFAULT, "_Znwm");
 	operator_new_aligned = (void *(*)(size_t, size_t))dlsym(RTLD_DEFAULT, "_ZnwmSt11align_val_t");
 	operator_delete = (void (*)(void *))dlsym(RTLD_DEFAULT, "_ZdlPv");
