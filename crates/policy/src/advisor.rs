@@ -7,13 +7,14 @@
 //! # Terms
 //! *Imbalance*: standard deviation over mean of a VM's accesses to the memory of its home nodes, in percent. *Class* of a VM:
 //! low if its imbalance is at most [`Config::imbalance_low`], moderate if at most [`Config::imbalance_moderate`], else high
-//! (section 3.5.2, under first-touch). *Speed*: instructions per second of all of a VM's vCPUs. A VM is *busy* with memory if
-//! the controllers of the node that answers most of its accesses use more than [`Config::controller_busy`] of their bandwidth,
-//! or if it keeps a link busier than [`Config::link_busy`]. If the use of controllers is unknown, a VM above class low counts
-//! as busy.
+//! (section 3.5.2, under first-touch). *Speed*: instructions per second of CPU time that a VM wants. A VM is *busy* with memory
+//! if the controllers of the node that answers most of its accesses use more than [`Config::controller_busy`] of their
+//! bandwidth, or if it keeps a link busier than [`Config::link_busy`]. If the use of controllers is unknown, a VM above class
+//! low counts as busy.
 //!
 //! # Algorithm
-//! A VM with several home nodes and movable memory is *watched* for [`Config::watch`]. Then one change is tried:
+//! A VM with several home nodes and movable memory is *watched* for [`Config::watch`], and at least five cycles. Then one change
+//! is tried:
 //! 1. Under first-touch, spreading *should pay* if idle controllers make up for longer ways by more than [`Config::gain_min`],
 //!    by the machine's distances and the latency that [`crate::predict`] expects of busy controllers. Nothing is tried if the
 //!    VM is not busy, nor if accesses are spread evenly (imbalance up to 35 percent) and spreading should not pay: then it has
@@ -28,9 +29,9 @@
 //! and, while the result is undecided, after twice the time, four times, and so on.
 //! 1. The change stays if the speed has risen by [`Config::gain_min`] and surely has risen. The next change may follow.
 //! 2. The earlier policy is restored if the speed surely has not risen by that much, and at the latest [`Config::hold`] after
-//!    the pages had time to move: a policy that is not known to help is not kept, and a trial takes no longer than the pause
-//!    after it. While a new layout is still being made, the trial goes on unless the VM surely is slower, for at most
-//!    [`Config::hold_max`].
+//!    the pages had time to move (two watches, if that is longer), or when the VM gets another home: a policy that is not known
+//!    to help is not kept, and a trial takes no longer than the pause after it. While a new layout is still being made, the
+//!    trial goes on unless the VM surely is slower, for at most [`Config::hold_max`].
 //! 3. After a trial that did not help, the VM is left alone for [`Config::hold`], and each time for twice as long, up to
 //!    [`Config::hold_max`].
 //! 4. Adopted policies are judged by each later watch. They are dropped, as after a trial that did not help, if the VM surely is
@@ -45,9 +46,9 @@
 //!   scatter or [`Config::gain_min`]: the time of an instruction changes by at most the share by which its accesses change.
 //!
 //! If the host's kernel balances NUMA memory, only a VM that works all the time and has the host to itself gets a trial: it
-//! rests for less than a tenth of its vCPUs' time, and other VMs use less than a tenth of its CPU time. The speed of any
-//! other VM depends on its load and its neighbours, so sooner or later any policy seems to help. Besides, the kernel no
-//! longer brings spread pages to the CPUs that use them.
+//! rests for less than a tenth of its vCPUs' time, and other VMs use less than a tenth of its CPU time. The speed of any other
+//! VM depends on what its load and its neighbours leave of caches and memory, so sooner or later any policy seems to help.
+//! Besides, the kernel no longer brings spread pages to the CPUs that use them.
 //!
 //! # Properties
 //! - `a_class_gets_its_policy`
@@ -58,6 +59,9 @@
 //! - `what_a_program_does_while_it_sets_up_its_memory_does_not_count`
 //! - `a_policy_stays_only_if_the_gain_exceeds_the_scatter`
 //! - `phases_that_differ_are_not_compared`
+//! - `a_vm_that_gets_more_work_is_no_faster`
+//! - `a_trial_ends_with_the_home`
+//! - `few_cycles_are_not_judged`
 //! - `a_policy_goes_with_the_program_for_which_it_was_adopted`
 //! - `a_guest_that_alternates_gets_few_changes`: the number of changes grows with the logarithm of time
 //!
@@ -70,8 +74,8 @@
 //!   controller ([`Config::controller_busy`]) answers more than [`Config::crowded_min`] times an even share of its accesses.
 //!   No home of one node suits such a VM, so its memory is spread over all nodes.
 //! - The paper classifies a program once, from a separate run; here the imbalance is that of the last watch.
-//! - Speed counts spinning as work: a guest whose threads spin while they wait looks fast, and a trial that only shortens the
-//!   waiting is dropped.
+//! - Speed counts spinning as work and leaves sleep out: a guest whose threads spin while they wait looks fast, and a trial that
+//!   only shortens the waiting is dropped.
 //! - Restoring a policy does not move pages back: first-touch applies only to pages touched from then on. So two policies
 //!   cannot be compared by turns, only the time before with the time after.
 
@@ -303,14 +307,14 @@ impl Case {
     }
 
     /// Begins the trial of `policy`.
-    fn begin(&mut self, policy: MemoryPolicy, from: MemoryPolicy, before: Speed, config: &Config, now: Ns) {
+    fn begin(&mut self, policy: MemoryPolicy, from: MemoryPolicy, seen: &Seen, config: &Config, now: Ns) {
         self.choose(policy);
         let until = Ns(now.0.saturating_add(config.settle.0));
         self.trial = Some(Trial {
             from,
-            before,
+            before: seen.speed,
             pages: self.pages.as_ref().map(|pages| pages.values().copied().sum()),
-            ends: Ns(until.0.saturating_add(config.hold.0)),
+            ends: Ns(until.0.saturating_add(config.hold.0.max(2 * seen.time.0))),
             latest: Ns(until.0.saturating_add(config.hold_max.0)),
             undecided: 0,
         });
@@ -407,7 +411,11 @@ pub fn observe(view: &View<'_>, config: &Config, state: &mut State) {
         let home = &lives_on(view, vm);
         let case = state.cases.entry(id).or_insert_with(|| Case::new(home));
         if case.home != *home {
+            let trial = case.trial;
             *case = Case::new(home);
+            if let Some(trial) = trial {
+                case.give_up(trial, config, view.at);
+            }
         }
         let change = case.note_pages(vm);
         let is_changed = case.trial.or(case.adopted).is_some();
@@ -506,7 +514,7 @@ fn advance(view: &View<'_>, vm: &VmView<'_>, config: &Config, acts: bool, change
     if case.stage == Stage::Trying {
         return judge(view, in_force, config, change, case);
     }
-    if case.seen.time < config.watch {
+    if !case.seen.is_enough(config.watch) {
         return;
     }
     let seen = std::mem::take(&mut case.seen);
@@ -526,7 +534,7 @@ fn advance(view: &View<'_>, vm: &VmView<'_>, config: &Config, acts: bool, change
     }
     case.stage = Stage::Watching;
     if let Some(wanted) = case.advice.policy.filter(|wanted| *wanted != in_force) {
-        case.begin(wanted, in_force, seen.speed, config, now);
+        case.begin(wanted, in_force, &seen, config, now);
     }
 }
 
@@ -541,7 +549,8 @@ fn judge(view: &View<'_>, in_force: MemoryPolicy, config: &Config, change: Chang
         case.trial = Some(trial);
     }
     let due = Ns(config.watch.0.saturating_mul(1 << trial.undecided.min(20)));
-    let verdict = match case.seen.time >= due {
+    let is_due = case.seen.is_enough(due);
+    let verdict = match is_due {
         true => trial.before.verdict(&case.seen.speed, config.gain_min),
         false => Verdict::Undecided,
     };
@@ -554,8 +563,8 @@ fn judge(view: &View<'_>, in_force: MemoryPolicy, config: &Config, change: Chang
         Verdict::NoFaster if is_moving => case.seen = Seen::default(),
         Verdict::Slower | Verdict::NoFaster => case.give_up(trial, config, now),
         Verdict::Undecided if now >= trial.ends => case.give_up(trial, config, now),
-        Verdict::Undecided if case.seen.time >= due && is_moving => case.seen = Seen::default(),
-        Verdict::Undecided if case.seen.time >= due => {
+        Verdict::Undecided if is_due && is_moving => case.seen = Seen::default(),
+        Verdict::Undecided if is_due => {
             trial.undecided += 1;
             case.trial = Some(trial);
         }

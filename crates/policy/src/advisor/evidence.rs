@@ -12,6 +12,9 @@ const NOISE_MAX: f64 = 0.1;
 const QUEUE: f64 = 0.12;
 const BUSY_MAX: f64 = 0.95;
 
+/// A measurement has at least this many cycles: fewer hardly show how they scatter.
+const CYCLES_MIN: u32 = 5;
+
 /// Mean and spread of a figure over cycles.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Series {
@@ -57,7 +60,7 @@ pub(super) enum Verdict {
 /// How fast a VM was, and what it did.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Speed {
-    /// Instructions per second.
+    /// Instructions per second of CPU time that the VM wanted.
     speed: Series,
     /// LLC references per instruction.
     references: Series,
@@ -81,13 +84,15 @@ impl Speed {
     /// Compares a later measurement with this one.
     pub(super) fn verdict(&self, later: &Speed, gain_min: f64) -> Verdict {
         let least = self.speed.count.min(later.speed.count);
-        if least < 2 || !(later.references.count == 0 || self.is_like(later.references.mean(), gain_min)) {
+        if least < CYCLES_MIN
+            || !(later.references.count == 0 || self.is_like(later.references.mean(), gain_min))
+        {
             return Verdict::Undecided;
         }
         let ratio = later.speed.mean() / self.speed.mean();
         let variance = |speed: &Series| speed.relative_variance() / f64::from(speed.count);
-        // Student's t for 95 percent: exact are 2.78, 2.26 and 2.04 for 4, 9 and 30 degrees of freedom.
-        let quantile = 2.0 + 3.0 / f64::from(least - 1);
+        // At least Student's t for 95 percent: exact are 2.78, 2.26 and 2.04 for 4, 9 and 30 degrees of freedom.
+        let quantile = 2.0 + 3.2 / f64::from(least - 1);
         let margin = quantile * ratio * (variance(&self.speed) + variance(&later.speed)).sqrt();
         match ratio - 1.0 {
             gain if gain >= gain_min && gain - margin > 0.0 => Verdict::Faster,
@@ -155,11 +160,11 @@ impl Seen {
         home: &NodeSet,
         like: Option<(&Speed, f64)>,
     ) -> bool {
-        let (Some(speed), Some(on)) = (rates.instructions_per_s, rates.accesses_on.as_ref()) else {
+        let (Some(instructions), Some(on)) = (rates.instructions_per_s, rates.accesses_on.as_ref()) else {
             return false;
         };
-        let references = rates.llc_references_per_s.filter(|_| speed > 0.0);
-        let references = references.map(|references| references / speed);
+        let references = rates.llc_references_per_s.filter(|_| instructions > 0.0);
+        let references = references.map(|references| references / instructions);
         if let (Some((before, gain_min)), Some(references)) = (like, references)
             && !before.is_like(references, gain_min)
         {
@@ -167,7 +172,9 @@ impl Seen {
         }
         self.time = Ns(self.time.0 + view.rates.map_or(0, |rates| rates.period_ns.0));
         self.cycles += 1;
-        self.speed.take(speed, references);
+        if let Some(speed) = rates.speed() {
+            self.speed.take(speed, references);
+        }
         self.local += rates.local_access_ratio.unwrap_or(1.0);
         self.link_busy += busiest_link(view) * share_of_remote(view, rates);
         let rests = |vcpu: &VcpuRates| 1.0 - vcpu.running - vcpu.waiting.unwrap_or(0.0) - vcpu.throttled;
@@ -196,6 +203,11 @@ impl Seen {
             self.controllers = None;
         }
         true
+    }
+
+    /// Whether this is a measurement of at least `time`.
+    pub(super) fn is_enough(&self, time: Ns) -> bool {
+        self.time >= time && self.cycles >= CYCLES_MIN
     }
 
     fn mean(&self, sum: f64) -> f64 {

@@ -17,6 +17,7 @@ fn scene(on: [u64; 4]) -> Scene {
     scene.traffic.insert(NodeId(0), 12_000_000_000);
     let vm = scene.add_vm(1, 8, Bytes::from_gib(8), 0);
     vm.homes("0-3").accesses_on(&on).instructions_per_s(1_000_000_000);
+    vm.vcpus_busy(1.0);
     scene
 }
 
@@ -291,6 +292,62 @@ fn phases_that_differ_are_not_compared() {
         (state.choice(vm_id(1)), state.changes(vm_id(1))),
         (Some(FIRST_TOUCH), 2)
     );
+}
+
+#[test]
+fn a_vm_that_gets_more_work_is_no_faster() {
+    let (mut scene, mut state) = (scene(CROWDED), State::default());
+    scene.kernel.numa_balancing = NumaBalancing::of(0);
+    scene.vm(1).vcpus_busy(0.4).instructions_per_s(400_000_000);
+    run(&mut scene, &mut state, &acting(), 7, |_, _| 400_000_000);
+    assert_eq!(state.choice(vm_id(1)), Some(SPREAD));
+    scene.vm(1).vcpus_busy(0.8);
+    run(&mut scene, &mut state, &acting(), 60, |_, _| 800_000_000);
+    assert_eq!(
+        (state.choice(vm_id(1)), state.changes(vm_id(1))),
+        (Some(FIRST_TOUCH), 2)
+    );
+}
+
+#[test]
+fn a_trial_ends_with_the_home() {
+    for home in ["0-2", "2"] {
+        let (mut scene, mut state) = (scene(CROWDED), State::default());
+        run(&mut scene, &mut state, &acting(), 7, |_, _| 1_000_000_000);
+        assert_eq!(state.choice(vm_id(1)), Some(SPREAD));
+        scene.vm(1).homes(home);
+        run(&mut scene, &mut state, &acting(), 1, |_, _| 1_000_000_000);
+        assert_eq!(state.choice(vm_id(1)), Some(FIRST_TOUCH), "home {home}");
+        assert!(state.gives_back(vm_id(1)));
+    }
+}
+
+/// A cycle takes as long as a watch and a pause.
+#[test]
+fn few_cycles_are_not_judged() {
+    let second = Ns::from_secs(1);
+    let config = Config {
+        watch: second,
+        settle: second,
+        hold: second,
+        ..Config::default()
+    };
+    for (gain, kept) in [(1, FIRST_TOUCH), (2, SPREAD)] {
+        let (mut scene, mut state) = (scene(CROWDED), State::default());
+        let speed = |_, policy| {
+            if policy == SPREAD {
+                gain * 1_000_000_000
+            } else {
+                1_000_000_000
+            }
+        };
+        run(&mut scene, &mut state, &config, 4, speed);
+        assert_eq!(state.choice(vm_id(1)), None, "four cycles are too few");
+        run(&mut scene, &mut state, &config, 6, speed);
+        assert_eq!(state.choice(vm_id(1)), Some(SPREAD), "the trial has not had five");
+        run(&mut scene, &mut state, &config, 2, speed);
+        assert_eq!(state.choice(vm_id(1)), Some(kept), "gain {gain}");
+    }
 }
 
 #[test]
