@@ -6,6 +6,7 @@
 //! Carrefour: a guest's memory is on a node where it does not run. `numa_maps` shows where its pages are in the end, and the
 //! model's samples which node served its misses, before and after.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -57,16 +58,27 @@ fn walker(name: &str, bytes: u64, think: u32, cpu: &str) -> GuestSpec {
         .nodes("strict", "0")
 }
 
-/// Returns the tag that most of a guest's frames have; `None` until the agent has tagged the guest.
-pub(super) fn tag(page: Page<'_>, guest: &Guest) -> anyhow::Result<Option<u8>> {
+/// Returns the machine frames of a guest's RAM that no other process maps.
+fn frames(guest: &Guest) -> anyhow::Result<Vec<u64>> {
     let ram = guest.ram()?;
     let pid = i32::try_from(guest.process.0)?;
     let places = pagemap::read(Path::new("/"), pid, ram.begin, (ram.bytes / PAGE_BYTES) as usize)?;
+    let own = |place| match place {
+        pagemap::Place::Own(frame) => Some(frame),
+        _ => None,
+    };
+    Ok(places
+        .context("the guest has gone")?
+        .into_iter()
+        .filter_map(own)
+        .collect())
+}
+
+/// Returns the tag that most of a guest's frames have; `None` until the agent has tagged the guest.
+pub(super) fn tag(page: Page<'_>, guest: &Guest) -> anyhow::Result<Option<u8>> {
     let mut frames_of = [0; 256];
-    for place in places.context("the guest has gone")? {
-        if let pagemap::Place::Own(frame) = place {
-            frames_of[usize::from(page.tag(frame))] += 1;
-        }
+    for frame in frames(guest)? {
+        frames_of[usize::from(page.tag(frame))] += 1;
     }
     let (tag, frames) = frames_of
         .iter()
@@ -238,21 +250,17 @@ const REMOTE_AFTER_PERCENT: u64 = 20;
 /// Fewest sampled misses that a percentage is taken of.
 const SAMPLES_MIN: u64 = 20;
 
-/// Returns the percentage of the follower's misses over a window that other nodes served. The model's samples are read without
-/// the agent's help, except that the agent asks for them.
+/// Returns the percentage of the follower's misses over a window that other nodes served. The model's samples and the guest's
+/// frames are read without the agent's help, except that the agent asks for samples. Frames are read after the window, so
+/// pages that moved in it may be missed.
 fn remote_percent(page: Page<'_>, guest: &Guest, blocks: &MemoryBlocks) -> anyhow::Result<u64> {
-    let tag = wait_until("the agent to tag the guest's frames", SOON, || {
-        Ok(match tag(page, guest)? {
-            Some(tag) => Look::Done(tag),
-            None => Look::NotYet("no tag".to_owned()),
-        })
-    })?;
     let mut since = ITS_CPUS.map(|cpu| page.samples_taken(cpu));
     std::thread::sleep(WINDOW);
+    let frames: BTreeSet<u64> = frames(guest)?.into_iter().collect();
     let (mut all, mut remote) = (0, 0);
     for (cpu, since) in ITS_CPUS.into_iter().zip(&mut since) {
         let samples = page.take_samples(cpu, since).samples;
-        for sample in samples.iter().filter(|sample| page.tag(sample.frame) == tag) {
+        for sample in samples.iter().filter(|sample| frames.contains(&sample.frame)) {
             all += 1;
             remote += u64::from(blocks.node_of(sample.frame) != Some(ITS_NODE));
         }

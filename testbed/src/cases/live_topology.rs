@@ -11,7 +11,6 @@ use homenode_units::{Bytes, NodeId, NodeMap, Pages};
 use serde_json::{Value, json};
 
 use super::agent::{SOON, home_of_operator, slow_moves, start_agent, start_agent_with, stop};
-use super::memory::wait_shrunk;
 use crate::inside::Inside;
 use crate::inside::guest::{Cpus, Guest, GuestSpec, mib};
 use crate::inside::wait::{Look, wait_until};
@@ -223,7 +222,17 @@ fn scattered_by_balloon(inside: &Inside, name: &str, policy: [u32; 2]) -> anyhow
     };
     guest.switch_to(Behaviour::idle())?;
     balloon(LENDING_MIB / 2)?;
-    wait_shrunk(&guest, LENT_MIB_MAX)?;
+    wait_until("the balloon to take its half", SOON, || {
+        let nodes = memory(&guest)?;
+        let pages = nodes
+            .iter()
+            .flat_map(|pages| pages.iter().map(|(_, pages)| pages.0));
+        let left = mib(pages.sum());
+        Ok(match left <= LENT_MIB_MAX {
+            true => Look::Done(()),
+            false => Look::NotYet(format!("{left} MiB are left")),
+        })
+    })?;
     balloon(LENDING_MIB)?;
     // The balloon may return memory a little later.
     std::thread::sleep(Duration::from_secs(3));
