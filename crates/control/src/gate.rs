@@ -9,7 +9,7 @@
 //! 1. lifting anything that the agent has set;
 //! 2. returning a vCPU that is lent to another node to its home;
 //! 3. undoing a trial that did not pay, which restores the earlier home or memory policy;
-//! 4. returning a VM that was kept off a cache for a measurement. To begin one is only reported under `recommend`.
+//! 4. returning a VM that was kept off a cache for a measurement. None begins unless the mode is `act`.
 //!
 //! Limits with a lease (quotas, parts of caches, memory, watches) are lifted as soon as they may no longer stay in force, not at
 //! the end of the lease. So if a VM's mode changes from `act` to `recommend`, its limits end at once, while its home stays. Under
@@ -65,6 +65,11 @@ impl Gate<'_> {
         )
     }
 
+    /// Returns true if decisions of a policy are carried out on VMs with no mode of their own.
+    pub(crate) fn may_act(&self, policy: &str) -> bool {
+        !self.is_paused && self.mode(policy, None) == Mode::Act
+    }
+
     /// Returns how far a decision goes.
     pub(crate) fn of(&self, view: &View<'_>, states: &States, decision: &Decision) -> Mode {
         let ends_isolation = decision.policy == attribution::POLICY
@@ -75,7 +80,7 @@ impl Gate<'_> {
             Mode::Observe => Mode::Observe,
             Mode::Act if !self.is_paused => Mode::Act,
             _ if self.waits_for_nobody(view, states, decision) => Mode::Act,
-            // A measurement of seconds is over before it could be approved.
+            // A measurement of seconds is over before it could be approved, so none begins.
             Mode::Recommend if decision.policy == attribution::POLICY => Mode::Observe,
             Mode::Recommend => Mode::Recommend,
             Mode::Act => Mode::Observe,

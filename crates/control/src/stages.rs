@@ -44,6 +44,8 @@ macro_rules! stages {
             pub history: demand::History,
             /// Usual speeds of VMs, which the status shows.
             pub speeds: speed::Speeds,
+            /// Whether VMs may be sent off a cache in this cycle.
+            pub may_isolate: bool,
             $($(pub $policy: $policy::$state,)?)*
         }
 
@@ -95,6 +97,7 @@ fn attribute(view: &View<'_>, config: &Config, of: &mut States) -> Plan {
     let situation = attribution::Situation {
         ledger: &of.placement.ledger,
         has_trials: of.arrange.trials.running_count() > 0,
+        may_act: of.may_isolate,
     };
     attribution::plan(
         view,
@@ -167,6 +170,7 @@ pub(crate) struct Plans {
 /// Returns the plans of all stages of the configured set.
 pub(crate) fn plans(view: &View<'_>, config: &Config, gate: &Gate<'_>, states: &mut States) -> Plans {
     let mut plans = Plans::default();
+    states.may_isolate = gate.may_act(attribution::POLICY);
     for stage in of(config.policies) {
         let plan = (stage.plan)(view, config, states, &mut plans.acting);
         if cfg!(debug_assertions) {

@@ -73,7 +73,7 @@ fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: 
             ));
         }
         if let Some(why) = vm.hands_off
-            && !(why == HandsOff::Isolating && *policy == attribution::POLICY)
+            && !may_measure(why, policy)
         {
             return Some(format!("vCPUs of VM {name} stay where they are: {why}"));
         }
@@ -117,6 +117,11 @@ fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: 
             owned.of_vm()
         )
     })
+}
+
+/// Whether a decision belongs to a window, or returns vCPUs that a window moved and the operator did not pin.
+fn may_measure(why: HandsOff, policy: &str) -> bool {
+    policy == attribution::POLICY && matches!(why, HandsOff::Isolating | HandsOff::PinnedByHand)
 }
 
 /// Whether one lever is the home and the other depends on it, so that a decision on one includes the other.

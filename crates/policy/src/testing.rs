@@ -479,6 +479,12 @@ impl SceneVm {
         self
     }
 
+    /// Sets the quota in force.
+    pub(crate) fn quota(&mut self, quota: CpuQuota) -> &mut Self {
+        self.quota = Some(quota);
+        self
+    }
+
     pub(crate) fn quota_hands_off(&mut self, why: HandsOff) -> &mut Self {
         self.quota_hands_off = Some(why);
         self

@@ -2,8 +2,8 @@
 
 use homenode_control::{Config, Control, Cycle, Event, Mode};
 use homenode_host::{
-    Act, ActionError, Decision, Failure, Holds, Host, HostError, Lever, Outcome, Plan, Receipt, Refusal,
-    Sample, Setting,
+    ActionError, Decision, Failure, Holds, Host, HostError, Lever, Outcome, Plan, Receipt, Refusal, Sample,
+    Setting,
 };
 use homenode_machine::Machine;
 use homenode_policy::permits::attribution::{self, Charged};
@@ -249,7 +249,6 @@ fn a_restarted_agent_brings_everybody_back() {
 #[test]
 fn a_dry_run_and_a_pause_send_nobody_away() {
     let scenario = Scenario::of("attribution", crowd());
-    let is_pin = |decision: &&&Decision| matches!(decision.action.act, Act::PinVcpus { .. });
     for mode in [Mode::Observe, Mode::Recommend] {
         let mut twin = twin(&scenario, 1);
         let mut control = Control::new(config(Charged::Own), mode);
@@ -264,9 +263,6 @@ fn a_dry_run_and_a_pause_send_nobody_away() {
     let before = affinity(&mut twin, "polluter0");
     control.pause(Ns::from_secs(600));
     let cycles = run(&mut control, &mut twin, 30);
-    assert!(
-        decided(&cycles).iter().any(|of| is_pin(&of)),
-        "it is said what would be done"
-    );
+    assert!(decided(&cycles).is_empty(), "no window begins");
     assert_eq!(affinity(&mut twin, "polluter0"), before);
 }

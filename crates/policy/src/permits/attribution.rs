@@ -11,14 +11,17 @@
 //!
 //! # Algorithm
 //! In each period:
-//! 1. Note who is away: a vCPU still has the affinity of the window.
+//! 1. Note who is away: a vCPU still has the affinity of the window, or what offline CPUs left of it. A VM that is missing from a
+//!    sample is still away.
 //! 2. Let the sampler look at the VMs. A VM cannot be isolated (`obstacle`) while a disturber rests, may not be moved, or has no
-//!    CPU outside the cache that it may use, or while the CPUs outside have too little idle time, less what is reserved there.
+//!    CPU outside the cache that it may use, or while the CPUs outside have too little idle time, less what is reserved there; or
+//!    while acts of this policy are only reported or recommended.
 //! 3. Pin vCPUs of VMs that are out, as far as they may run on the cache, to CPUs outside: those of the VM's home, if any, else
 //!    all that it may use. A VM is out for a period before that, so that all other policies leave it alone
 //!    ([`HandsOff::Isolating`]).
 //! 4. Bring back VMs that are away and not out, in each period until it is done: a VM with a home gets its former affinity, one
-//!    without gets what it had before the agent's first pin.
+//!    without gets what it had before the agent's first pin. Of a VM that the operator pinned meanwhile, only the vCPUs return
+//!    that the operator left where the window put them. VMs that an earlier agent may have left away return likewise.
 //! 5. If the CPUs that VMs may use change, or a VM that is out may not be moved any more, the window ends.
 //!
 //! A VM rests until [`Config::away_share`] of the time since repays what it was away, so that an hour has at most that share.
@@ -31,6 +34,10 @@
 //! - `nobody_is_away_for_more_than_its_share`
 //! - `a_change_of_cpus_ends_the_window`
 //! - `what_an_earlier_agent_left_away_is_brought_back`
+//! - `who_is_missing_from_a_sample_returns_all_the_same`
+//! - `vcpus_that_the_operator_did_not_pin_return`
+//! - `who_may_not_leave_when_it_joins_ends_the_window`
+//! - `a_quota_stays_while_own_misses_are_awaited`
 //! - in `control/tests/control/attribution.rs`: `a_victim_keeps_its_permits_full_cpu_and_without_attribution_is_throttled`,
 //!   `a_thrasher_still_pays_for_its_own_misses`, `everybody_returns_whatever_happens`,
 //!   `a_restarted_agent_brings_everybody_back`, `a_dry_run_and_a_pause_send_nobody_away`
@@ -40,18 +47,20 @@
 //! - resctrl's occupancy and bandwidth by VM are no evidence here: they do not tell who evicted whom.
 //! - A kernel that balances may move some pages of a VM to where it runs for a window.
 
+mod obstacle;
 pub mod sampler;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use homenode_host::{Act, HandsOff, Lever, Management, Mode, Plan, Sample, VcpuSample, View, VmView};
+use homenode_host::{Act, HandsOff, Lever, Mode, Plan, Sample, VcpuSample, View, VmView};
 use homenode_units::{Any, CpuId, CpuSet, Ns, VmId};
 use serde::{Deserialize, Serialize};
 
 use crate::bounds::SPAN;
 use crate::placement::Ledger;
+pub use obstacle::Obstacle;
 use sampler::{Basis, Charge, Counts, Sampler, Seen, Turn};
 
 /// Name of this policy in plans.
@@ -63,8 +72,12 @@ const RAN_MIN: f64 = 0.001;
 /// at most that share. It is not a setting.
 const REPAID: f64 = 5.0 / 6.0;
 const HOUR: Ns = Ns::from_secs(3600);
-/// Number of periods after which other policies no longer wait for a VM that cannot be brought back. It is not a setting.
+/// Number of periods after which other policies no longer wait for a VM that cannot be brought back, and in which the return of
+/// a VM that an earlier agent left away is ordered. It is not a setting.
 const RETURNS_WAITED: u32 = 10;
+/// A VM that is missing from samples for longer has ended, so its own misses are forgotten. Whether it was away is kept for an
+/// hour. It is not a setting.
+const ABSENT_MAX: Ns = Ns::from_secs(60);
 
 /// Which misses a permit is charged for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,56 +135,6 @@ homenode_units::settings! {
     }
 }
 
-/// Why a VM cannot be isolated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Obstacle {
-    /// A disturber was away lately.
-    Resting,
-    /// A change of homes is on trial, or a window has just ended.
-    Unsettled,
-    /// All CPUs that VMs may use share its caches.
-    NoOtherCache,
-    /// No policy may move this disturber.
-    HandsOff(VmId, HandsOff),
-    /// The mode of this disturber forbids it.
-    Mode(VmId, Mode),
-    /// This disturber may not use any CPU outside the caches.
-    NoCpu(VmId),
-    /// The CPUs outside the caches are too busy, or reserved.
-    NoRoom,
-    /// The disturbers did not leave, or the VM ran too little to fill a window.
-    GaveUp,
-}
-
-impl Obstacle {
-    /// Returns true if the obstacle passes by itself.
-    pub fn passes(self) -> bool {
-        matches!(self, Obstacle::Resting | Obstacle::Unsettled)
-    }
-
-    /// Returns the reason in words. `name` returns a VM's name.
-    pub fn in_words<'a>(self, name: impl Fn(VmId) -> Option<&'a str>) -> String {
-        let of = |vm| name(vm).unwrap_or("beside it");
-        match self {
-            Obstacle::Resting => "a VM beside it was sent away lately".to_owned(),
-            Obstacle::Unsettled => "a change of homes or CPUs is under way".to_owned(),
-            Obstacle::NoOtherCache => "the host has no other last-level cache for VMs".to_owned(),
-            Obstacle::HandsOff(vm, why) => format!("VM {} cannot leave its cache: {why}", of(vm)),
-            Obstacle::Mode(vm, mode) => {
-                format!(
-                    "VM {} cannot leave its cache: mode {mode} is in force for it",
-                    of(vm)
-                )
-            }
-            Obstacle::NoCpu(vm) => {
-                format!("VM {} cannot leave its cache: it may use no other CPU", of(vm))
-            }
-            Obstacle::NoRoom => "the CPUs of other caches have no time left for the VMs beside it".to_owned(),
-            Obstacle::GaveUp => "it did not get its cache to itself for long enough".to_owned(),
-        }
-    }
-}
-
 /// What else decides whether a window may begin.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation<'a> {
@@ -179,6 +142,8 @@ pub struct Situation<'a> {
     pub ledger: &'a Ledger,
     /// Whether homes are on trial, which a window would disturb.
     pub has_trials: bool,
+    /// Whether acts of this policy are carried out, neither only reported nor recommended.
+    pub may_act: bool,
 }
 
 /// A VM that is kept off a cache.
@@ -193,6 +158,28 @@ struct Away {
     was_seen: bool,
     /// Number of periods in which its return was ordered.
     returns_count: u32,
+}
+
+impl Away {
+    /// Returns the vCPUs that are still where the window put them.
+    fn still(&self, view: &View<'_>, vm: &VmView<'_>) -> Vec<&(u16, CpuSet)> {
+        // What the operator pinned to some of these CPUs is the operator's.
+        let is_by_hand = vm.hands_off == Some(HandsOff::PinnedByHand);
+        let online = || {
+            self.cpus
+                .intersection(&view.sample.cpus.iter().map(|cpu| cpu.id).collect())
+        };
+        let least = if is_by_hand { online() } else { CpuSet::new() };
+        let is_still = |(index, before): &&(u16, CpuSet)| {
+            let pinned = &vm.sample.settings.pinned_vcpus;
+            let vcpu = vm.sample.vcpu(*index).filter(|_| !pinned.contains(index));
+            vcpu.map(|vcpu| &vcpu.affinity).is_some_and(|affinity| {
+                let is_within = !affinity.is_empty() && affinity.is_subset(&self.cpus);
+                is_within && least.is_subset(affinity) && affinity != before
+            })
+        };
+        self.before.iter().filter(is_still).collect()
+    }
 }
 
 /// How long a VM was away.
@@ -226,7 +213,7 @@ impl Spent {
         let debt_ns = self.debt_ns(now, config);
         let credit_ns = HOUR.as_f64() * config.away_share * (1.0 - REPAID);
         let is_beyond = debt_ns + self.last.as_f64() > credit_ns;
-        debt_ns > 0.0 && (turn == Turn::Again || is_beyond)
+        debt_ns > 0.0 && (turn != Turn::First || is_beyond)
     }
 }
 
@@ -237,8 +224,10 @@ pub struct State {
     away: BTreeMap<VmId, Away>,
     /// VMs that were away.
     spent: BTreeMap<VmId, Spent>,
-    /// VMs that an earlier agent may have left away.
-    leftovers: BTreeSet<VmId>,
+    /// VMs that may have been left away, each with the number of periods in which its return was ordered.
+    leftovers: BTreeMap<VmId, u32>,
+    /// Since when VMs are missing from samples.
+    absent: BTreeMap<VmId, Ns>,
     /// CPUs that VMs may use.
     cpus: CpuSet,
     /// Obstacles that were reported.
@@ -248,8 +237,9 @@ pub struct State {
 impl State {
     /// Returns true while a VM has its caches to itself, or others are away. Speeds and places of VMs mean nothing meanwhile.
     pub fn is_open(&self) -> bool {
-        let is_waited_for = |away: &Away| away.returns_count < RETURNS_WAITED;
-        self.sampler.isolates().is_some() || self.away.values().any(is_waited_for)
+        let is_waited_for =
+            |(vm, away): (&VmId, &Away)| away.returns_count < RETURNS_WAITED && !self.absent.contains_key(vm);
+        self.sampler.isolates().is_some() || self.away.iter().any(is_waited_for)
     }
 
     /// Returns true if a VM has its caches to itself, is away, or is about to leave. Then no other policy may move it.
@@ -304,7 +294,7 @@ impl State {
 
     /// Notes that an earlier agent changed something on a VM, perhaps for a window that it did not end.
     pub fn adopted(&mut self, vm: VmId) {
-        self.leftovers.insert(vm);
+        self.leftovers.insert(vm, 0);
     }
 }
 
@@ -315,11 +305,13 @@ pub fn plan(view: &View<'_>, config: &Config, situation: Situation<'_>, state: &
     let usable = view.cpus.union(&view.isolated);
     let has_changed = std::mem::replace(&mut state.cpus, usable) != state.cpus;
     let has_permit = |vm: &VmView<'_>| vm.managed() && vm.sample.settings.permit.is_some();
-    if config.charged == Charged::Counted || !view.vms.iter().any(has_permit) {
+    let is_missing = |vm| state.absent.contains_key(&vm);
+    let has_permits = view.vms.iter().any(has_permit) || state.sampler.known().any(is_missing);
+    if config.charged == Charged::Counted || !has_permits {
         state.sampler = Sampler::default();
     } else {
         let may_stay_out = |vm: &VmView<'_>| !state.sampler.is_out(vm.sample.id) || forbidden(vm).is_none();
-        if has_changed || !view.vms.iter().all(may_stay_out) {
+        if has_changed || !situation.may_act || !view.vms.iter().all(may_stay_out) {
             state.sampler.give_up();
         }
         let clock_hz = view.machine.hardware.as_ref().map(|hardware| hardware.clock_hz);
@@ -330,10 +322,11 @@ pub fn plan(view: &View<'_>, config: &Config, situation: Situation<'_>, state: &
         let host: Vec<Seen> = view
             .vms
             .iter()
-            .filter_map(|vm| seen(view, vm, has_permit(vm), clock_hz.is_some()))
+            .map(|vm| seen(view, vm, has_permit(vm), clock_hz.is_some()))
             .collect();
-        let is_unsettled = has_changed || situation.has_trials || !state.away.is_empty();
-        let spent = &state.spent;
+        let is_there = |vm: &VmId| !state.absent.contains_key(vm);
+        let is_unsettled = has_changed || situation.has_trials || state.away.keys().any(is_there);
+        let (spent, leftovers) = (&state.spent, &state.leftovers);
         state.sampler.step(view.at, &host, |seen, out, turn| {
             let rests = |vm: &VmId| {
                 spent
@@ -343,7 +336,11 @@ pub fn plan(view: &View<'_>, config: &Config, situation: Situation<'_>, state: &
             if let Some(lasting) = lasting(view, situation.ledger, seen, out) {
                 return Some(lasting);
             }
-            match is_unsettled {
+            // A VM that was left away would return to the wrong CPUs.
+            let is_left = |vm: &VmId| leftovers.contains_key(vm);
+            let is_unsettled = is_unsettled && turn != Turn::Joining;
+            match is_unsettled || is_left(&seen.vm) || out.iter().any(is_left) {
+                _ if !situation.may_act => Some(Obstacle::NotActing),
                 true => Some(Obstacle::Unsettled),
                 false => out.iter().any(rests).then_some(Obstacle::Resting),
             }
@@ -355,20 +352,23 @@ pub fn plan(view: &View<'_>, config: &Config, situation: Situation<'_>, state: &
     plan
 }
 
-/// Returns a VM as the sampler sees it; `None` if its LLC misses are not counted.
-fn seen(view: &View<'_>, vm: &VmView<'_>, has_permit: bool, has_clock: bool) -> Option<Seen> {
-    let mut counts = Counts::default();
-    let mut caches = CpuSet::new();
-    for vcpu in &vm.sample.vcpus {
+/// Returns a VM as the sampler sees it.
+fn seen(view: &View<'_>, vm: &VmView<'_>, has_permit: bool, has_clock: bool) -> Seen {
+    let add = |sum: Counts, vcpu: &VcpuSample| {
         let counters = vcpu.counters?;
         let cycles = if has_clock {
             counters.cycles
         } else {
             vcpu.running_ns.0
         };
-        counts.instructions = counts.instructions.saturating_add(counters.instructions);
-        counts.cycles = counts.cycles.saturating_add(cycles);
-        counts.llc_misses = counts.llc_misses.saturating_add(counters.llc_misses?);
+        Some(Counts {
+            instructions: sum.instructions.saturating_add(counters.instructions),
+            cycles: sum.cycles.saturating_add(cycles),
+            llc_misses: sum.llc_misses.saturating_add(counters.llc_misses?),
+        })
+    };
+    let mut caches = CpuSet::new();
+    for vcpu in &vm.sample.vcpus {
         let rates = vm
             .rates
             .and_then(|rates| rates.vcpus.iter().find(|of| of.index == vcpu.index));
@@ -377,12 +377,12 @@ fn seen(view: &View<'_>, vm: &VmView<'_>, has_permit: bool, has_clock: bool) -> 
             caches = caches.union(cpus);
         }
     }
-    Some(Seen {
+    Seen {
         vm: vm.sample.id,
-        counts,
+        counts: vm.sample.vcpus.iter().try_fold(Counts::default(), add),
         has_permit,
         caches,
-    })
+    }
 }
 
 /// Returns the CPUs that share a last-level cache with this one. If the host does not report caches, its node's.
@@ -440,10 +440,14 @@ fn lasting(view: &View<'_>, ledger: &Ledger, seen: &Seen, out: &BTreeSet<VmId>) 
         if cpus.is_empty() {
             return Some(Obstacle::NoCpu(id));
         }
-        targets = targets.union(&cpus);
         let rates = vm.rates.iter().flat_map(|rates| &rates.vcpus);
         let moved = rates.filter(|of| on(vm, &seen.caches).any(|vcpu| vcpu.index == of.index));
-        needed += moved.map(|of| of.running + of.waited()).sum::<f64>();
+        let need = moved.map(|of| of.running + of.waited()).sum::<f64>();
+        if idle(view, ledger, &cpus) < need {
+            return Some(Obstacle::NoRoom);
+        }
+        needed += need;
+        targets = targets.union(&cpus);
     }
     (idle(view, ledger, &targets) < needed).then_some(Obstacle::NoRoom)
 }
@@ -463,30 +467,51 @@ impl State {
     fn look(&mut self, view: &View<'_>, config: &Config) {
         let vm_of = |vm: &VmId| view.vms.binary_search_by_key(vm, |of| of.sample.id).ok();
         let is_there = |vm: &VmId| vm_of(vm).is_some();
-        self.spent.retain(|vm, _| is_there(vm));
-        self.leftovers.retain(is_there);
-        let spent = &mut self.spent;
+        let (spent, leftovers, absent) = (&mut self.spent, &mut self.leftovers, &mut self.absent);
         self.away.retain(|id, away| {
+            // The threads of a VM that is missing may keep their affinities.
             let Some(vm) = vm_of(id).map(|at| &view.vms[at]) else {
-                return false;
+                return true;
             };
-            let is_still = |(index, before): &(u16, CpuSet)| {
-                let vcpu = vm.sample.vcpu(*index);
-                vcpu.is_some_and(|vcpu| vcpu.affinity == away.cpus && vcpu.affinity != *before)
-            };
-            // The host restores VMs that operators opt out, and what another program pins is that program's.
-            let is_ours = matches!(
-                vm.hands_off,
-                None | Some(HandsOff::Isolating | HandsOff::Migrating)
-            );
-            let is_away = is_ours && away.before.iter().any(is_still);
+            // The host restores VMs that operators opt out.
+            let is_away = !away.still(view, vm).is_empty();
             away.was_seen |= is_away;
             if !is_away && away.was_seen {
-                let span = view.at.saturating_sub(away.since);
+                let until = absent.get(id).copied().unwrap_or(view.at);
+                let span = until.saturating_sub(away.since);
                 spent.entry(*id).or_default().add(span, view.at, config);
+            }
+            let is_elsewhere = |(index, before): &(u16, CpuSet)| {
+                let vcpu = vm.sample.vcpu(*index);
+                vcpu.is_some_and(|vcpu| vcpu.affinity != *before)
+            };
+            if !is_away && away.before.iter().any(is_elsewhere) {
+                leftovers.insert(*id, 0);
             }
             is_away
         });
+        absent.retain(|vm, _| !is_there(vm));
+        let known = self.sampler.known();
+        for vm in known.chain(
+            self.away
+                .keys()
+                .chain(spent.keys())
+                .chain(leftovers.keys())
+                .copied(),
+        ) {
+            if !is_there(&vm) {
+                absent.entry(vm).or_insert(view.at);
+            }
+        }
+        let is_missing_for = |vm: &VmId, most: Ns| {
+            let since = absent.get(vm);
+            since.is_some_and(|since| view.at.saturating_sub(*since) > most)
+        };
+        self.sampler.forget(|vm| is_missing_for(&vm, ABSENT_MAX));
+        self.away.retain(|vm, _| !is_missing_for(vm, HOUR));
+        spent.retain(|vm, _| !is_missing_for(vm, HOUR));
+        leftovers.retain(|vm, _| !is_missing_for(vm, HOUR));
+        absent.retain(|_, since| view.at.saturating_sub(*since) <= HOUR);
     }
 
     /// Step 3.
@@ -530,20 +555,38 @@ impl State {
 
     /// Step 4.
     fn bring_back(&mut self, view: &View<'_>, plan: &mut Plan) {
+        let vm_of = |id| view.vms.binary_search_by_key(&id, |vm| vm.sample.id).ok();
         for (id, away) in &mut self.away {
-            if self.sampler.is_out(*id) {
+            let Some(at) = vm_of(*id).filter(|_| !self.sampler.is_out(*id)) else {
                 continue;
-            }
-            if let Ok(at) = view.vms.binary_search_by_key(id, |vm| vm.sample.id) {
-                away.returns_count = away.returns_count.saturating_add(1);
-                return_vm(view, &view.vms[at], &away.before, plan);
-            }
-        }
-        for id in std::mem::take(&mut self.leftovers) {
-            if let Ok(at) = view.vms.binary_search_by_key(&id, |vm| vm.sample.id) {
-                return_leftover(view, &view.vms[at], plan);
+            };
+            away.returns_count = away.returns_count.saturating_add(1);
+            if view.vms[at].managed() {
+                return_vm(view, &view.vms[at], &away.still(view, &view.vms[at]), plan);
             }
         }
+        let away = &self.away;
+        self.leftovers.retain(|id, tries_count| {
+            let Some(vm) = vm_of(*id).map(|at| &view.vms[at]) else {
+                return true;
+            };
+            if !vm.managed() || vm.hands_off.is_some() || away.contains_key(id) {
+                return true;
+            }
+            let Some(act) = return_of_leftover(view, vm) else {
+                return false;
+            };
+            if *tries_count >= RETURNS_WAITED {
+                let name = &vm.sample.name;
+                let message = format!("VM {name} did not return to its cache in {RETURNS_WAITED} attempts");
+                plan.find(POLICY, Some(*id), message);
+                return false;
+            }
+            *tries_count += 1;
+            let why = "it was left away from its cache, perhaps by an earlier agent".to_owned();
+            plan.decide(POLICY, act.on(*id), why);
+            true
+        });
     }
 
     /// Reports why a VM is charged for all of its misses, but not again until the reason has changed.
@@ -567,18 +610,16 @@ impl State {
 }
 
 /// Lets a VM run where it did before the window.
-fn return_vm(view: &View<'_>, vm: &VmView<'_>, before: &[(u16, CpuSet)], plan: &mut Plan) {
+fn return_vm(view: &View<'_>, vm: &VmView<'_>, before: &[&(u16, CpuSet)], plan: &mut Plan) {
     let why = || "it returns to its cache: the count of a neighbour's own misses is over".to_owned();
-    if vm.home.is_none() {
+    // A lift would also undo what the operator pinned.
+    if vm.home.is_none() && vm.hands_off != Some(HandsOff::PinnedByHand) {
         let lever = Lever::Home;
         plan.decide(POLICY, Act::Lift { lever }.on(vm.sample.id), why());
         return;
     }
     let usable = view.cpus_for(vm.sample.settings.cpus_allowed.as_ref());
-    let mut left: Vec<&(u16, CpuSet)> = before
-        .iter()
-        .filter(|(index, _)| vm.sample.vcpu(*index).is_some())
-        .collect();
+    let mut left = before.to_vec();
     while let Some((_, cpus)) = left.first().copied() {
         let (alike, others): (Vec<_>, Vec<_>) = left.into_iter().partition(|(_, of)| of == cpus);
         left = others;
@@ -592,32 +633,35 @@ fn return_vm(view: &View<'_>, vm: &VmView<'_>, before: &[(u16, CpuSet)], plan: &
     }
 }
 
-/// Brings back a VM that an agent left away when it ended. A VM without a home has no pins of the agent, so any are of a window.
-fn return_leftover(view: &View<'_>, vm: &VmView<'_>, plan: &mut Plan) {
-    let settings = &vm.sample.settings;
-    if settings.management != Management::Managed || vm.hands_off.is_some() {
-        return;
-    }
-    let usable = view.cpus_for(settings.cpus_allowed.as_ref());
-    let why = || "an earlier agent ended while it was away from its cache".to_owned();
+/// Returns the act that brings back a VM that was left away; `None` if it is not.
+///
+/// A VM without a home has no pins of the agent, so any are of a window. With one, a vCPU that may run only on some of its home's
+/// caches is taken to be away, since what kept it there is not known any more. Other parts of a home are somebody else's choice.
+fn return_of_leftover(view: &View<'_>, vm: &VmView<'_>) -> Option<Act> {
+    let usable = view.cpus_for(vm.sample.settings.cpus_allowed.as_ref());
     let Some(home) = vm.home else {
         let is_narrow = |vcpu: &VcpuSample| !usable.is_subset(&vcpu.affinity);
-        if vm.sample.vcpus.iter().any(is_narrow) {
-            let lever = Lever::Home;
-            plan.decide(POLICY, Act::Lift { lever }.on(vm.sample.id), why());
-        }
-        return;
+        let lever = Lever::Home;
+        return vm
+            .sample
+            .vcpus
+            .iter()
+            .any(is_narrow)
+            .then_some(Act::Lift { lever });
     };
-    let is_away = |vcpu: &&VcpuSample| vm.away_node(view.machine, vcpu.index).is_some();
-    let vcpus: Vec<u16> = vm
-        .sample
-        .vcpus
-        .iter()
-        .filter(is_away)
-        .map(|vcpu| vcpu.index)
-        .collect();
     let cpus = usable.intersection(&view.machine.cpus_of(home));
-    if !vcpus.is_empty() && !cpus.is_empty() {
-        plan.decide(POLICY, Act::PinVcpus { vcpus, cpus }.on(vm.sample.id), why());
-    }
+    let is_on_some_caches = |affinity: &CpuSet| {
+        let is_whole = |cpu: CpuId| {
+            let cache = cache_of(view, cpu).map(|cache| cache.intersection(&cpus));
+            cache.is_some_and(|cache| cache.is_subset(affinity))
+        };
+        let is_part = affinity.is_subset(&cpus) && *affinity != cpus;
+        vm.layout.is_none() && is_part && affinity.iter().all(is_whole)
+    };
+    let is_away = |vcpu: &&VcpuSample| {
+        vm.away_node(view.machine, vcpu.index).is_some() || is_on_some_caches(&vcpu.affinity)
+    };
+    let away = vm.sample.vcpus.iter().filter(is_away);
+    let vcpus: Vec<u16> = away.map(|vcpu| vcpu.index).collect();
+    (!vcpus.is_empty() && !cpus.is_empty()).then_some(Act::PinVcpus { vcpus, cpus })
 }

@@ -408,7 +408,7 @@ impl State {
             conduct.recent.drain(..excess);
             let without_quota = conduct.intensity.unwrap_or(0.0) * wanted_ms;
             conduct.recent.push_back(without_quota.round() as u64);
-        } else {
+        } else if self.attribution.part(id).is_some() {
             conduct.blind_cycles = conduct.blind_cycles.saturating_add(1);
         }
         if let (Some(account), Some(before)) = (self.ledger.account(id), earned_before) {
@@ -480,6 +480,8 @@ fn verdict(
     if state.is_blind(vm, permit, config, plan) {
         return Verdict::lift(held, || "its pollution cannot be measured".into());
     }
+    // Nothing is known of a VM whose own misses are about to be counted.
+    let period = period.filter(|_| state.attribution.part(id).is_some());
     let conduct = state.vms.entry(id).or_default();
     let (Some(_), Some(intensity)) = (period, conduct.intensity) else {
         return match held {

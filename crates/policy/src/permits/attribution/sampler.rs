@@ -26,7 +26,8 @@
 //! 2. A VM is *not* isolated, and its counters count as its own, while it misses less than [`Config::few_per_ms`] (it is neither
 //!    a disturber nor sensitive), and while it has no disturber.
 //! 3. Otherwise its disturbers are out. Once they have left, [`Config::window_cycles`] of the VM are counted according to
-//!    equation 3.1. Then all are back.
+//!    equation 3.1. Then all are back. Who comes meanwhile leaves too; if it may not, the window is given up. Each window
+//!    that is given up doubles the pause before the VM's next one, up to an hour.
 //! 4. After a window, the part is own misses over misses beside disturbers (an average), and at least own misses over misses
 //!    now. So more misses in a phase of the VM count, and an end of the disturbance is noticed at once.
 //!
@@ -58,6 +59,8 @@ use crate::permits::meter::Counted;
 const BESIDE_WEIGHT: f64 = 0.25;
 /// A VM that was never isolated is not charged while it waits for its first window, for this long at most.
 const FIRST_WAIT_MAX: Ns = Ns::from_secs(60);
+/// Each window that is given up doubles the pause before the next, up to this time.
+const PAUSE_MAX: Ns = Ns::from_secs(3600);
 
 /// Counters of a VM, cumulative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,8 +90,8 @@ impl Counts {
 pub struct Seen {
     /// The VM.
     pub vm: VmId,
-    /// Its counters.
-    pub counts: Counts,
+    /// Its counters; `None` if a vCPU's could not be read this time.
+    pub counts: Option<Counts>,
     /// Whether it pays for its misses.
     pub has_permit: bool,
     /// CPUs that share a last-level cache with those on which its vCPUs ran; empty if none ran.
@@ -140,13 +143,17 @@ struct Known {
     /// The VM's counters after its last window, or when it was first seen.
     since: Counts,
     last: Counts,
-    /// Misses per unhalted millisecond in the last step; `None` if unknown.
+    /// When its counters were last read.
+    read_at: Ns,
+    /// Misses per unhalted millisecond when they were last read; `None` if unknown.
     rate: Option<f64>,
     beside: Ewma,
     own: Option<Own>,
     obstacle: Option<Obstacle>,
     /// It is not isolated before this time, after a window was given up.
     not_before: Ns,
+    /// Number of windows that were given up one after another.
+    gave_up_count: u32,
     charge: Option<Charge>,
 }
 
@@ -193,6 +200,16 @@ impl Sampler {
             .is_some_and(|window| window.out.contains(&vm))
     }
 
+    /// Returns the VMs that it knows something of.
+    pub fn known(&self) -> impl Iterator<Item = VmId> + '_ {
+        self.known.keys().copied()
+    }
+
+    /// Forgets the VMs that have gone.
+    pub fn forget(&mut self, has_gone: impl Fn(VmId) -> bool) {
+        self.known.retain(|vm, _| !has_gone(*vm));
+    }
+
     /// Returns what a VM is charged for; `None` if it has no permit, or has just appeared.
     pub fn charge(&self, vm: VmId) -> Option<Charge> {
         self.known.get(&vm)?.charge
@@ -203,26 +220,29 @@ impl Sampler {
         self.window = None;
     }
 
-    /// Looks at all VMs of the host. `obstacle` says why a VM cannot be isolated from these disturbers now.
+    /// Looks at all VMs of the host. `obstacle` says why a VM cannot be isolated from these disturbers now. Of a VM that is
+    /// missing, all is kept until [`Sampler::forget`].
     pub fn step(
         &mut self,
         now: Ns,
         host: &[Seen],
         obstacle: impl Fn(&Seen, &BTreeSet<VmId>, Turn) -> Option<Obstacle>,
     ) {
-        let is_there = |vm: &VmId| host.binary_search_by_key(vm, |seen| seen.vm).is_ok();
-        self.known.retain(|vm, _| is_there(vm));
         for seen in host {
             self.observe(now, seen);
         }
         let was_alone = match self.window.take() {
-            Some(window) => self.proceed(now, host, window),
+            Some(window) => self.proceed(now, host, window, &obstacle),
             None => None,
         };
         if self.window.is_none() && was_alone.is_none() {
             self.choose(now, host, obstacle);
         }
-        for seen in host {
+        // Without a reading, what was charged last still holds.
+        for seen in host
+            .iter()
+            .filter(|seen| seen.counts.is_some() || !seen.has_permit)
+        {
             let charge = seen
                 .has_permit
                 .then(|| self.charged(now, host, seen, was_alone))
@@ -235,27 +255,36 @@ impl Sampler {
 
     fn observe(&mut self, now: Ns, seen: &Seen) {
         let clock_khz = self.clock_khz;
+        let Some(counts) = seen.counts else {
+            let known = self.known.get_mut(&seen.vm);
+            if let Some(known) = known.filter(|of| now.saturating_sub(of.read_at) > FIRST_WAIT_MAX) {
+                known.rate = None;
+            }
+            return;
+        };
         let known = self.known.entry(seen.vm).or_insert(Known {
             first_at: now,
-            since: seen.counts,
-            last: seen.counts,
+            since: counts,
+            last: counts,
+            read_at: now,
             rate: None,
             beside: Ewma::default(),
             own: None,
             obstacle: None,
             not_before: Ns::ZERO,
+            gave_up_count: 0,
             charge: None,
         });
         if known.first_at == now {
             return;
         }
-        match seen.counts.since(known.last) {
+        match counts.since(known.last) {
             // A VM that did not run missed nothing.
             Some(counted) => known.rate = Some(counted.equation_3_1(clock_khz).unwrap_or(0.0)),
             // If counters ran backwards, counting starts from here.
-            None => (known.rate, known.since) = (None, seen.counts),
+            None => (known.rate, known.since) = (None, counts),
         }
-        known.last = seen.counts;
+        (known.last, known.read_at) = (counts, now);
     }
 
     fn rate(&self, vm: VmId) -> Option<f64> {
@@ -271,9 +300,8 @@ impl Sampler {
     ) -> impl Iterator<Item = VmId> + 'a {
         let disturbs = move |other: &&Seen| {
             let rate = self.rate(other.vm);
-            let is_much = rate.map_or(with_unknown == Unknown::Disturbs, |rate| {
-                rate >= self.config.few_per_ms
-            });
+            let may_disturb = with_unknown == Unknown::Disturbs && other.counts.is_some();
+            let is_much = rate.map_or(may_disturb, |rate| rate >= self.config.few_per_ms);
             other.vm != vm && is_much && other.caches.count_common(caches) > 0
         };
         host.iter().filter(disturbs).map(|other| other.vm)
@@ -288,7 +316,7 @@ impl Sampler {
     ) {
         let waited = |seen: &Seen| {
             let known = self.known.get(&seen.vm)?;
-            let waited = seen.counts.instructions.saturating_sub(known.since.instructions);
+            let waited = seen.counts?.instructions.saturating_sub(known.since.instructions);
             let is_due = known.own.is_none() || waited >= self.config.instructions_between;
             let is_much = known.rate.is_some_and(|rate| rate >= self.config.few_per_ms);
             (seen.has_permit && is_due && is_much && now >= known.not_before).then_some(waited)
@@ -328,36 +356,56 @@ impl Sampler {
     }
 
     /// Step 3: continues the window, or ends it. Returns its VM if that had its caches to itself since the last step.
-    fn proceed(&mut self, now: Ns, host: &[Seen], mut window: Window) -> Option<VmId> {
+    fn proceed(
+        &mut self,
+        now: Ns,
+        host: &[Seen],
+        mut window: Window,
+        obstacle: impl Fn(&Seen, &BTreeSet<VmId>, Turn) -> Option<Obstacle>,
+    ) -> Option<VmId> {
         let at = host.binary_search_by_key(&window.vm, |seen| seen.vm).ok()?;
         let seen = host.get(at).filter(|seen| seen.has_permit)?;
         window.out.retain(|vm| self.known.contains_key(vm));
         let others = self.disturbers(host, (window.vm, &window.caches), Unknown::Disturbs);
-        let others: Vec<VmId> = others.collect();
+        let others: BTreeSet<VmId> = others.collect();
+        let joining = &others - &window.out;
+        if !joining.is_empty() {
+            let caches = window.caches.clone();
+            let seen = Seen {
+                caches,
+                ..seen.clone()
+            };
+            if let Some(found) = obstacle(&seen, &joining, Turn::Joining) {
+                self.settle(now, &seen, Err(found));
+                return None;
+            }
+        }
         // If a VM returns or arrives, the window is spoiled and starts again.
         let is_alone = others.is_empty() && seen.caches.is_subset(&window.caches);
         window.out.extend(others);
         let counted = window.begun.filter(|_| is_alone);
-        let counted = counted.and_then(|begun| seen.counts.since(begun));
+        let counted = counted.and_then(|begun| seen.counts?.since(begun));
         let was_alone = counted.is_some().then_some(window.vm);
         if let Some(counted) = counted.filter(|counted| counted.cycles >= self.config.window_cycles) {
-            self.settle(now, seen, counted.equation_3_1(self.clock_khz));
+            let per_ms = counted.equation_3_1(self.clock_khz);
+            self.settle(now, seen, per_ms.ok_or(Obstacle::GaveUp));
         } else if now.saturating_sub(window.asked) > self.config.window_most {
-            self.settle(now, seen, None);
+            self.settle(now, seen, Err(Obstacle::GaveUp));
         } else {
-            window.begun = is_alone.then(|| window.begun.unwrap_or(seen.counts));
+            window.begun = window.begun.or(seen.counts).filter(|_| is_alone);
             self.window = Some(window);
         }
         was_alone
     }
 
-    fn settle(&mut self, now: Ns, seen: &Seen, per_ms: Option<f64>) {
+    /// Ends a window with the VM's own misses per unhalted millisecond, or with the reason why they are not known.
+    fn settle(&mut self, now: Ns, seen: &Seen, per_ms: Result<f64, Obstacle>) {
         let Some(known) = self.known.get_mut(&seen.vm) else {
             return;
         };
-        known.since = seen.counts;
+        known.since = seen.counts.unwrap_or(known.last);
         match per_ms {
-            Some(per_ms) => {
+            Ok(per_ms) => {
                 let beside = known.beside.value().unwrap_or(per_ms).max(per_ms);
                 let share = if beside > 0.0 { per_ms / beside } else { 1.0 };
                 known.own = Some(Own {
@@ -365,12 +413,15 @@ impl Sampler {
                     share,
                     at: now,
                 });
-                known.obstacle = None;
+                (known.obstacle, known.gave_up_count) = (None, 0);
             }
-            None => {
-                let pause = self.config.window_most.as_f64() / self.config.away_share;
+            Err(why) => {
+                let first = self.config.window_most.as_f64() / self.config.away_share;
+                let doubled = first * f64::from(1_u32 << known.gave_up_count.min(16));
+                let pause = doubled.min(PAUSE_MAX.as_f64()).max(first);
                 known.not_before = Ns(now.0.saturating_add(pause as u64));
-                known.obstacle = Some(Obstacle::GaveUp);
+                known.gave_up_count = known.gave_up_count.saturating_add(1);
+                known.obstacle = Some(why);
             }
         }
     }
@@ -427,6 +478,8 @@ pub enum Turn {
     First,
     /// It had a window before.
     Again,
+    /// It has a window now, and others have come.
+    Joining,
 }
 
 /// How a VM whose misses are not known yet counts.
@@ -437,213 +490,4 @@ enum Unknown {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use homenode_units::CpuId;
-    use proptest::prelude::*;
-
-    const KHZ: u64 = 1_000_000;
-    const STEP: Ns = Ns::from_millis(100);
-
-    /// VMs of a host with two caches, which run at 1 GHz and one instruction per cycle. All have permits and belong on CPU 0.
-    /// Each has its misses per millisecond, first alone, then next to others.
-    struct Host {
-        vms: Vec<(Seen, f64, f64)>,
-        now: Ns,
-    }
-
-    fn cache(n: u32) -> CpuSet {
-        CpuSet::one(CpuId(n))
-    }
-
-    impl Host {
-        fn new(rates: &[(f64, f64)]) -> Host {
-            let vm = |(at, (alone, beside)): (usize, &(f64, f64))| {
-                let seen = Seen {
-                    vm: VmId(at as u128),
-                    counts: Counts::default(),
-                    has_permit: true,
-                    caches: cache(0),
-                };
-                (seen, *alone, *beside)
-            };
-            Host {
-                vms: rates.iter().enumerate().map(vm).collect(),
-                now: Ns::ZERO,
-            }
-        }
-
-        fn here(&self) -> usize {
-            let here = self.vms.iter().filter(|(seen, ..)| seen.caches == cache(0));
-            here.count()
-        }
-
-        /// Runs a step of 100 ms; VMs that must be out then are out at once.
-        fn step(&mut self, sampler: &mut Sampler) {
-            self.now += STEP;
-            let here = self.here();
-            for (seen, alone, beside) in &mut self.vms {
-                seen.counts.instructions += 100_000_000;
-                seen.counts.cycles += 100_000_000;
-                let is_beside = here > 1 && seen.caches == cache(0);
-                seen.counts.llc_misses += (if is_beside { *beside } else { *alone } * 100.0) as u64;
-            }
-            self.look(sampler);
-        }
-
-        /// Lets the sampler look at the host as it is.
-        fn look(&mut self, sampler: &mut Sampler) {
-            let seen: Vec<Seen> = self.vms.iter().map(|(seen, ..)| seen.clone()).collect();
-            sampler.step(self.now, &seen, |_, _, _| None);
-            for (seen, ..) in &mut self.vms {
-                seen.caches = cache(u32::from(sampler.is_out(seen.vm)));
-            }
-        }
-
-        fn run(&mut self, sampler: &mut Sampler, steps: usize) -> usize {
-            let mut most = 0;
-            for _ in 0..steps {
-                self.step(sampler);
-                most = most.max(sampler.out().count());
-            }
-            most
-        }
-    }
-
-    fn sampler() -> Sampler {
-        let mut sampler = Sampler::default();
-        sampler.set(Config::default(), KHZ);
-        sampler
-    }
-
-    #[test]
-    fn isolation_gives_a_vms_own_pollution() {
-        // VM 0 misses 2000 per ms alone, and 10000 next to VM 1, which misses 50000.
-        let (mut host, mut sampler) = (Host::new(&[(2_000.0, 10_000.0), (50_000.0, 50_000.0)]), sampler());
-        host.run(&mut sampler, 2);
-        let awaited = sampler.charge(VmId(0)).unwrap();
-        assert_eq!((awaited.part, awaited.basis), (None, Basis::Awaited));
-        host.run(&mut sampler, 60);
-        while host.here() < 2 || sampler.isolates().is_some() {
-            host.step(&mut sampler);
-        }
-        let own = sampler.known[&VmId(0)].own.unwrap();
-        assert!((own.per_ms - 2_000.0).abs() < 1.0, "{own:?}");
-        assert!((own.share - 0.2).abs() < 0.01, "{own:?}");
-        assert!(sampler.known[&VmId(1)].own.unwrap().share > 0.99);
-    }
-
-    #[test]
-    fn a_vm_with_few_misses_is_not_isolated() {
-        let (mut host, mut sampler) = (Host::new(&[(900.0, 990.0), (900.0, 50_000.0)]), sampler());
-        host.vms[1].0.has_permit = false;
-        assert_eq!(host.run(&mut sampler, 20), 0);
-        let charge = sampler.charge(VmId(0)).unwrap();
-        assert_eq!((charge.basis, charge.part), (Basis::FewMisses, Some(1.0)));
-        assert_eq!(sampler.charge(VmId(1)), None, "it has no permit");
-    }
-
-    #[test]
-    fn a_vm_among_quiet_neighbours_is_not_isolated() {
-        let rates = [(40_000.0, 40_400.0), (10.0, 900.0), (10.0, 900.0)];
-        let quiet = Charge {
-            part: Some(1.0),
-            basis: Basis::QuietNeighbours,
-        };
-        let (mut host, mut sampler) = (Host::new(&rates), sampler());
-        assert_eq!(host.run(&mut sampler, 20), 0);
-        assert_eq!(sampler.charge(VmId(0)), Some(quiet));
-        // A VM that has the cache to itself anyway is not isolated either.
-        let (mut host, mut sampler) = (
-            Host::new(&[(40_000.0, 0.0), (50_000.0, 50_000.0)]),
-            self::sampler(),
-        );
-        host.vms[1].0.caches = cache(1);
-        host.step(&mut sampler);
-        host.vms[1].0.caches = cache(1);
-        host.step(&mut sampler);
-        assert_eq!(sampler.charge(VmId(0)), Some(quiet));
-    }
-
-    #[test]
-    fn who_comes_during_a_window_leaves_too() {
-        let (mut host, mut sampler) = (Host::new(&[(2_000.0, 9_000.0), (50_000.0, 50_000.0)]), sampler());
-        let newcomer = Host::new(&[(0.0, 0.0), (0.0, 0.0), (7_000.0, 7_000.0)])
-            .vms
-            .remove(2);
-        while sampler.isolates().is_none() {
-            host.step(&mut sampler);
-        }
-        host.vms.push(newcomer);
-        host.step(&mut sampler);
-        assert_eq!(sampler.isolates().map(|(vm, _)| vm), Some(VmId(0)));
-        assert!(sampler.is_out(VmId(2)));
-    }
-
-    #[test]
-    fn a_window_that_never_fills_is_given_up() {
-        let (mut host, mut sampler) = (Host::new(&[(2_000.0, 9_000.0), (50_000.0, 50_000.0)]), sampler());
-        while sampler.isolates().is_none() {
-            host.step(&mut sampler);
-        }
-        // From now on no VM runs. After five seconds all are back.
-        for _ in 0..52 {
-            host.now += STEP;
-            host.look(&mut sampler);
-        }
-        assert_eq!(sampler.out().count(), 0);
-        assert_eq!(sampler.known[&VmId(0)].obstacle, Some(Obstacle::GaveUp));
-    }
-
-    #[test]
-    fn phases_between_windows_count() {
-        let (mut host, mut sampler) = (Host::new(&[(2_000.0, 10_000.0), (50_000.0, 50_000.0)]), sampler());
-        host.vms[1].0.has_permit = false;
-        host.run(&mut sampler, 40);
-        while host.here() < 2 || sampler.isolates().is_some() {
-            host.step(&mut sampler);
-        }
-        // No further window, but three times the misses of its own: three times the charge.
-        let mut charge_at = |rate: f64| {
-            host.vms[0].2 = rate;
-            host.now += STEP;
-            let seen = &mut host.vms[0].0;
-            (seen.counts.cycles, seen.counts.llc_misses) = (
-                seen.counts.cycles + 100_000_000,
-                seen.counts.llc_misses + (rate * 100.0) as u64,
-            );
-            // The disturber runs as before.
-            let counts = &mut host.vms[1].0.counts;
-            counts.cycles += 100_000_000;
-            counts.llc_misses += 5_000_000;
-            let seen: Vec<Seen> = host.vms.iter().map(|(seen, ..)| seen.clone()).collect();
-            sampler.step(host.now, &seen, |_, _, _| Some(Obstacle::Resting));
-            sampler.charge(VmId(0)).unwrap().part.unwrap() * rate
-        };
-        assert!((charge_at(30_000.0) - 6_000.0).abs() < 150.0);
-        // A milder neighbour: what the VM misses by itself is charged at least.
-        assert!((charge_at(2_500.0) - 2_000.0).abs() < 10.0);
-        assert!((charge_at(1_500.0) - 1_500.0).abs() < 10.0);
-    }
-
-    proptest! {
-        /// VMs come and go at random. In the end, no VM must be elsewhere.
-        #[test]
-        fn nobody_is_out_in_the_end_whatever_happens(gone in prop::collection::vec((0usize..200, 0u128..4), 0..6)) {
-            let rates = [(2_000.0, 9_000.0), (50_000.0, 50_000.0), (3_000.0, 8_000.0), (100.0, 5_000.0)];
-            let (mut host, mut sampler) = (Host::new(&rates), sampler());
-            for step in 0..200 {
-                host.step(&mut sampler);
-                host.vms.retain(|(seen, ..)| !gone.contains(&(step, seen.vm.0)));
-                // The VM with the cache is never out itself.
-                prop_assert!(sampler.isolates().is_none_or(|(vm, _)| !sampler.is_out(vm)));
-            }
-            // All VMs stop, so an open window is abandoned.
-            for _ in 0..60 {
-                host.now += STEP;
-                host.look(&mut sampler);
-            }
-            prop_assert_eq!(sampler.out().count(), 0);
-        }
-    }
-}
+mod tests;

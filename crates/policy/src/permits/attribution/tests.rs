@@ -1,4 +1,4 @@
-use homenode_host::Action;
+use homenode_host::{Action, CpuQuota, Limit};
 use homenode_units::{Bytes, NodeId, Permit};
 
 use super::*;
@@ -16,6 +16,8 @@ struct Host {
     state: State,
     ledger: Ledger,
     periods: u64,
+    may_act: bool,
+    has_trials: bool,
 }
 
 impl Host {
@@ -39,6 +41,8 @@ impl Host {
             state: State::default(),
             ledger: Ledger::default(),
             periods: 0,
+            may_act: true,
+            has_trials: false,
         }
     }
 
@@ -55,6 +59,8 @@ impl Host {
             state,
             ledger,
             periods,
+            may_act,
+            has_trials,
         } = self;
         let plan = scene.with_view_after(*periods, |view| {
             let mut view = view.clone();
@@ -64,19 +70,24 @@ impl Host {
             }
             let situation = Situation {
                 ledger,
-                has_trials: false,
+                has_trials: *has_trials,
+                may_act: *may_act,
             };
             plan(&view, config, situation, state)
         });
         let all = scene.machine.cpu_set();
         for Action { vm, act } in plan.decisions.iter().map(|decision| &decision.action) {
-            let vcpu = scene.vm(vm.0).vcpu(0);
             match act {
-                Act::PinVcpus { cpus, .. } => {
-                    vcpu.affinity = cpus.clone();
-                    vcpu.cpu = cpus.iter().nth(vm.0 as usize - 1).expect("a CPU").0;
+                Act::PinVcpus { cpus, vcpus } => {
+                    for index in vcpus {
+                        let vcpu = scene.vm(vm.0).vcpu(usize::from(*index));
+                        let at = (vm.0 as usize - 1 + usize::from(*index)) % cpus.len();
+                        vcpu.affinity = cpus.clone();
+                        vcpu.cpu = cpus.iter().nth(at).expect("a CPU").0;
+                    }
                 }
                 Act::Lift { lever: Lever::Home } => {
+                    let vcpu = scene.vm(vm.0).vcpu(0);
                     vcpu.affinity = all.clone();
                     vcpu.cpu = vm.0 as u32 - 1;
                 }
@@ -132,7 +143,7 @@ fn neighbours_leave_and_come_back_to_where_they_were() {
 #[test]
 fn who_may_not_leave_leaves_the_plain_count_and_the_reason() {
     type Change<'a> = &'a dyn Fn(&mut Host);
-    let cases: [(u16, Change<'_>, &str); 6] = [
+    let cases: [(u16, Change<'_>, &str); 7] = [
         (1, &|_| {}, "no other last-level cache"),
         (
             2,
@@ -154,6 +165,7 @@ fn who_may_not_leave_leaves_the_plain_count_and_the_reason() {
             "VM vm2 cannot leave its cache: it may use no other CPU",
         ),
         (2, &|host| host.scene.host_busy[4..].fill(0.9), "no time left"),
+        (2, &|host| host.may_act = false, "no VM is sent away while"),
         (
             2,
             &|host| host.scene.drained = homenode_units::NodeSet::one(NodeId(1)),
@@ -209,6 +221,107 @@ fn a_change_of_cpus_ends_the_window() {
     host.scene.drained = homenode_units::NodeSet::one(NodeId(1));
     host.step();
     assert_eq!([HOMED, STRAY].map(|n| host.affinity(n)), ["0-3", "0-7"]);
+    // The kernel takes a CPU that goes offline out of affinities.
+    let mut host = Host::new(2);
+    host.steps(3);
+    host.scene.offline = CpuSet::one(CpuId(4));
+    let left: CpuSet = "5-7".parse().expect("CPUs");
+    host.scene.vm(HOMED).affinity(&left);
+    host.step();
+    assert_eq!(host.affinity(HOMED), "0-3");
+    // So does a pause.
+    let mut host = Host::new(2);
+    host.steps(3);
+    host.may_act = false;
+    host.step();
+    assert_eq!([HOMED, STRAY].map(|n| host.affinity(n)), ["0-3", "0-7"]);
+    assert!(host.steps(5).iter().all(|plan| plan.decisions.is_empty()));
+}
+
+#[test]
+fn who_is_missing_from_a_sample_returns_all_the_same() {
+    for periods in [1, 6, 90] {
+        let mut host = Host::new(2);
+        host.steps(3);
+        let missing = host.scene.vms.remove(1);
+        host.steps(periods);
+        assert!(periods == 1 || !host.state.is_open());
+        host.scene.vms.insert(1, missing);
+        assert_eq!(host.affinity(HOMED), "4-7");
+        host.steps(3);
+        assert_eq!(host.affinity(HOMED), "0-3", "after {periods}");
+        assert!(host.state.away(vm_id(HOMED)) > Ns::ZERO && host.state.leftovers.is_empty());
+    }
+    // What is known of the VM with the permit is kept as well.
+    let mut host = Host::new(2);
+    host.steps(8);
+    let missing = host.scene.vms.remove(0);
+    host.steps(2);
+    host.scene.vms.insert(0, missing);
+    host.step();
+    assert!(matches!(host.charge().basis, Basis::Window { .. }));
+}
+
+#[test]
+fn vcpus_that_the_operator_did_not_pin_return() {
+    const WIDE: u128 = 4;
+    let mut host = Host::new(2);
+    let vm = host.scene.add_vm(WIDE, 2, Bytes::from_gib(1), 0);
+    vm.vcpus_busy(1.0)
+        .misses_per_s(5_000_000)
+        .instructions_per_s(1_000_000);
+    host.steps(3);
+    assert_eq!(host.affinity(WIDE), "4-7");
+    let vm = host.scene.vm(WIDE).hands_off(HandsOff::PinnedByHand);
+    vm.vcpu(0).affinity = CpuSet::one(CpuId(5));
+    host.step();
+    assert_eq!(host.affinity(WIDE), "5");
+    assert_eq!(host.scene.vm(WIDE).vcpu(1).affinity.to_string(), "0-7");
+    let plans = host.steps(5);
+    let mut moved = plans.iter().flat_map(|plan| &plan.decisions);
+    assert!(moved.all(|decision| decision.action.vm != vm_id(WIDE)));
+}
+
+#[test]
+fn a_quota_stays_while_own_misses_are_awaited() {
+    let mut host = Host::new(2);
+    host.has_trials = true;
+    let quota = CpuQuota::of(0.5, Ns::from_millis(30));
+    host.scene.vm(VICTIM).quota(quota);
+    let config = super::super::plan::Config::default();
+    let mut permits = super::super::plan::State::new(&config);
+    let mut awaited_count = 0;
+    for _ in 0..50 {
+        host.step();
+        permits.attribution = host.state.clone();
+        awaited_count += u32::from(host.state.part(vm_id(VICTIM)).is_none());
+        let plan = host.scene.with_view_after(host.periods, |view| {
+            super::super::plan::plan(view, &config, &mut permits)
+        });
+        let acts: Vec<&Act> = plan.decisions.iter().map(|of| &of.action.act).collect();
+        let limit = Limit::CpuQuota(quota);
+        assert!(
+            matches!(acts[..], [Act::Limit { limit: held, .. }] if *held == limit),
+            "{acts:?}"
+        );
+    }
+    assert!(awaited_count > 40, "{awaited_count}");
+}
+
+#[test]
+fn who_may_not_leave_when_it_joins_ends_the_window() {
+    let mut host = Host::new(2);
+    let vm = host.scene.add_vm(4, 1, Bytes::from_gib(1), 0);
+    vm.vcpus_busy(0.5)
+        .misses_per_s(100)
+        .hands_off(HandsOff::PinnedByHand);
+    host.steps(3);
+    assert_eq!(host.affinity(STRAY), "4-7");
+    host.scene.vm(4).misses_per_s(5_000_000);
+    host.step();
+    assert_eq!([HOMED, STRAY].map(|n| host.affinity(n)), ["0-3", "0-7"]);
+    let why = Obstacle::HandsOff(vm_id(4), HandsOff::PinnedByHand);
+    assert_eq!(host.charge().basis, Basis::Counted(why));
 }
 
 #[test]
@@ -224,4 +337,26 @@ fn what_an_earlier_agent_left_away_is_brought_back() {
     assert_eq!(plan.decisions.len(), 2, "{plan:?}");
     assert_eq!([HOMED, STRAY].map(|n| host.affinity(n)), ["0-3", "0-7"]);
     assert_eq!(host.step().decisions, []);
+    // At home on several caches, it was away on one of them. A pin to one CPU is somebody else's.
+    for (affinity, then) in [("4-7", "0-7"), ("5", "5")] {
+        let left: CpuSet = affinity.parse().expect("CPUs");
+        host.scene.vm(HOMED).homes("0-1").affinity(&left);
+        host.state.adopted(vm_id(HOMED));
+        // It is tried again for as long as it is not so, up to ten times.
+        for _ in 0..3 {
+            host.step();
+            assert_eq!(host.affinity(HOMED), then);
+            if then != "5" {
+                host.scene.vm(HOMED).affinity(&left);
+            }
+        }
+    }
+    host.scene.vm(HOMED).homes("0-1").affinity(&away);
+    host.state.adopted(vm_id(HOMED));
+    let mut ordered = 0;
+    for _ in 0..20 {
+        ordered += host.step().decisions.len();
+        host.scene.vm(HOMED).affinity(&away);
+    }
+    assert_eq!(ordered, 10);
 }
