@@ -8,8 +8,6 @@ use homenode_units::{Chance, Ns};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::effect::can_be_claimed;
-
 /// Fewest pairs of blocks.
 pub const PAIRS_MIN: u64 = 8;
 /// Most pairs of blocks. All falls of the coin are tried, and their number doubles with each pair.
@@ -20,6 +18,15 @@ pub const BLOCK_MIN: Ns = Ns::from_secs(180);
 const WASHOUT_PART: u64 = 3;
 /// How long VMs are only observed at a time. It is renewed while the block lasts.
 pub const LEASE: Ns = Ns::from_secs(60);
+
+/// The chance that any claim of a run is wrong.
+pub const WRONG_MAX: f64 = 0.05;
+/// Returns true if an effect on one of this many VMs can be claimed: if all pairs have the same sign, chance is ruled out.
+pub fn can_be_claimed(pairs: u64, vms: usize) -> bool {
+    // Beside several VMs, all together are judged.
+    let effects = if vms > 1 { vms as f64 + 1.0 } else { 1.0 };
+    effects * 2.0 / (2.0_f64).powi(pairs as i32) <= WRONG_MAX
+}
 
 /// What the agent does in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -344,7 +351,13 @@ mod tests {
         };
         for (acting, speed) in [(Acting::Acts, 3.0), (Acting::Observes, 2.0)] {
             let block = run_block(&mut made, &plan, acting).unwrap().unwrap();
-            assert_eq!(block.counted_ns, Ns(plan.block_ns.0 - plan.washout_ns.0));
+            // Looks last a second, so both ends may be off by that.
+            let counted = Ns(plan.block_ns.0 - plan.washout_ns.0);
+            assert!(
+                block.counted_ns.0.abs_diff(counted.0) < 1_000_000_000,
+                "{}",
+                block.counted_ns
+            );
             assert_eq!(block.speeds, BTreeMap::from([("vm".to_owned(), speed)]));
             assert_eq!(block.in_force, usize::from(acting == Acting::Acts));
         }

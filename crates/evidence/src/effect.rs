@@ -10,7 +10,7 @@
 //! 4. Several VMs are several chances to be wrong. Holm's method corrects for them: the chance that any claim of a run is wrong
 //!    is at most [`WRONG_MAX`].
 //! 5. An effect is *claimed* if that chance is small enough, its interval lies on one side of zero, the effect is at least
-//!    [`MATTERS`], and the run is complete: who stops when he likes the verdict has thrown the coin more often.
+//!    [`MATTERS`], and the run is complete: stopping at a moment that suits would be as many throws of the coin.
 //!
 //! # Sources
 //! Fisher, *The Design of Experiments* (1935), chapter 3: the randomisation test. Holm, *A Simple Sequentially Rejective Multiple
@@ -23,21 +23,12 @@ use homenode_units::stats::{Estimate, mean};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::crossover::{Acting, Block, PAIRS_MAX};
+use crate::crossover::{Acting, Block, PAIRS_MAX, WRONG_MAX};
 
-/// The chance that any claim of a run is wrong.
-pub const WRONG_MAX: f64 = 0.05;
 /// The least effect that is claimed, as a share. Less would not decide whether to switch the agent on.
 pub const MATTERS: f64 = 0.01;
 /// Fewest pairs by which a VM is judged. With fewer nothing could be claimed.
 pub const PAIRS_JUDGED_MIN: usize = 7;
-
-/// Returns true if an effect on one of this many VMs can be claimed: if all pairs have the same sign, chance is ruled out.
-pub fn can_be_claimed(pairs: u64, vms: usize) -> bool {
-    // Beside several VMs, all together are judged.
-    let effects = if vms > 1 { vms as f64 + 1.0 } else { 1.0 };
-    effects * 2.0 / (2.0_f64).powi(pairs as i32) <= WRONG_MAX
-}
 
 /// The agent's effect on a VM, or on all.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -2,8 +2,8 @@
 
 use maud::{DOCTYPE, Markup, html};
 
-use crate::crossover::{Acting, Block};
-use crate::effect::{Effect, MATTERS, PAIRS_JUDGED_MIN, WRONG_MAX};
+use crate::crossover::{Acting, Block, WRONG_MAX};
+use crate::effect::{Effect, MATTERS, PAIRS_JUDGED_MIN};
 use crate::report::Report;
 
 const STYLE: &str = "
