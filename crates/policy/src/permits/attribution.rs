@@ -636,7 +636,7 @@ fn return_vm(view: &View<'_>, vm: &VmView<'_>, before: &[&(u16, CpuSet)], plan: 
 /// Returns the act that brings back a VM that was left away; `None` if it is not.
 ///
 /// A VM without a home has no pins of the agent, so any are of a window. With one, a vCPU that may run only on some of its home's
-/// caches is taken to be away, since what kept it there is not known any more. Other parts of a home are somebody else's choice.
+/// caches is taken to be away, since what kept it there is not known any more. Other parts of a home are another program's.
 fn return_of_leftover(view: &View<'_>, vm: &VmView<'_>) -> Option<Act> {
     let usable = view.cpus_for(vm.sample.settings.cpus_allowed.as_ref());
     let Some(home) = vm.home else {

@@ -337,7 +337,7 @@ fn what_an_earlier_agent_left_away_is_brought_back() {
     assert_eq!(plan.decisions.len(), 2, "{plan:?}");
     assert_eq!([HOMED, STRAY].map(|n| host.affinity(n)), ["0-3", "0-7"]);
     assert_eq!(host.step().decisions, []);
-    // At home on several caches, it was away on one of them. A pin to one CPU is somebody else's.
+    // At home on several caches, it was away on one of them. A pin to one CPU is another program's.
     for (affinity, then) in [("4-7", "0-7"), ("5", "5")] {
         let left: CpuSet = affinity.parse().expect("CPUs");
         host.scene.vm(HOMED).homes("0-1").affinity(&left);
