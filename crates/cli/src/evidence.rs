@@ -31,14 +31,14 @@ use crate::print::{print_json, span, table};
 
 /// The end of the command's help.
 pub(crate) const HELP: &str = "The agent acts on the VMs and only observes them in turn, in short blocks whose order a coin decides; speeds of neighbouring
-blocks are compared. While it observes, limits are lifted and homes released. Nothing else is changed, and nothing is stored:
+blocks are compared. While it observes, limits are lifted and homes released. Nothing else is changed or stored, and
 whatever ends this command, the VMs have their own modes again within a minute. The agent must be in mode `act` for them.
 
 DIR gets evidence.html (a page that needs nothing else), evidence.json, and to-share.json without the names of VMs. The same
 command with the same DIR continues a run that was interrupted.
 
 Examples:
-  homenode evidence -o trial                       all VMs on which the agent acts, for an hour or more
+  homenode evidence -o trial                       all VMs on which the agent acts
   homenode evidence --vms 'web*' --minutes 90 -o trial
   homenode evidence show trial/evidence.json       the result again";
 

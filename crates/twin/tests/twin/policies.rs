@@ -532,6 +532,7 @@ fn coarse(spec: VmSpec) -> Coarse {
 }
 
 #[test]
+#[allow(clippy::print_stderr)] // the figures that docs/SOURCES.md quotes
 fn heat_without_nodes_decides_as_samples_do_only_for_a_vm_on_one_node() {
     let (first_touch, round_4k) = (
         Placing::FirstTouch.with_carrefour(),
