@@ -324,11 +324,11 @@ fn page_samples(root: &Path) -> Found {
     match ibs::Device::find(root) {
         Ok(_) => Ok("IBS samples which node uses a page".to_owned()),
         Err(why) => Err(lack(
-            why,
+            why.to_string(),
             "the memory policy +carrefour is refused",
-            match root.join(ibs::PMU).exists() {
-                true => "run as root",
-                false => "none: only AMD's IBS shows it",
+            match why {
+                ibs::NotSampled::NoIbs(_) => "none: only AMD's IBS shows it",
+                ibs::NotSampled::Unreadable(_) | ibs::NotSampled::Refused(_) => "run as root",
             },
         )),
     }

@@ -166,3 +166,18 @@ pub fn damon_files(tree: &Tree) -> BTreeMap<PathBuf, String> {
     }
     files
 }
+
+/// Returns how nodes used one page: which node it is on, the number of samples by node, and how many of them wrote.
+#[cfg(test)]
+pub(crate) fn page_use(frame: u64, on: u16, samples: &[(u16, u32)], writes: u32) -> homenode_host::PageUse {
+    let samples = samples
+        .iter()
+        .map(|(node, count)| (homenode_units::NodeId(*node), *count));
+    homenode_host::PageUse {
+        frame,
+        pages: homenode_units::Pages(1),
+        on: homenode_units::NodeId(on),
+        samples: samples.collect(),
+        writes,
+    }
+}

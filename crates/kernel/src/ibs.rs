@@ -78,8 +78,22 @@ const PERF_SAMPLE_RAW: u64 = 1 << 10;
 const IOC_ENABLE: u32 = 0x2400;
 const IOC_PERIOD: u32 = 0x4008_2404;
 /// Where sysfs describes the PMU, below a root.
-pub const PMU: &str = "sys/bus/event_source/devices/ibs_op";
+const PMU: &str = "sys/bus/event_source/devices/ibs_op";
 const SPE: &str = "sys/bus/event_source/devices/arm_spe_0";
+
+/// Why the processor does not sample which node uses a page.
+#[derive(Debug, thiserror::Error)]
+pub enum NotSampled {
+    /// sysfs cannot be read.
+    #[error(transparent)]
+    Unreadable(#[from] ReadError),
+    /// There is no IBS, and nothing that could stand in for it.
+    #[error("it is unknown which node uses a page: {0}")]
+    NoIbs(&'static str),
+    /// The kernel refuses the event.
+    #[error("IBS cannot be used: {0}")]
+    Refused(String),
+}
 
 /// The PMU, as sysfs describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,16 +107,15 @@ impl Device {
     /// Finds the PMU below `root`, and checks that this process may use it.
     ///
     /// # Errors
-    /// Returns why it is unknown which node uses a page.
-    pub fn find(root: &Path) -> Result<Device, String> {
-        let device = Device::read(root).map_err(|error| error.to_string())?;
-        let device = device.ok_or_else(|| why_not(root))?;
+    /// [`NotSampled`].
+    pub fn find(root: &Path) -> Result<Device, NotSampled> {
+        let device = Device::read(root)?;
+        let device = device.ok_or_else(|| NotSampled::NoIbs(why_not(root)))?;
         // A processor with IBS is an x86, whose CPU 0 cannot be offline.
         match perf::open(&device.attr(PERIOD_MAX), Scope::Cpu(0), None) {
             Ok(_) => Ok(device),
-            Err(error) => Err(format!(
-                "IBS cannot be used: {}",
-                perf::absence(&error).unwrap_or_else(|| error.to_string())
+            Err(error) => Err(NotSampled::Refused(
+                perf::absence(&error).unwrap_or_else(|| error.to_string()),
             )),
         }
     }
@@ -145,17 +158,16 @@ impl Device {
 /// Intel: `intel_guest_get_msrs` takes the host's PEBS events off while a guest runs, and `perf_virt_to_phys` looks an address
 /// up in the page tables of the process that runs (Linux commits 9b545c04abd4, fc7ce9c74c3a). ARM: KVM clears the bits of
 /// `PMSCR_EL1` that profile a guest (commit efad60e46057).
-fn why_not(root: &Path) -> String {
+fn why_not(root: &Path) -> &'static str {
     let vendor = Processor::read(root).unwrap_or_default().vendor;
-    let why = match vendor {
+    match vendor {
         _ if root.join(SPE).exists() => "ARM's memory sampling (SPE) is off while a guest runs",
         Vendor::Intel => {
             "Intel's memory sampling (PEBS) is off while a guest runs, and has no physical addresses of guests"
         }
         Vendor::Amd => "the kernel has no ibs_op in /sys/bus/event_source/devices, as in a VM",
         Vendor::Other => "that needs the memory sampling of an AMD processor (IBS)",
-    };
-    format!("it is unknown which node uses a page: {why}")
+    }
 }
 
 /// What a look found.

@@ -110,7 +110,7 @@ fn find_ibs(root: &Path, machine: &Machine, acting: Acting) -> Result<Ibs, Strin
     if matches!(acting, Acting::DryRun) {
         return Err("a dry run does not sample which node uses a page".to_owned());
     }
-    let device = ibs::Device::find(root)?;
+    let device = ibs::Device::find(root).map_err(|error| error.to_string())?;
     Ok(Ibs::new(device, machine, blocks(root, machine)?))
 }
 

@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use homenode_formats::pmu_region::{Counts, Layout, Sampled, Use};
-use homenode_units::{Bytes, NodeId, PAGE_BYTES, Pages};
+use homenode_units::{Bytes, NodeId, PAGE_BYTES};
 use proptest::prelude::*;
 
 use super::*;
-use crate::fake::{Tree, machine};
+use crate::fake::{Tree, machine, page_use};
 use crate::memory_blocks;
 use crate::numa_maps::Sharing;
 use crate::pagemap::Place;
@@ -332,17 +332,7 @@ fn samples_go_to_the_page_whose_frame_they_name_and_say_which_nodes_used_it() {
     sample(0, 90, Use::Read); // on no node
     rig.begin();
     rig.counts(1, 3, 0);
-    let use_of = |frame, on, samples: &[(u16, u32)], writes| PageUse {
-        frame,
-        pages: Pages(1),
-        on: NodeId(on),
-        samples: samples
-            .iter()
-            .map(|(node, count)| (NodeId(*node), *count))
-            .collect(),
-        writes,
-    };
-    let expected = vec![use_of(0, 0, &[(0, 1), (1, 2)], 1), use_of(1, 1, &[(0, 1)], 0)];
+    let expected = vec![page_use(0, 0, &[(0, 1), (1, 2)], 1), page_use(1, 1, &[(0, 1)], 0)];
     assert_eq!(rig.attribution.page_uses(vm(1)), Some(expected));
     let accesses = rig.attribution.accesses(vm(1)).expect("read");
     assert_eq!((accesses.local, accesses.remote), (61, 3 * 61));

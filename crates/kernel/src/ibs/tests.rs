@@ -2,12 +2,12 @@
 
 use std::sync::atomic::AtomicU64;
 
-use homenode_units::{Bytes, Pages};
+use homenode_units::Bytes;
 use proptest::prelude::*;
 use rustix::mm::mmap_anonymous;
 
 use super::*;
-use crate::fake::{Tree, machine};
+use crate::fake::{Tree, machine, page_use};
 use crate::memory_blocks;
 use crate::numa_maps::Sharing;
 use crate::pagemap::Place;
@@ -304,17 +304,7 @@ fn samples_go_to_the_page_that_has_the_frame() {
     ]);
     ibs.rings[1].write(&[store(10), record(2, &[1, 4]), load(10)]);
     assert_eq!(ibs.look(), Looked { samples: 8, lost: 4 });
-    let page = |frame, on, samples: &[(u16, u32)], writes| PageUse {
-        frame,
-        pages: Pages(1),
-        on: NodeId(on),
-        samples: samples
-            .iter()
-            .map(|(node, count)| (NodeId(*node), *count))
-            .collect(),
-        writes,
-    };
-    let expected = vec![page(0, 0, &[(0, 1), (1, 2)], 1), page(1, 1, &[(0, 1)], 0)];
+    let expected = vec![page_use(0, 0, &[(0, 1), (1, 2)], 1), page_use(1, 1, &[(0, 1)], 0)];
     assert_eq!(uses(&mut ibs, &tree, 200, vm(1)), Some(expected));
     ibs.look();
     assert_eq!(uses(&mut ibs, &tree, 300, vm(1)), Some(Vec::new()), "said once");
@@ -322,7 +312,7 @@ fn samples_go_to_the_page_that_has_the_frame() {
     write(&tree, 7, START, &[Place::Own(10), Place::Own(12), Place::Nowhere]);
     ibs.rings[1].write(&[load(40), load(12)]);
     ibs.look();
-    let expected = vec![page(1, 0, &[(1, 1)], 0)];
+    let expected = vec![page_use(1, 0, &[(1, 1)], 0)];
     assert_eq!(uses(&mut ibs, &tree, 1000, vm(1)), Some(expected));
     ibs.keep_only(|_| false);
     assert!(
@@ -378,7 +368,9 @@ fn a_host_that_cannot_sample_says_why() {
         (&[("sys/bus/event_source/devices/arm_spe_0/type", "9")], "SPE"),
         (&[], "AMD"),
     ] {
-        let why = Device::find(Tree::new(files).root()).expect_err("absent");
+        let why = Device::find(Tree::new(files).root())
+            .expect_err("absent")
+            .to_string();
         assert!(
             why.contains(part) && why.contains("which node uses a page"),
             "{why}"
