@@ -122,6 +122,18 @@ __attribute__((noinline)) static void find(struct allocator *into, void *library
 #undef FIND
 }
 
+/* Finds the next allocator and the topology; NULL without one, having said that the program runs as without this library. */
+static homenode *open_before(const char *allocator)
+{
+	char why[HOMENODE_ERROR_BYTES];
+
+	find(&next, RTLD_NEXT);
+	homenode *opened = homenode_open(NULL, why);
+	if (!opened)
+		say("%s; %s runs as without", why, allocator);
+	return opened;
+}
+
 /* What a thread knows of itself. */
 static __thread __attribute__((tls_model("initial-exec"))) struct {
 	size_t left;                  /* bytes until it looks again */

@@ -198,14 +198,9 @@ static const char *lay_out(unsigned nodes)
 
 __attribute__((constructor)) static void begin(void)
 {
-	char why[HOMENODE_ERROR_BYTES];
-
-	find(&next, RTLD_NEXT);
-	topology = homenode_open(NULL, why);
-	if (!topology) {
-		say("%s; jemalloc runs as without", why);
+	topology = open_before("jemalloc");
+	if (!topology)
 		return;
-	}
 	if (!find_jemalloc()) {
 		say("jemalloc is not what comes next (put libjemalloc.so.2 behind libhomenode_jemalloc.so in LD_PRELOAD); "
 		    "the program runs as without");

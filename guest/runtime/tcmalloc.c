@@ -371,14 +371,9 @@ static const char *lay_out(unsigned nodes, const struct link_map *tcmalloc)
 
 __attribute__((constructor)) static void begin(void)
 {
-	char why[HOMENODE_ERROR_BYTES];
-
-	find(&next, RTLD_NEXT);
-	topology = homenode_open(NULL, why);
-	if (!topology) {
-		say("%s; TCMalloc runs as without", why);
+	topology = open_before("TCMalloc");
+	if (!topology)
 		return;
-	}
 	const struct link_map *tcmalloc = find_tcmalloc();
 	if (!tcmalloc) {
 		say("TCMalloc is not what comes next (put libtcmalloc.so.4 behind libhomenode_tcmalloc.so in LD_PRELOAD); "
