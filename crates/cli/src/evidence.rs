@@ -129,8 +129,8 @@ pub(crate) fn run(args: &EvidenceArgs) -> anyhow::Result<()> {
         None => begun(args, &agent, &now)?,
     };
     if report.is_complete() {
-        say!(
-            "{} is complete; choose another -o for another run",
+        complain!(
+            "homenode: {} is complete; choose another -o for another run",
             directory.join(REPORT).display()
         );
         return show(&report, args.agent.json());
@@ -148,15 +148,14 @@ pub(crate) fn run(args: &EvidenceArgs) -> anyhow::Result<()> {
 fn begun(args: &EvidenceArgs, agent: &Agent<'_>, now: &Overview) -> anyhow::Result<Report> {
     let vms = agent.vms.len();
     let seed = args.seed.unwrap_or_else(|| now_ns().unsigned_abs());
-    let default =
-        || Crossover::of(HOUR, vms, seed).map_or_else(|short| short.least.unwrap_or(HOUR), |_| HOUR);
-    let length = args
-        .minutes
-        .map_or_else(default, |minutes| Ns::from_secs(60 * minutes));
-    let plan = Crossover::of(length, vms, seed);
+    let of = |length| Crossover::of(length, vms, seed);
+    let plan = match args.minutes {
+        Some(minutes) => of(Ns::from_secs(60 * minutes)),
+        None => of(HOUR).or_else(|short| short.least.map_or(Err(short), of)),
+    };
     let plan =
         plan.map_err(|short| bad_input(format!("{short}; give --minutes, or fewer VMs with --vms")))?;
-    Ok(Report::of(agent.names(), facts(now), plan, Vec::new()).made_by(VERSION, COMMIT))
+    Ok(Report::begun(VERSION, COMMIT, facts(now), agent.names(), plan))
 }
 
 /// Checks that a run that was interrupted can be continued by this command.
@@ -179,11 +178,13 @@ fn continued(
                 .join(", ")
         )));
     }
-    let mut blocks = before.blocks;
-    if blocks.len() < before.plan.blocks.len() {
-        blocks.truncate(before.plan.next(blocks.len()));
+    if before.is_complete() {
+        return Ok(before);
     }
-    Ok(Report::of(before.about, before.host, before.plan, blocks).made_by(VERSION, COMMIT))
+    let mut blocks = before.blocks;
+    blocks.truncate(before.plan.next(blocks.len()));
+    let begun = Report::begun(VERSION, COMMIT, before.host, before.about, before.plan);
+    Ok(begun.with_blocks(blocks))
 }
 
 /// Runs the blocks that are left, and keeps each.
@@ -197,8 +198,9 @@ fn measure(agent: &mut Agent<'_>, report: &mut Report, directory: &Path) -> anyh
             &format!("[{}/{all}] the agent {}", at + 1, doing(acting)),
             at as f64 / all as f64,
         );
+        let block = run_block(agent, &report.plan, acting)?;
         let mut blocks = report.blocks.clone();
-        match run_block(agent, &report.plan, acting)? {
+        match block {
             Some(block) => blocks.push(block),
             None => {
                 spoilt += 1;
@@ -210,13 +212,7 @@ fn measure(agent: &mut Agent<'_>, report: &mut Report, directory: &Path) -> anyh
                 blocks.truncate(report.plan.next(at));
             }
         }
-        *report = Report::of(
-            report.about.clone(),
-            report.host.clone(),
-            report.plan.clone(),
-            blocks,
-        )
-        .made_by(VERSION, COMMIT);
+        *report = report.clone().with_blocks(blocks);
         keep(directory, report)?;
     }
     Ok(())
@@ -232,7 +228,7 @@ fn doing(acting: Acting) -> &'static str {
 /// Says what will happen, and how long it takes.
 fn begin(agent: &Agent<'_>, report: &Report, is_json: bool) {
     let plan = &report.plan;
-    if is_json || report.is_complete() {
+    if is_json {
         return;
     }
     let left = plan.blocks.len() - report.blocks.len();
@@ -325,25 +321,17 @@ fn read(path: &Path) -> anyhow::Result<Report> {
             path.display()
         ))
     })?;
-    let Report {
-        version,
-        commit,
-        host,
-        about,
-        plan,
-        blocks,
-        ..
-    } = report;
-    let is_of_plan =
-        blocks.len() <= plan.blocks.len() && blocks.iter().zip(&plan.blocks).all(|(a, b)| a.acting == *b);
-    if !is_of_plan || plan.blocks.len() as u64 > 2 * crossover::PAIRS_MAX + 1 {
+    let (plan, blocks) = (&report.plan.blocks, &report.blocks);
+    let is_of_plan = blocks.len() <= plan.len() && blocks.iter().zip(plan).all(|(a, b)| a.acting == *b);
+    if !is_of_plan || plan.len() as u64 > 2 * crossover::PAIRS_MAX + 1 {
         return Err(bad_input(format!(
             "{}: its blocks are not those of its plan",
             path.display()
         )));
     }
     // Judged again, as what is read may be wrong.
-    Ok(Report::of(about, host, plan, blocks).made_by(&version, &commit))
+    let blocks = report.blocks.clone();
+    Ok(report.with_blocks(blocks))
 }
 
 /// Writes the files of a run. Each is replaced as a whole.

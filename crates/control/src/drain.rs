@@ -202,11 +202,8 @@ impl Control {
     pub fn observe_for(&mut self, vm: VmId, span: Ns) {
         self.inputs.push(Input::Observing { vm, span });
         let until = Ns(self.now().0.saturating_add(span.0));
-        let own = self
-            .sample()
-            .and_then(|sample| sample.vm(vm))
-            .and_then(|vm| vm.settings.mode);
-        let own = self.observed.get(&vm).map_or(own, |(_, own)| *own);
+        let sampled = self.sample().and_then(|sample| sample.vm(vm));
+        let own = sampled.and_then(|vm| self.own_mode(vm));
         self.observed.insert(vm, (until, own));
     }
 

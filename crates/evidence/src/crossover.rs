@@ -21,6 +21,7 @@ pub const LEASE: Ns = Ns::from_secs(60);
 
 /// The chance that any claim of a run is wrong.
 pub const WRONG_MAX: f64 = 0.05;
+
 /// Returns true if an effect on one of this many VMs can be claimed: if all pairs have the same sign, chance is ruled out.
 pub fn can_be_claimed(pairs: u64, vms: usize) -> bool {
     // Beside several VMs, all together are judged.

@@ -175,7 +175,7 @@ mod tests {
             speeds: [(vm.to_owned(), if *acting == Acting::Acts { 1.2e9 } else { 1e9 })].into(),
         };
         let blocks = plan.blocks.iter().take(done).map(block).collect();
-        Report::of([vm.to_owned()].into(), HostFacts::default(), plan, blocks)
+        Report::begun("1", "c", HostFacts::default(), [vm.to_owned()].into(), plan).with_blocks(blocks)
     }
 
     #[test]

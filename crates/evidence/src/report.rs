@@ -45,23 +45,30 @@ pub struct Report {
 }
 
 impl Report {
-    /// Judges what was measured.
-    pub fn of(about: BTreeSet<String>, host: HostFacts, plan: Crossover, blocks: Vec<Block>) -> Report {
+    /// Begins a report, in which nothing is measured yet.
+    pub fn begun(
+        version: &str,
+        commit: &str,
+        host: HostFacts,
+        about: BTreeSet<String>,
+        plan: Crossover,
+    ) -> Report {
         Report {
-            version: String::new(),
-            commit: String::new(),
+            version: version.to_owned(),
+            commit: commit.to_owned(),
             host,
             about,
-            judged: judge(&blocks, blocks.len() >= plan.blocks.len()),
             plan,
-            blocks,
+            blocks: Vec::new(),
+            judged: judge(&[], false),
         }
     }
 
-    /// Says which program made the report.
+    /// Takes over what was measured, and judges it.
     #[must_use]
-    pub fn made_by(mut self, version: &str, commit: &str) -> Report {
-        (self.version, self.commit) = (version.to_owned(), commit.to_owned());
+    pub fn with_blocks(mut self, blocks: Vec<Block>) -> Report {
+        self.blocks = blocks;
+        self.judged = judge(&self.blocks, self.is_complete());
         self
     }
 
@@ -86,9 +93,9 @@ impl Report {
                 .collect(),
             ..block.clone()
         });
-        let about = self.about.iter().map(|name| named[name].clone()).collect();
         let blocks = blocks.collect();
-        Report::of(about, self.host, self.plan, blocks).made_by(&self.version, &self.commit)
+        let about = self.about.iter().map(|name| named[name].clone()).collect();
+        Report { about, ..self }.with_blocks(blocks)
     }
 }
 
@@ -114,7 +121,7 @@ mod tests {
         };
         let blocks = plan.blocks.iter().enumerate().map(block).collect();
         let about = names.map(str::to_owned).into();
-        let report = Report::of(about, HostFacts::default(), plan, blocks).made_by("1", "c");
+        let report = Report::begun("1", "c", HostFacts::default(), about, plan).with_blocks(blocks);
         let shown = report.clone().without_names();
         let text = serde_json::to_string(&shown).unwrap();
         assert!(names.iter().all(|name| !text.contains(name)), "{text}");

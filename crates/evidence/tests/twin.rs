@@ -59,7 +59,7 @@ fn run(mut subject: Simulated, seed: u64) -> Report {
         .iter()
         .map(|acting| run_block(&mut subject, &plan, *acting).unwrap().unwrap())
         .collect();
-    Report::of(Default::default(), HostFacts::default(), plan, blocks)
+    Report::begun("1", "c", HostFacts::default(), Default::default(), plan).with_blocks(blocks)
 }
 
 #[test]
