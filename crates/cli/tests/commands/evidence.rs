@@ -7,40 +7,9 @@ use serde_json::{Value, json};
 
 use crate::common::{Agent, is_as_its_schema_says, json, refused, run, text};
 
-/// Two VMs that work for hours.
-const SCENARIO: &str = "\
-name = \"two\"
-machine = \"r910\"
-duration = \"36000s\"
-[[vm]]
-name = \"web\"
-vcpus = 2
-memory = \"2GiB\"
-workload = \"mg.B\"
-work_share = 1000.0
-[[vm]]
-name = \"db\"
-vcpus = 2
-memory = \"2GiB\"
-workload = \"povray\"
-work_share = 1000.0
-";
-
-fn agent(more: &[&str]) -> Agent {
-    let agent = Agent::on(
-        tempfile::tempdir().unwrap(),
-        SCENARIO,
-        &[&["--policies", "tavo", "--period", "100ms"], more].concat(),
-    );
-    agent.eventually("both VMs run", || {
-        agent.ask(&["vm", "db"]).status.success().then_some(())
-    });
-    agent
-}
-
 #[test]
 fn a_run_that_is_interrupted_is_kept_continued_and_leaves_vms_their_modes() {
-    let agent = agent(&[]);
+    let agent = Agent::on_two_vms(&["--policies", "tavo"]);
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join("trial");
     let to = to.to_str().unwrap();
@@ -63,7 +32,7 @@ fn a_run_that_is_interrupted_is_kept_continued_and_leaves_vms_their_modes() {
 
 #[test]
 fn a_lease_of_a_vm_ends_by_itself() {
-    let agent = agent(&[]);
+    let agent = Agent::on_two_vms(&["--policies", "tavo"]);
     let mode = || json(&agent.ask(&["mode", "web", "--json"]))["vms"][0].clone();
     let set = json(&agent.ask(&["mode", "web", "observe", "--for", "2s", "--json"]));
     is_as_its_schema_says(&set);
@@ -88,14 +57,14 @@ fn what_cannot_be_an_experiment_is_said_before_it_begins() {
         status == 1 && text.contains("no agent runs here"),
         "{status} {text}"
     );
-    let acting = agent(&[]);
+    let acting = Agent::on_two_vms(&["--policies", "tavo"]);
     let (status, text) = refused(&acting.ask(&["evidence", "-o", to, "--minutes", "50"]));
     assert!(
         status == 2 && text.contains("with 2 VMs a run takes at least 51 minutes"),
         "{status} {text}"
     );
     refuses_a_leased_vm(&acting, to);
-    let agent = agent(&["--mode", "recommend"]);
+    let agent = Agent::on_two_vms(&["--policies", "tavo", "--mode", "recommend"]);
     for (args, said) in [
         (&["--vms", "x*"][..], "no VM matches x*; there are: db, web"),
         (&["--vms", "["], "unclosed character class"),

@@ -3,42 +3,11 @@
 use serde_json::{Value, json};
 
 use crate::common::http::Site;
-use crate::common::{Agent, is_as_its_schema_says, json, refused, text};
-
-/// Two VMs that work for hours.
-const SCENARIO: &str = "\
-name = \"two\"
-machine = \"r910\"
-duration = \"36000s\"
-[[vm]]
-name = \"web\"
-vcpus = 2
-memory = \"2GiB\"
-workload = \"mg.B\"
-work_share = 1000.0
-[[vm]]
-name = \"db\"
-vcpus = 2
-memory = \"2GiB\"
-workload = \"povray\"
-work_share = 1000.0
-";
-
-fn agent(more: &[&str]) -> Agent {
-    let agent = Agent::on(
-        tempfile::tempdir().unwrap(),
-        SCENARIO,
-        &[&["--period", "100ms"], more].concat(),
-    );
-    agent.eventually("both VMs run", || {
-        agent.ask(&["vm", "db"]).status.success().then_some(())
-    });
-    agent
-}
+use crate::common::{Agent, TWO_VMS, is_as_its_schema_says, json, refused, text};
 
 #[test]
 fn a_node_is_emptied_shown_and_given_back() {
-    let agent = agent(&["--policies", "tavo"]);
+    let agent = Agent::on_two_vms(&["--policies", "tavo"]);
     let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
     assert_eq!(text(&agent.ask(&["drain"])), "no node is being drained\n");
     let home = agent.eventually("web has a home", || {
@@ -83,7 +52,7 @@ fn a_node_is_emptied_shown_and_given_back() {
 
 #[test]
 fn what_stays_on_a_node_is_said_with_the_reason_and_status_1() {
-    let agent = agent(&["--policies", "tavo"]);
+    let agent = Agent::on_two_vms(&["--policies", "tavo"]);
     let home = agent.eventually("web has a home", || {
         let vms = json(&agent.ask(&["vm", "web", "--json"]));
         vms["vms"][0]["home"][0].as_u64().map(|home| home.to_string())
@@ -97,14 +66,14 @@ fn what_stays_on_a_node_is_said_with_the_reason_and_status_1() {
         "{said}"
     );
     // Policies that assign no homes cannot drain at all.
-    let agent = self::agent(&["--policies", "default"]);
+    let agent = Agent::on_two_vms(&["--policies", "default"]);
     let (code, said) = refused(&agent.ask(&["drain", "1"]));
     assert!(code == 1 && said.contains("--policies homenode"), "{code} {said}");
 }
 
 #[test]
 fn a_drain_that_waits_for_approval_says_so_with_status_1_and_its_recommendations_end_with_it() {
-    let agent = agent(&["--mode", "recommend"]);
+    let agent = Agent::on_two_vms(&["--mode", "recommend"]);
     let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
     let has_memory = |vm: &Value| vm["name"] == "web" && vm["memory_bytes"].as_u64() > Some(0);
     let node = agent.eventually("web has memory on a node", || {
@@ -145,7 +114,7 @@ fn a_drain_that_waits_for_approval_says_so_with_status_1_and_its_recommendations
 
 #[test]
 fn a_pause_is_begun_shown_and_ended() {
-    let agent = agent(&[]);
+    let agent = Agent::on_two_vms(&[]);
     let ask = |args: &[&str]| json(&agent.ask(&[args, &["--json"]].concat()));
     assert!(text(&agent.ask(&["pause"])).starts_with("the agent is not paused"));
     assert_eq!(
@@ -176,7 +145,7 @@ fn a_pause_is_begun_shown_and_ended() {
 
 #[test]
 fn over_http_operators_drain_and_pause_and_others_only_look() {
-    let site = Site::on(tempfile::tempdir().unwrap(), SCENARIO, &["--policies", "tavo"]);
+    let site = Site::on(tempfile::tempdir().unwrap(), TWO_VMS, &["--policies", "tavo"]);
     site.eventually("it has looked", |site| {
         (site.get("/v1/maintenance").status == 200).then_some(())
     });

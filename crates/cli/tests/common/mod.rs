@@ -86,6 +86,25 @@ pub(crate) fn refused(output: &Output) -> (i32, String) {
     (output.status.code().expect("it was not killed"), stderr(output))
 }
 
+/// Two VMs that work for hours.
+pub(crate) const TWO_VMS: &str = "\
+name = \"two\"
+machine = \"r910\"
+duration = \"36000s\"
+[[vm]]
+name = \"web\"
+vcpus = 2
+memory = \"2GiB\"
+workload = \"mg.B\"
+work_share = 1000.0
+[[vm]]
+name = \"db\"
+vcpus = 2
+memory = \"2GiB\"
+workload = \"povray\"
+work_share = 1000.0
+";
+
 /// A running agent on the twin; it is stopped when the value is dropped.
 pub(crate) struct Agent {
     pub child: Child,
@@ -108,6 +127,16 @@ impl Agent {
         let agent = Agent { child, dir };
         agent.eventually("the agent answers", || {
             agent.ask(&["vm"]).status.success().then_some(())
+        });
+        agent
+    }
+
+    /// Starts an agent on two VMs, `web` and `db`, that work for hours, and waits until both run.
+    pub(crate) fn on_two_vms(args: &[&str]) -> Agent {
+        let args = [&["--period", "100ms"], args].concat();
+        let agent = Agent::on(tempfile::tempdir().unwrap(), TWO_VMS, &args);
+        agent.eventually("both VMs run", || {
+            agent.ask(&["vm", "db"]).status.success().then_some(())
         });
         agent
     }
