@@ -10,7 +10,7 @@
 //! - *Demand* of a vCPU: the share of the period in which it ran, waited, or was throttled by a quota.
 //! - *Target*: what the permit earns per slice, plus the account's balance (a debt is negative) spread over [`Config::repay`].
 //! - *Budget*: CPU time that the permit pays for, in CPUs: the target over the intensity.
-//! - *Burst*: how fast the VM pollutes while it runs ([`super::burst`]).
+//! - *Burst*: how fast the VM pollutes while it runs (`permits/burst.rs`).
 //!
 //! # Algorithm
 //! For each VM with a permit, in each period:
