@@ -115,7 +115,7 @@ fn drip(state: &Path, stop: &AtomicBool) {
                 *stream = again;
             }
         }
-        // That is, a thousand bytes every 10 ms.
+        // At this pace the clients together send a thousand bytes every 10 ms.
         std::thread::sleep(Duration::from_millis(10));
     }
 }

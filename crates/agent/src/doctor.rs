@@ -45,11 +45,11 @@ pub struct Examined {
 pub struct Feature {
     /// The feature's name.
     pub feature: &'static str,
-    /// Whether it is present.
+    /// Whether the feature is present.
     pub has: bool,
     /// What was found, or what is missing.
     pub found: String,
-    /// What the agent cannot do without it.
+    /// What the agent cannot do without the feature.
     pub costs: Option<&'static str>,
     /// The remedy: a command if one suffices.
     pub remedy: Option<String>,
@@ -152,7 +152,7 @@ fn examine_dom0(places: &Places) -> Examined {
     }
 }
 
-/// Returns the features that the agent needs whatever manages the VMs.
+/// Returns the features that the agent needs on every host, whichever software manages the VMs.
 fn besides(places: &Places) -> [(&'static str, Found); 5] {
     let Places { root, state, .. } = places;
     [

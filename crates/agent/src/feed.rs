@@ -46,7 +46,7 @@ pub struct Seen {
 pub struct Message {
     /// Sequence number within the run, from 0.
     pub number: u64,
-    /// Wall-clock and host time of the sample it belongs to.
+    /// Wall-clock and host time of the sample that the message belongs to.
     pub seen_ns: (i64, Ns),
     /// What happened; `None` marks the end of a cycle.
     pub event: Option<Event>,
@@ -141,7 +141,7 @@ fn ends(act: &Act) -> Option<(Option<NodeSet>, NodeSet)> {
 #[derive(Clone, Debug)]
 pub struct Feed {
     state: Arc<Mutex<State>>,
-    /// Wakes listeners.
+    /// Wakes the listeners of the event stream.
     news: watch::Sender<u64>,
     clock: WallClock,
     begun: Instant,

@@ -348,8 +348,8 @@ fn set_mode(
     Ok(Answered::Once(id, Setting::Mode(mode), done))
 }
 
-/// Only observes a VM for a while. It is the most careful mode, so it needs no approval, and a client that vanishes leaves
-/// nothing behind.
+/// Sets a VM's mode to `observe` for a while. This is the most careful mode, so it needs no approval, and it ends by itself even
+/// if the client vanishes.
 fn observe_for(
     control: &mut Control,
     machine: &Machine,

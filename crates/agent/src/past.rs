@@ -45,7 +45,7 @@ impl Place {
         if let Some(at) = minute.frames.iter().rposition(|frame| frame.wall_ns <= wall_ns) {
             return Place::of(archive, minute, at).map(Some);
         }
-        // The time is between two minutes.
+        // The time is between the recorded spans of two minutes.
         let before = archive.minute(Kind::Status, Which::Before(&minute))?;
         let at = before.as_ref().map_or(0, |before| before.frames.len() - 1);
         Place::of(archive, before.unwrap_or(minute), at).map(Some)

@@ -14,7 +14,7 @@ use crate::setting_queue::NotSet;
 
 /// Reads the settings, or returns why they cannot be read.
 type Read = dyn Fn() -> Result<Config, String> + Send + Sync;
-/// A callback that gets the result.
+/// A callback that gets the result of a reload.
 type Told = Box<dyn FnOnce(Result<Reloaded, String>) + Send>;
 
 /// A queue of reload requests. All clones share it.

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::history::read_recorded;
 
-/// What to replay, and under which settings.
+/// The run to replay, and the settings under which it is replayed.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     /// The run to replay; by default the last one that has samples.
@@ -36,7 +36,7 @@ pub enum ReplayError {
     Nothing(String),
 }
 
-/// Which of the two made the decisions that the other did not make.
+/// Whether the recording or the replay made the decisions that the other one lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Only {
@@ -53,7 +53,7 @@ pub struct Difference {
     pub only: Only,
     /// The VM.
     pub vm: VmId,
-    /// Its name.
+    /// The VM's name.
     pub name: String,
     /// The policy that decided.
     pub policy: String,
@@ -97,7 +97,7 @@ pub struct Report {
     pub replayed_count: u64,
     /// Number of decisions that the recording and the replay made in the same period.
     pub same_count: u64,
-    /// How many of these same decisions have another reason in the replay.
+    /// Number of these decisions whose reason in the replay differs from the recorded one.
     pub other_reason_count: u64,
     /// Whether all plans are identical.
     pub same: bool,

@@ -183,7 +183,7 @@ struct Client {
 enum Stage {
     /// Reading the request; holds the bytes read up to now.
     Asking(Vec<u8>),
-    /// Waiting for the loop to carry out a setting; holds the answer to send if that succeeds.
+    /// Waiting for the loop to carry out a setting; holds the answer to send if the loop succeeds.
     Waiting(Box<Answer>),
     /// Writing the answer.
     Answered(Left),
@@ -331,7 +331,7 @@ impl Serving {
                 self.handler.settings.set(vm, setting, move |done| {
                     let mut all = carried_out.lock().unwrap_or_else(PoisonError::into_inner);
                     all.push((key, done));
-                    // This fails if the server has closed, and then no client waits.
+                    // Waking fails only if the server has closed, and then no client waits.
                     let _ = waker.wake();
                 });
                 (Stage::Waiting(Box::new(answer)), PATIENCE_LOOP)

@@ -18,23 +18,23 @@ pub struct Stretch {
     pub run: i64,
     /// The host of the run.
     pub host: String,
-    /// That host's machine.
+    /// The machine of the host that was recorded.
     pub machine: Machine,
     /// The run's settings.
     pub config: Config,
     /// Times of the first and the last sample, in nanoseconds since 1970.
     pub span: (i64, i64),
-    /// What is missing from it.
+    /// Sentences about what is missing from the stretch.
     pub notes: Vec<String>,
 }
 
 /// Why a stretch cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum StretchError {
-    /// No samples are kept of that time.
+    /// The history has no samples of the requested time.
     #[error("no samples are kept of that time")]
     Empty,
-    /// The history has samples of a run, but not the run itself.
+    /// The history has samples of the run with this number, but no row that describes the run.
     #[error("the history has samples of run {0}, but not the run itself")]
     NoRun(i64),
     /// Another version wrote the run.

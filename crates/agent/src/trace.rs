@@ -239,7 +239,7 @@ impl Tracer {
     }
 }
 
-/// How much of a history is in its trace.
+/// How much of a history a trace contains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traced {
     /// Periods in the trace.

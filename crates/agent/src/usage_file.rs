@@ -34,7 +34,7 @@ const VERSION: u32 = 1;
 pub enum Clock {
     /// The wall clock: hours since 1970.
     Wall,
-    /// The host's own clock: hours of the simulation.
+    /// The host's own clock: hours of simulated time.
     Host,
 }
 

@@ -18,7 +18,7 @@ use crate::history::read_recorded;
 const DECIDED_EARLIER: i64 = 5_000_000_000;
 /// Most events that are read. If there are more, the last ones are read.
 const EVENTS_MAX: u32 = 10_000;
-/// How many times as close samples are read, each time that a VM turns out to be younger than the distance between samples.
+/// Factor by which the distance between samples shrinks each time the VM turns out to be younger than that distance.
 const CLOSER: u64 = 30;
 /// A decision made up to this long after a window, in nanoseconds, may still concern it.
 const DECIDED_LATER: i64 = 60_000_000_000;
@@ -130,12 +130,12 @@ pub fn ask(
     })
 }
 
-/// A question about one run, in the time of its host.
+/// A question about one run. Its times are those of the run's host clock.
 #[derive(Clone, Copy, Debug)]
 struct Question<'a> {
     /// The VM's name or id.
     vm: &'a str,
-    /// The time that the client named.
+    /// The time that the client named; `None` if it named none.
     about: Option<Ns>,
     /// When the baseline of the window begins.
     begin: Ns,
@@ -145,18 +145,18 @@ struct Question<'a> {
     apart: Ns,
 }
 
-/// What was read to answer a question.
+/// The data that was read to answer a question.
 #[derive(Debug)]
 struct Found {
     id: VmId,
     samples: Vec<Sample>,
-    /// When the window to explain begins: later than the one in question if the VM is young.
+    /// When the explained window begins. If the VM is young, this is later than the requested window begins.
     start: Ns,
 }
 
 impl Question<'_> {
-    /// Finds the VM, and the samples that explain its window. `samples` are those since [`Question::begin`], at the distance
-    /// that suffices; `read` returns others, from a time on and with a distance.
+    /// Finds the VM, and the samples that explain its window. `samples` are those since [`Question::begin`], [`Question::apart`]
+    /// from each other; `read` takes a time and a distance, and returns the samples from that time on.
     ///
     /// A young VM needs closer samples, but the history may be much longer than its life. So only those since the last known
     /// sample without it are read. While it is younger than the distance between samples, closer ones tell when it appeared.
@@ -176,7 +176,7 @@ impl Question<'_> {
         loop {
             let now = find(&samples, self.vm)?.and_then(|id| Some((id, first_of(&samples, id)?)));
             seen = match (seen, now) {
-                // Closer samples do not always include the sample that has the VM.
+                // Closer samples may leave out the sample that has the VM.
                 (Some((id, at)), Some((same, later))) if id == same && at < later => seen,
                 _ => now.or(seen),
             };

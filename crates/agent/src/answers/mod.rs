@@ -14,9 +14,9 @@ use homenode_machine::Machine;
 /// Whether the agent has watched the host for long enough to predict speeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Predictions {
-    /// It has.
+    /// The agent has watched the host for long enough.
     Known,
-    /// This process looked at the host only for this answer.
+    /// The answer comes from a process that looked at the host only for this answer.
     Unknown,
 }
 

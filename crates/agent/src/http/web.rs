@@ -175,7 +175,7 @@ struct Reading {
 /// What other users may do with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Others {
-    /// They may read it: its content is public.
+    /// Other users may read the file, because its content is public.
     MayRead,
     MayDoNothing,
 }

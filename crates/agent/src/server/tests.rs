@@ -95,7 +95,7 @@ fn a_thousand_half_open_connections_that_drip_delay_nobody() {
     let path = socket_path(dir.path());
     let stopping = Arc::new(AtomicBool::new(false));
     let stop = Arc::clone(&stopping);
-    // Each client sends a request byte by byte, and reconnects when it is dropped.
+    // Each client sends a request byte by byte, and reconnects when the server drops it.
     let dripping = std::thread::spawn(move || {
         let begin = || {
             let stream = net::UnixStream::connect(&path).unwrap();
@@ -139,7 +139,7 @@ fn a_request_that_trickles_in_is_answered_or_dropped_in_the_end() {
     stream.read_to_string(&mut text).unwrap();
     assert!(text.contains("not-yet"), "{text}");
     let mut endless = connect(&dir);
-    // No byte is late, but the request as a whole is.
+    // No single byte is late, but the request as a whole takes too long.
     while endless.write_all(b"x").is_ok() {
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -223,7 +223,7 @@ fn ten_thousand_vms_are_one_answer_and_a_client_that_takes_none_of_it_delays_nob
     sample.vms = (0..10_000)
         .map(|number| homenode_host::VmSample {
             id: VmId(number),
-            // As long as the longest names used in practice.
+            // The name is as long as the longest names used in practice.
             name: format!("a-project-of-a-tenant/a-machine-with-a-long-name-{number}"),
             ..model.clone()
         })
