@@ -21,7 +21,7 @@ pub type Asked = Result<Picture, String>;
 /// A host, with the last answer of its agent.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// Its name.
+    /// The host's name.
     pub name: String,
     /// The last picture that arrived.
     pub picture: Option<Picture>,

@@ -3,8 +3,8 @@
 
 use std::fmt::{self, Display, Write as _};
 
-/// Returns true if a character is visible by itself. Control characters, direction marks and joiners are not, nor is what no font
-/// has.
+/// Returns true if a character is visible by itself. Control characters, direction marks, joiners, and characters that no font
+/// has are not visible by themselves.
 fn is_printable(c: char) -> bool {
     if c.is_ascii() {
         return !c.is_ascii_control();

@@ -26,7 +26,7 @@ pub enum Colours {
 impl Colours {
     /// Returns the choice that the user's environment makes.
     pub fn of_environment() -> Colours {
-        // As https://no-color.org defines it: the variable is set, and not empty.
+        // https://no-color.org requires that the variable is set and not empty.
         let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         if is_plain { Colours::Off } else { Colours::On }
     }
@@ -80,9 +80,9 @@ impl Cell {
 pub struct Shape {
     /// Order in which columns are left out to save width: the highest rank first, rank 0 never.
     pub rank: u8,
-    /// How its cells are aligned.
+    /// How the column's cells are aligned.
     pub align: Align,
-    /// Whether the column is shown even if all its cells are empty.
+    /// Whether the column is shown even if all cells are empty.
     pub is_shown_empty: bool,
 }
 

@@ -26,7 +26,7 @@ pub struct NoTerminal {
     instead: String,
 }
 
-/// What the user wants next.
+/// The user's next wish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// To keep looking at the screen.
@@ -35,7 +35,7 @@ pub(crate) enum Next {
     Quit,
 }
 
-/// What is shown on a terminal.
+/// A screen that is shown on a terminal.
 pub(crate) trait Screen {
     /// Draws the screen.
     fn draw(&self, frame: &mut Frame<'_>);

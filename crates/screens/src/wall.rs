@@ -27,13 +27,13 @@ pub fn local(wall_ns: i64) -> NaiveDateTime {
 /// A requested time: absolute, or a duration before now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Time {
-    /// This long before now.
+    /// A time this long before now.
     Ago(Ns),
-    /// This time of day: today, or yesterday if it is still to come today.
+    /// A time of day: today, or yesterday if that time is still to come today.
     OfDay(NaiveTime),
-    /// This date and time, in the host's time zone.
+    /// A date and time, in the host's time zone.
     Local(NaiveDateTime),
-    /// This time, in nanoseconds since 1970.
+    /// A time in nanoseconds since 1970.
     At(i64),
 }
 

@@ -14,7 +14,7 @@ use crate::table::Colours;
 use crate::terminal::{self, Next, Screen};
 use crate::top::{Choice, Page, View, When, Wish, draw};
 
-/// What is shown, and how keys change it.
+/// The hosts that are shown, and how keys change them.
 pub(super) struct Shown {
     hosts: Vec<Host>,
     /// Number of the chosen host.

@@ -43,11 +43,11 @@ pub struct Summary {
 /// The VM that is past the most limits.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct WorstVm {
-    /// Its name.
+    /// The VM's name.
     pub name: String,
     /// Number of vCPUs that waited during the last period.
     pub vcpus_waiting: Option<f64>,
-    /// Share of its memory accesses that were local.
+    /// Share of the VM's memory accesses that were local.
     pub local_access_ratio: Option<f64>,
     /// Sum of the levels of the VM's figures.
     #[serde(skip)]
@@ -57,7 +57,7 @@ pub struct WorstVm {
 /// The fullest resource of a host: the one with the worst level, and among equals the one with the highest load.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Pressure {
-    /// Its kind: `controller`, `link`, `cpus` or `memory`.
+    /// Kind of the resource: `controller`, `link`, `cpus` or `memory`.
     pub what: &'static str,
     /// The resource's node, or the two nodes of a link.
     pub at: String,

@@ -52,7 +52,7 @@ fn who_is_silent_and_who_is_past_most_limits_come_first() {
     let names: Vec<String> = all[2..5].iter().map(first).collect();
     assert_eq!(names, ["gone", "crowded", "calm"], "{all:#?}");
     assert!(all[2].ends_with("no agent listens"), "{all:#?}");
-    // This host has more vCPUs than CPUs, so vCPUs wait. Its line names a VM because of that.
+    // The second host has more vCPUs than CPUs, so vCPUs wait, and its line names a VM.
     assert!(all[3].contains("cpus "), "{all:#?}");
 }
 

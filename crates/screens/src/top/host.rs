@@ -199,7 +199,7 @@ pub(super) fn lines(
     let mut lines = vec![joined(nodes.header(), matrix.header())];
     lines.extend((0..shown.len()).map(|row| joined(nodes.row(row, colours), matrix.row(row, colours))));
     let has_fillers = lines[0].spans.iter().any(|span| span.content.contains(FILLED_BY));
-    // This line must not take the place of a node.
+    // The summary line must not take the place of a node.
     if !has_fillers && lines.len() + usize::from(is_cut) < height {
         lines.extend(fullest(status).map(|text| Line::raw(cut(&text, width))));
     }

@@ -52,7 +52,7 @@ pub trait History {
     fn go_to_time(&mut self, time: &Time) -> anyhow::Result<Option<String>>;
 }
 
-/// What the page shows, and where its pictures come from.
+/// The state of the page, and the sources of its pictures.
 pub struct Session<H> {
     /// The view that is drawn.
     pub view: View,
@@ -137,7 +137,7 @@ impl<H: History> Running<H> {
             return Ok(None);
         }
         let was_now = self.session.past.is_none();
-        // There is nothing after the present.
+        // Nothing follows the present.
         if was_now && matches!(wish, Wish::Play | Wish::Step(1..) | Wish::Minutes(1..)) {
             return Ok(None);
         }

@@ -20,7 +20,7 @@ pub struct Trail {
 }
 
 impl Trail {
-    /// Adds a picture. A picture of the same time as the last one adds nothing.
+    /// Adds a picture. If the picture has the time of the last one, nothing is added.
     pub fn add(&mut self, picture: &Picture) {
         if let Some((last_ns, _)) = self.pictures.back() {
             let since = picture.wall_ns.saturating_sub(*last_ns);

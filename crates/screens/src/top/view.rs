@@ -1,4 +1,4 @@
-//! What the page shows, and how keys change that. Nothing here asks an agent, reads a history or draws.
+//! The state of the page, and how keys change it. This module asks no agent, reads no history and draws nothing.
 
 use chrono::NaiveDateTime;
 use homenode_control::VmStatus;
@@ -45,10 +45,10 @@ pub enum Prompt {
     Jump(String),
 }
 
-/// What a key requests that the view cannot carry out itself.
+/// A key's request that the view cannot carry out itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// Nothing.
+    /// The key requests nothing more.
     Nothing,
     /// Quit.
     Quit,
