@@ -23,19 +23,19 @@ pub struct Archive {
 /// A run of the agent.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Run {
-    /// Its id in this history.
+    /// The run's id in this history.
     pub id: i64,
     /// When it began, in nanoseconds since 1970.
     pub wall_ns: i64,
     /// Version and commit.
     pub version: String,
-    /// The host it ran on.
+    /// The host that the run was on.
     pub host: String,
-    /// Everything else about the run: machine and settings.
+    /// Machine and settings of the run.
     pub detail: Value,
 }
 
-/// One period.
+/// One recorded period.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frame {
     /// Id of the run that the period belongs to.
@@ -57,7 +57,7 @@ pub struct EventRow {
     pub run: i64,
     /// Time of the event on the wall clock, in nanoseconds since 1970.
     pub wall_ns: i64,
-    /// Time of its last occurrence on the wall clock.
+    /// Time of the event's last occurrence on the wall clock.
     pub last_wall_ns: i64,
     /// Number of occurrences.
     pub count: i64,
@@ -70,19 +70,19 @@ pub struct EventRow {
 /// Selects events. Without any field, all events.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// At or after this time, in nanoseconds since 1970.
+    /// Only events at or after this time, in nanoseconds since 1970.
     pub from_ns: Option<i64>,
-    /// At or before this time.
+    /// Only events at or before this time.
     pub to_ns: Option<i64>,
-    /// About the VM with this name or id.
+    /// Only events about the VM with this name or id.
     pub vm: Option<String>,
-    /// By this policy.
+    /// Only events of this policy.
     pub policy: Option<String>,
-    /// Of this kind.
+    /// Only events of this kind.
     pub kind: Option<String>,
-    /// The event with this id.
+    /// Only the event with this id.
     pub id: Option<i64>,
-    /// Before the event with this id.
+    /// Only events before the event with this id.
     pub before_id: Option<i64>,
     /// At most this many; the last ones if there are more.
     pub limit: Option<u32>,

@@ -50,10 +50,10 @@ fn all(count: usize) -> Vec<usize> {
 pub enum Pick<'a> {
     /// The whole value.
     All,
-    /// These keys of an object, and of each key this part.
+    /// The named keys of an object, and for each key the part of its value to read.
     Keys(&'a [(&'a str, Pick<'a>)]),
-    /// This part of each object in a list whose `id` or `name` is this. The result is an object keyed by id if the column stores
-    /// the list so, otherwise a list.
+    /// From a list of objects: those whose `id` or `name` is this text, and the part of each to read. The result is an object
+    /// keyed by id if the column stores the list so, otherwise a list.
     Called(&'a str, &'a Pick<'a>),
 }
 

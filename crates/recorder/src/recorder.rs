@@ -18,7 +18,7 @@ const WAITING_MAX: usize = 64;
 /// Creates a period and writes its documents. The recorder's thread calls it, because turning figures into JSON takes a while.
 type Make = Box<dyn FnOnce(&mut Documents) -> Period + Send>;
 
-/// What happens to a period if the queue is full because the disk is slower than the run.
+/// How the recorder treats a period if the queue is full because the disk is slower than the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenFull {
     /// The period is left out, and a later period records that. A real host does not wait.
@@ -126,7 +126,7 @@ fn left_out(count: u64, at: Ns) -> (EventRecord, Value) {
     (record, json!({"missed_count": count, "until_ns": at}))
 }
 
-/// Where the writing thread sends its messages. If the run is over, they are lost.
+/// Where the writing thread sends its messages. Messages that come after the run are lost.
 struct Told {
     notice: Sender<String>,
     decided: Sender<Vec<Written>>,

@@ -66,7 +66,7 @@ pub enum RecordError {
         /// The format of the file.
         format: i32,
     },
-    /// There is no history.
+    /// The file does not exist.
     #[error("there is no history at {path}: an agent writes one while it runs; name another with --history")]
     Missing {
         /// The path.
@@ -141,10 +141,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Both kinds.
+    /// Both kinds of documents.
     pub const ALL: [Kind; 2] = [Kind::Status, Kind::Sample];
 
-    /// Returns its index in [`Kind::ALL`].
+    /// Returns the kind's index in [`Kind::ALL`].
     pub(crate) fn index(self) -> usize {
         match self {
             Kind::Status => 0,

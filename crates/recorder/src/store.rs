@@ -54,9 +54,9 @@ pub struct Begin {
     pub wall_ns: i64,
     /// The program's version and commit.
     pub version: String,
-    /// The host it runs on.
+    /// The host that the run is on.
     pub host: String,
-    /// Everything else about the run: machine and settings.
+    /// Machine and settings of the run.
     pub detail: Value,
 }
 
@@ -69,7 +69,7 @@ pub struct Written {
     pub wall_ns: i64,
     /// The policy that decided.
     pub policy: String,
-    /// The action that it decided on.
+    /// The action that was decided on.
     pub action: String,
     /// The outcome.
     pub outcome: String,
@@ -91,7 +91,7 @@ impl Written {
     }
 }
 
-/// What to record of a period in addition to its [`Documents`].
+/// The parts of a period that are recorded in addition to its [`Documents`].
 #[derive(Clone, Debug)]
 pub struct Period {
     /// Time of the period, on the host's monotonic clock.

@@ -27,11 +27,11 @@ pub enum From {
 /// A column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Column {
-    /// Its name.
+    /// The column's name.
     pub name: &'static str,
-    /// Where the values of its cells come from.
+    /// Where the values of the column's cells come from.
     pub from: From,
-    /// The type of its cells; any may be missing.
+    /// The type of the column's cells; any cell may be empty.
     pub cell: Cell,
 }
 
