@@ -68,7 +68,7 @@ impl Look<'_> {
         self.facts.steps.last().map_or(Ns(0), |step| step.lasted)
     }
 
-    /// Returns who made a change of this kind when the VM became slow, or `None` if there was no such change.
+    /// Returns the culprit that made a change of this kind when the VM became slow, or `None` if there was no such change.
     fn changed(&self, change: Change) -> Option<Culprit> {
         let when = self
             .facts

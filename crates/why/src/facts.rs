@@ -223,7 +223,7 @@ impl Step {
 #[derive(Debug)]
 pub(crate) struct Facts {
     pub vm: VmId,
-    /// Its name; `None` if it was never seen.
+    /// The VM's name; `None` if no sample has the VM.
     pub name: Option<String>,
     /// All other VMs, in the order of their figures in a row.
     pub others: Vec<(VmId, String)>,
@@ -239,13 +239,13 @@ pub(crate) struct Facts {
 /// A property of a VM that another program can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// The CPUs that its vCPUs may run on.
+    /// The CPUs that the VM's vCPUs may run on.
     Pins,
-    /// Its quota.
+    /// The VM's CPU quota.
     Quota,
-    /// The location of many of its pages.
+    /// The nodes of many of the VM's pages.
     Pages,
-    /// Its memory size, which the balloon changes.
+    /// The VM's memory size, which the balloon changes.
     Memory,
 }
 

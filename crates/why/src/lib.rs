@@ -52,11 +52,11 @@ const WINDOW_STEPS: u64 = 30;
 pub const BASELINE: u64 = 4;
 /// Number of steps that are averaged to tell change from noise.
 const SMOOTH: usize = 5;
-/// A smaller loss is ignored.
+/// A loss of less than this share of speed is ignored.
 const LOSS_MIN: f64 = 0.03;
 /// The share by which the most expensive part of the window must exceed every part of the baseline.
 const ABOVE: f64 = 0.02;
-/// A cause that took a smaller share of speed is not reported.
+/// A cause that took less than this share of the VM's speed is not reported.
 const CAUSE_MIN: f64 = 0.01;
 /// A decision may have caused a change if it was made at most this long before it.
 const DECIDED_BEFORE: Ns = Ns::from_secs(5);
@@ -89,7 +89,7 @@ pub enum Code {
     Balloon,
     /// The VM's cores ran at a lower clock frequency.
     Clock,
-    /// The guest did something else than before.
+    /// The guest did different work than before.
     OwnPhase,
 }
 
@@ -119,9 +119,9 @@ impl Code {
 pub enum Culprit {
     /// Another VM.
     Vm {
-        /// Its id.
+        /// The VM's id.
         id: VmId,
-        /// Its name.
+        /// The VM's name.
         name: String,
     },
     /// The VM itself.
@@ -157,24 +157,24 @@ impl std::fmt::Display for Culprit {
 pub struct Figure {
     /// The quantity, with its unit (`local accesses, percent`).
     pub what: &'static str,
-    /// Its value in the baseline.
+    /// The quantity's value in the baseline.
     pub before: f64,
-    /// Its value while the VM was slow.
+    /// The quantity's value while the VM was slow.
     pub during: f64,
 }
 
 /// A cause of slowness.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Cause {
-    /// Its kind.
+    /// The cause's kind.
     pub code: Code,
     /// Share of the VM's speed that the cause took, in [0, 1].
     pub lost: f64,
-    /// What brought the cause about.
+    /// The VM or program that brought the cause about.
     pub culprit: Culprit,
     /// The figures that show the cause.
     pub figures: Vec<Figure>,
-    /// What the agent decided in response, or why it decided nothing.
+    /// The agent's decision in response to the cause, or why it decided nothing.
     pub followed: Followed,
 }
 
@@ -187,7 +187,7 @@ pub struct Followed {
     pub text: String,
 }
 
-/// What the speed of a VM is measured in.
+/// The quantity that stands for a VM's speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Measure {
@@ -200,11 +200,11 @@ pub enum Measure {
 /// How fast the VM was, compared with its baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Speed {
-    /// What both figures are measured in.
+    /// The measure of both figures.
     pub measure: Measure,
-    /// Its usual speed, that in the baseline; `None` if too little was recorded to compare.
+    /// The VM's usual speed, that of the baseline; `None` if too little was recorded to compare.
     pub usual: Option<f64>,
-    /// Its speed in the slow part; in the whole window if the VM was not slow.
+    /// The VM's speed in the slow part; in the whole window if the VM was not slow.
     pub then: f64,
     /// `then` divided by `usual`.
     pub ratio: Option<f64>,
@@ -230,7 +230,7 @@ impl Speed {
 pub struct Explanation {
     /// The VM.
     pub vm: VmId,
-    /// Its name.
+    /// The VM's name.
     pub name: String,
     /// Start of the slow part, by the host's clock; start of the window if nothing was slow.
     pub from_ns: Ns,
@@ -246,14 +246,14 @@ pub struct Explanation {
     pub lost: f64,
     /// The causes, largest loss first; empty if the VM was not slow.
     pub causes: Vec<Cause>,
-    /// What limits the answer, such as missing counters or a short history.
+    /// Limits of the answer, such as missing counters or a short history.
     pub notes: Vec<String>,
 }
 
 /// A decision, finding or other event from the history.
 #[derive(Clone, Debug)]
 pub struct Happening {
-    /// Its id in the history.
+    /// The event's id in the history.
     pub id: i64,
     /// The event.
     pub record: EventRecord,

@@ -150,7 +150,7 @@ fn missed_more(facts: &Facts, (base, slow): (&Step, &Step), (was, is): (&Met, &M
         all.map(|other| step.of_other(other, OfOther::References) * of(other))
             .sum::<f64>()
     };
-    // The VM's own figures of the baseline count, since a slowed VM accesses less and misses more, which are effects.
+    // Growth is taken from the baseline's figures of the VM: a slowed VM accesses less and misses more, and these are effects.
     let grown = |own: f64, of: &dyn Fn(usize) -> f64| {
         (own + of_others(slow, of)).max(1.0) / (own + of_others(base, of)).max(1.0)
     };
@@ -164,8 +164,8 @@ fn missed_more(facts: &Facts, (base, slow): (&Step, &Step), (was, is): (&Met, &M
     (by_others, more - by_others)
 }
 
-/// Fits the cycles per instruction of the core itself, and the cycles for which a miss stalls per unit of latency. Uses least
-/// squares over all steps, with priors.
+/// Fits the cycles per instruction of the core itself, and the cycles for which a miss stalls per unit of latency. The fit is
+/// least squares over all steps, with priors.
 fn fit(facts: &Facts, clock: f64) -> (f64, f64) {
     let (mut a, mut b, mut c) = (1.0 / (CORE_SD * CORE_SD), 0.0, 1.0 / (STALL_SD * STALL_SD));
     let (mut p, mut q) = (CORE * a, STALL * c);

@@ -226,7 +226,7 @@ fn plant(machine: &Machine, kind: Option<Kind>, shape: Kind, draw: &mut Draw) ->
     }
     let mut vms = vec![victim];
     let mut events: Vec<(Ns, &str, EventAction)> = Vec::new();
-    // The neighbours are constantly loud. They run on the CPUs that the victim and the culprit leave.
+    // The neighbours are constantly loud, and run on the CPUs that the victim and the culprit leave.
     let wanted = 2 + (draw.0.unit() * 9.0) as usize;
     let used = |cpu: &CpuId| {
         here[..2].contains(cpu)
@@ -438,7 +438,7 @@ fn a_culprit_is_a_vm_that_was_there() {
     let Culprit::Vm { id, name } = &told.causes[0].culprit else {
         panic!("{told:?}");
     };
-    // What the VM lost is the drop of its speed below its usual speed.
+    // The loss is the drop of the VM's speed below its usual speed.
     assert!(
         (told.speed.ratio.unwrap() - (1.0 - told.lost)).abs() < 1e-9,
         "{told:?}"
