@@ -12,7 +12,8 @@ use homenode_search::program::Program;
 use homenode_twin::{Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, Ns};
 
-/// Gives, in-process, the answer of a program that requests nothing. Its time is therefore that of converting the documents.
+/// A planner in this process that answers as a program that requests nothing. The time that it takes is the time to convert the
+/// documents.
 struct Nothing;
 
 impl Planner for Nothing {

@@ -51,7 +51,7 @@ impl Best {
             .map_or(self.found.mean.min(1.0), |policy| policy.mean)
     }
 
-    /// Returns the name of what found the best result: a policy, `search`, or `default` if nothing beat it.
+    /// Returns the name of the finder of the best result: a policy, `search`, or `default` if nothing beat it.
     pub fn found_by(&self) -> &str {
         match self.policy() {
             Some(policy) => policy.contender.name(),

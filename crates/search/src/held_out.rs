@@ -23,7 +23,7 @@ pub struct HeldOut {
     pub runs: Vec<HeldOutRun>,
 }
 
-/// One held-out run.
+/// A held-out run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeldOutRun {

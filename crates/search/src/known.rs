@@ -66,7 +66,7 @@ pub enum KnownError {
     OtherCase {
         /// The file.
         path: String,
-        /// The case in it.
+        /// The case that the file is about.
         found: String,
         /// The requested case.
         wanted: String,
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(Known::read(&path, &setup).unwrap(), known);
         let evaluations = known.seeds[0].evaluations;
         assert_eq!(evaluations, best.evaluations());
-        // An equal result is not an improvement.
+        // An equal result does not replace the known one.
         assert!(!known.add(&setup, &best, "two"));
         assert_eq!(
             (known.seeds[0].commit.as_str(), known.seeds[0].evaluations),

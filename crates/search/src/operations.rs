@@ -74,7 +74,7 @@ pub const CPU_SHARES: [(f64, f64); 9] = [
 ];
 /// Share of VMs that serve requests, for whose answers clients wait.
 pub const INTERACTIVE: f64 = 0.43;
-/// Arrivals per hour for each VM on the host; equally many VMs leave.
+/// Arrivals per hour for each VM on the host; as many VMs leave.
 pub const ARRIVALS_PER_VM_HOUR: f64 = 0.0166;
 /// A VM with a higher CPU use than this gets no rests, because it computes all the time.
 const ALWAYS_BUSY: f64 = 0.9;
@@ -115,7 +115,7 @@ pub enum Fullness {
     Light,
     /// A half.
     Half,
-    /// One.
+    /// One vCPU per CPU.
     Full,
     /// Two.
     Overcommitted,

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::best::{Best, PolicyRun};
 use crate::score::ratios;
 
-/// What was searched, and the result.
+/// The searched scenario, and the result.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Search<'a> {
     /// Version of the program.

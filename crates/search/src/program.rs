@@ -123,7 +123,7 @@ impl Program {
     /// Starts the program.
     ///
     /// # Errors
-    /// The system's error, if the program does not exist or may not be executed.
+    /// The operating system's error, if the program does not exist or may not be executed.
     pub fn start(&self) -> Result<Running, NotStarted> {
         let failed = |cause: std::io::Error| NotStarted {
             name: self.name.clone(),
@@ -346,8 +346,8 @@ impl Drop for Running {
         drop((self.stdin.take(), self.stdout.take()));
         let end_max = if self.has_failed { Duration::ZERO } else { END_MAX };
         if self.ends_within(end_max).is_none() {
-            // The program may have left its group, so it is killed separately, too; that fails harmlessly if it has ended.
-            // It must be reaped in any case.
+            // The program may have left its group, so it is killed separately too. If it has ended, that has no effect, but it
+            // still must be reaped.
             self.group.kill();
             let _ = self.child.kill();
             let _ = self.child.wait();

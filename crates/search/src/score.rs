@@ -83,15 +83,16 @@ pub struct CaseScore {
 /// The score of a VM of a case, over several seeds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VmScore {
-    /// Its name.
+    /// The VM's name.
     pub name: String,
-    /// Its workload.
+    /// The VM's workload.
     pub workload: String,
     /// Mean time over seeds, relative to the base.
     pub ratio: Option<f64>,
-    /// 99th percentile of its request times, mean over seeds, relative to the base runs; `None` if it serves no requests.
+    /// 99th percentile of the VM's request times, relative to the base runs, as the mean over seeds; `None` if the VM serves no
+    /// requests.
     pub p99: Option<f64>,
-    /// Mean time of its programs in the base runs, in seconds; `None` if a program did not end.
+    /// Mean time of the VM's programs in the base runs, in seconds; `None` if a program did not end.
     pub base_s: Option<f64>,
 }
 
@@ -235,7 +236,7 @@ mod tests {
 
     #[test]
     fn programs_that_end_are_judged_by_their_time() {
-        // 60 + 20 s against 50 + 70 s, whatever was counted.
+        // The first VM takes 60 + 20 s, the second 50 + 70 s, whatever the other counts are.
         let (base, other) = (
             vm(&[Some(60.0), Some(20.0)], 7.0, 1.0),
             vm(&[Some(50.0), Some(70.0)], 9.0, 1.0),
@@ -245,11 +246,11 @@ mod tests {
 
     #[test]
     fn a_program_that_ends_in_one_run_only_is_judged_by_its_speed() {
-        // 100 G in 50 s against 80 G in 100 s: 0.5 against 1.25 s per G.
+        // The first VM runs 100 G instructions in 50 s, the second 80 G in 100 s: 0.5 s and 1.25 s per G.
         let (base, other) = (vm(&[Some(50.0)], 100.0, 50.0), vm(&[None], 80.0, 100.0));
         assert_eq!(ratio(&base, &other), Some(2.5));
         assert_eq!(ratio(&other, &base), Some(0.4));
-        // The VM began a second program in one run only, as if it returned only after the end of the other run.
+        // Only one of the runs has a second program, as if the VM returned after the end of the other run.
         let fewer = vm(&[Some(50.0)], 50.0, 50.0);
         assert_eq!(ratio(&vm(&[Some(50.0), None], 100.0, 100.0), &fewer), Some(1.0));
     }
@@ -303,7 +304,8 @@ mod tests {
     #[test]
     fn scores_are_means_over_vms_then_seeds_then_cases() {
         let base = [run(&[10.0, 20.0], 0), run(&[20.0, 20.0], 0)];
-        // Ratios 0.9 and 1.2, then 1.2 and 0.7: the first VM takes 33 s against 30, the second 38 against 40.
+        // The VMs' ratios are 0.9 and 1.2 in the first run, and 1.2 and 0.7 in the second. Over both runs the first VM takes 33 s
+        // instead of 30 s, and the second 38 s instead of 40 s.
         let other = [run(&[9.0, 24.0], 3), run(&[24.0, 14.0], 5)];
         let score = CaseScore::of("one", &base, &other);
         let near = |value: Option<f64>, expected: f64| {

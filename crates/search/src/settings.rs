@@ -6,7 +6,7 @@ use homenode_control::Config;
 use homenode_machine::Machine;
 use homenode_machine_files::file::{FileError, Source, read_toml};
 
-/// Reads settings from the text of a file, for a run on this machine; `path` is only for messages.
+/// Reads settings from the text of a file, for a run on this machine; messages name `path`.
 ///
 /// # Errors
 /// An unknown setting, or one that does not fit the machine, with its position.

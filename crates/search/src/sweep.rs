@@ -1,5 +1,5 @@
-//! The load sweep runs one program in one VM, in two VMs, and so on up to a full host; also runs single VMs. Shows most
-//! plainly what an agent gains and costs.
+//! The load sweep runs one program in one VM, in two VMs, and so on up to a full host. The module also runs single VMs. The sweep
+//! shows most plainly what an agent gains and costs.
 //!
 //! # Terms
 //! - *Work*: what the VMs do per unit of time. Relative to another run, it is the mean over VMs of the other run's time
@@ -95,10 +95,10 @@ pub fn lone(machine: &Machine, programs: &[String], solo_s: f64) -> Vec<Cell> {
 /// Why a cell has no scenario.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CellError {
-    /// There is no such program.
+    /// No program has this name.
     #[error("no workload with a program is named `{0}`; see data/workloads/README.md")]
     NoProgram(String),
-    /// The machine does not say how fast it is.
+    /// The machine has no timing figures.
     #[error("machine {0} has no timing figures; name a preset")]
     NoTimings(String),
 }

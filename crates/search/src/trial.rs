@@ -72,7 +72,7 @@ pub struct Trial {
     pub not_ended_count: usize,
     /// Mean time of a request, relative to the policies that ran first: mean over the VMs that serve requests.
     pub relative_request_time_mean: Option<f64>,
-    /// The same mean for the time within which 99 of 100 requests are done.
+    /// 99th percentile of the times of requests, relative to the policies that ran first: mean over the VMs that serve requests.
     pub relative_request_p99_mean: Option<f64>,
     /// Number of VMs that serve requests.
     pub serving_count: usize,

@@ -1,4 +1,4 @@
-//! Asks the agent in the middle of a scenario how fast VMs would be with other homes.
+//! Asks the agent, in the middle of a scenario, how fast VMs would be with other homes.
 
 use homenode_api::answer::{Forecast, Simulated};
 use homenode_api::{ApiError, Homes, forecast};

@@ -19,9 +19,9 @@ pub enum Of {
 /// A figure: its name, which ends in its unit, and its meaning.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
-    /// Its name.
+    /// The metric's name.
     pub name: &'static str,
-    /// Its meaning.
+    /// The metric's meaning.
     pub about: &'static str,
     from: From,
 }

@@ -36,7 +36,7 @@ pub(crate) enum PathError {
     /// No VM or workload has this name.
     #[error("no {what} is named `{name}`{valid}")]
     NoName {
-        /// What was searched: VM or workload.
+        /// The kind of object that was searched: VM or workload.
         what: &'static str,
         /// The name.
         name: String,
@@ -46,7 +46,7 @@ pub(crate) enum PathError {
     /// The path continues after a value.
     #[error("`{key}` is {kind}, not a table")]
     NoTable {
-        /// The key with that value.
+        /// The key that has the value.
         key: String,
         /// The value's type.
         kind: &'static str,
@@ -56,9 +56,9 @@ pub(crate) enum PathError {
 /// A parsed key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
-    /// The machine, by its name.
+    /// The machine, by name.
     Machine,
-    /// One of the agent's settings.
+    /// One of the agent's settings, as the keys that lead to it.
     Config(Vec<String>),
     /// A key of the scenario.
     Scenario(Vec<String>),

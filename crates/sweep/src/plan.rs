@@ -24,17 +24,17 @@ pub const RUNS_PER_TASK_MAX: usize = 64;
 /// Approximate number of tasks in a sweep, by default.
 const TASKS: usize = 64;
 
-/// What the user requests, in `PLAN.toml` or on the command line. A self-contained plan has the same form: its `scenario`
+/// A user's request for a sweep, in `PLAN.toml` or on the command line. A self-contained plan has the same form: its `scenario`
 /// and `config` are tables, and `machines` contains the text of every machine file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Asked {
-    /// Preset or file of the machine; the scenario's by default.
+    /// Preset or file of the machine; by default the scenario's machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
-    /// Policies, each of which is run separately; the scenario's by default.
+    /// Policies, each of which is run separately; by default the scenario's policies.
     pub policies: Vec<String>,
-    /// Seeds: a number, `1..10`, `1,2,5`, or a list; the scenario's by default.
+    /// Seeds: a number, `1..10`, `1,2,5`, or a list; by default the scenario's seed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seeds: Option<Value>,
     /// Metrics in the table; by default those with which `sim` compares VMs.

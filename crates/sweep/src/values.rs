@@ -6,7 +6,7 @@ use toml::Value;
 /// Maximum number of values of a key; a larger number is probably a typo.
 const VALUES_MAX: usize = 100_000;
 
-/// One value: in TOML and, if it is numeric, also as a number in bytes, bytes per second, seconds, or without a unit.
+/// A value of a key: in TOML and, if it is numeric, also as a number in bytes, bytes per second, seconds, or without a unit.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Setting {
     /// The value for the scenario.
@@ -242,7 +242,7 @@ fn range(text: &str) -> Result<Vec<Setting>, ValuesError> {
             0.0 => first.amount,
             _ if at == steps => last.amount,
             _ if is_geometric => first.amount * libm::pow(last.amount / first.amount, at / steps),
-            // This order of operations keeps whole numbers whole.
+            // With the operations in this order, whole numbers stay whole.
             _ => first.amount + (last.amount - first.amount) * at / steps,
         }
     };

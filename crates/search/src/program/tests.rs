@@ -7,7 +7,7 @@ use super::*;
 /// Environment variable that names the directory for the process that is killed.
 const HELD: &str = "HOMENODE_TEST_HOLDS_A_PROGRAM_IN";
 
-/// Writes a program that starts another program and records both ids; neither ends by itself.
+/// Writes a program that starts another program and records both ids; neither program ends by itself.
 fn program(dir: &Path, begin: &str) -> Program {
     let script = dir.join("policy.sh");
     let ids = dir.join("ids");

@@ -259,7 +259,7 @@ impl State<'_> {
         let mut batch = Vec::new();
         for goal in goals {
             let mut schedule = best.schedule.clone();
-            // Every time before the arrival has the same effect; 0 means "from the beginning".
+            // A decision at any time before the arrival has the same effect; 0 means "from the beginning".
             schedule.decide(Ns::ZERO, vm, goal);
             if batch.len() < count && self.seen.insert(schedule.clone()) {
                 batch.push(Candidate {

@@ -50,7 +50,7 @@ impl Choices {
                 }
                 // All VMs together on all nodes: one pool.
                 1 => Goal::home(self.nodes.iter().copied().collect()),
-                // Wide ones pooled on the first nodes, small ones round robin on the rest.
+                // Wide VMs are pooled on the first nodes, and small ones take the rest round robin.
                 2 => {
                     let widest = self.nodes_min.iter().copied().max().unwrap_or(1);
                     let behind = count.saturating_sub(widest).max(1);

@@ -50,7 +50,7 @@ impl Point {
 /// Result of a schedule.
 #[derive(Clone, Debug)]
 pub struct Rollout {
-    /// What each VM did in the run.
+    /// The results of each VM in the run.
     pub run: Run,
     /// Mean over VMs of the ratio to the base run; infinite if no VM has a ratio.
     pub mean: f64,
@@ -70,7 +70,7 @@ pub struct Cut {
     pub least: Vec<f64>,
 }
 
-/// Factor by which a VM may still beat its lowest ratio so far.
+/// Factor by which a VM may still fall below its lowest ratio so far.
 const SLACK: f64 = 0.97;
 /// Upper bound for the time of boot and first touches, which runtimes leave out.
 const BOOT_S: f64 = 4.0;

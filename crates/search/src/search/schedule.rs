@@ -65,7 +65,7 @@ pub struct ScheduleError {
     why: LineError,
 }
 
-/// What is wrong with a line.
+/// The mistake in a line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum LineError {
     #[error("it has no time")]
@@ -184,7 +184,7 @@ impl FromStr for Goal {
             nodes => Ok(nodes?),
         };
         let place = match place.split_once(' ') {
-            // Up to 0.2.0 it was called `free`.
+            // Up to 0.2.0 the name of `unplaced` was `free`.
             None if ["unplaced", "free"].contains(&place) => Place::Unplaced,
             Some(("home", list)) => Place::Home(nodes(list)?),
             Some(("memory", list)) => Place::Memory(nodes(list)?),
@@ -225,7 +225,7 @@ mod tests {
         // An earlier decision replaces later ones.
         schedule.decide(at(2), 1, home(2));
         assert_eq!(schedule.goal(1, at(9)), home(2));
-        // Deciding what holds already adds nothing.
+        // A decision that equals the goal in force adds nothing.
         schedule.decide(at(3), 1, home(2));
         assert_eq!(schedule.changes().len(), 2);
     }

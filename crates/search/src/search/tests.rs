@@ -66,7 +66,7 @@ fn never_worse_than_the_best_start() {
     assert!(found.mean <= of_start.mean, "{} {}", found.mean, of_start.mean);
     assert!(found.mean <= found.static_mean);
     assert_eq!(found.evaluations, 40);
-    // The reported result must be that of the reported schedule.
+    // Running the reported schedule must give the reported result.
     let again = rollout(&setup, &config, &base, &beginning, &found.schedule, None)
         .unwrap()
         .unwrap();
