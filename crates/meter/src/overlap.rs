@@ -240,7 +240,7 @@ impl Model {
 /// Number of pages that the prefetcher tracks.
 const PAGES: usize = 32;
 
-/// What a stream prefetcher does: a machine file's `prefetcher`.
+/// The behaviour of a stream prefetcher: a machine file's `prefetcher`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefetcher {
     /// Steps in one direction that make a stream.
@@ -482,7 +482,7 @@ mod tests {
                 (found.rule() / (ahead + 1) as f64 - 1.0).abs() < 0.03,
                 "{ahead}: {found:?}"
             );
-            // Lines that skip every other one are no stream for it.
+            // Lines with a gap between each two are no stream for the prefetcher.
             let mut overlap = Overlap::new(WINDOW, 64 << 10, 1, prefetcher, of_numbers);
             (0..2048).for_each(|line| overlap.access(line * 200, 2 * line, Use::Read));
             assert_eq!((overlap.misses().foreseen, overlap.misses().rule()), (0, 1.0));

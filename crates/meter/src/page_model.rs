@@ -44,7 +44,7 @@ use homenode_tracking::tlb::{Access, Core, Found, PageSize, Space};
 
 use homenode_formats::page_log::{Header, Kept, Logs, Marks, Row, Tables, Window};
 
-/// What to model.
+/// The settings of a page model.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// The core whose TLBs each vCPU gets.
@@ -72,7 +72,7 @@ const UPPER: u64 = 1 << 35;
 const PAGE_SHIFT: u32 = 12;
 /// Number of translations that a vCPU remembers.
 const KNOWN: usize = 8192;
-/// Stands for no page: no page has this number.
+/// A number that no page has.
 const NOWHERE: u64 = u64::MAX;
 
 /// Counts gathered in a window, mostly of entries taken out of buffers.
@@ -200,8 +200,8 @@ impl Machine {
         }
     }
 
-    /// Begins a new window. Take the previous one once all active vCPUs have noticed ([`Machine::is_settled`]). A vCPU that has
-    /// not noticed by then is idle, and keeps the contents of its buffer.
+    /// Begins a new window. The caller takes the previous window once all active vCPUs have noticed the new one
+    /// ([`Machine::is_settled`]). A vCPU that has not noticed it by then is idle, and keeps the contents of its buffer.
     pub fn turn(&self) {
         self.window.fetch_add(1, Ordering::SeqCst);
     }

@@ -33,7 +33,7 @@ const BATCH: usize = 256;
 /// Up to this number of lines, all are sampled.
 const LINES_ALL: usize = 16_384;
 
-/// What to model.
+/// The settings of a profile.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Size of a core's private cache, bytes.

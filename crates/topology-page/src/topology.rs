@@ -23,19 +23,19 @@ pub struct Facts {
 /// Why facts are not a valid topology.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyError {
-    /// There are no vCPUs, or more than fit.
+    /// The guest has no vCPUs, or more than fit into the page.
     #[error("{count} vCPUs: a topology page holds 1 to {VCPUS_MAX}")]
     Vcpus {
         /// Number of vCPUs.
         count: usize,
     },
-    /// There are no virtual nodes, or more than fit.
+    /// The guest has no virtual nodes, or more than fit into the page.
     #[error("{count} virtual nodes: a topology page holds 1 to {VNODES_MAX}")]
     VirtualNodes {
         /// Number of virtual nodes.
         count: usize,
     },
-    /// There are no host nodes, or more than fit.
+    /// The host has no nodes, or more than fit into the page.
     #[error("{count} host nodes: a topology page holds 1 to {NODES_MAX}")]
     HostNodes {
         /// Number of host nodes.

@@ -33,7 +33,7 @@ pub struct Lanes<W: Write> {
     last: Option<Ns>,
 }
 
-/// One run of one host.
+/// A run of a host.
 #[derive(Debug)]
 struct Host {
     machine: Machine,

@@ -34,7 +34,7 @@ use homenode_units::{Ns, VmId};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// One period of a host.
+/// A period of a host.
 #[derive(Clone, Copy, Debug)]
 pub struct Period<'a> {
     /// Time of the period, on a monotonic clock.
@@ -52,9 +52,9 @@ pub struct Period<'a> {
 pub enum Happened {
     /// A decision and its outcome.
     Decided(Decided, Outcome),
-    /// Anything else.
+    /// An event other than a decision.
     Other {
-        /// Its kind: `appeared`, `found`, `changed-by-other` and so on.
+        /// The event's kind: `appeared`, `found`, `changed-by-other` and so on.
         kind: String,
         /// The VM, if the event is about one.
         vm: Option<VmId>,

@@ -11,13 +11,13 @@ pub struct Trace {
     pub packet: Vec<TracePacket>,
 }
 
-/// One packet.
+/// A packet of the trace.
 #[derive(Clone, PartialEq, Message)]
 pub struct TracePacket {
     /// Time, in nanoseconds.
     #[prost(uint64, optional, tag = "8")]
     pub timestamp: Option<u64>,
-    /// The writer; all packets have the same one.
+    /// Id of the writer, which is the same in all packets.
     #[prost(uint32, optional, tag = "10")]
     pub trusted_packet_sequence_id: Option<u32>,
     /// An event on a track.
@@ -40,19 +40,19 @@ pub struct TrackDescriptor {
     /// Id of the track, to which events refer.
     #[prost(uint64, optional, tag = "1")]
     pub uuid: Option<u64>,
-    /// Its displayed name.
+    /// The track's displayed name.
     #[prost(string, optional, tag = "2")]
     pub name: Option<String>,
-    /// The track that contains it.
+    /// The track that contains this one.
     #[prost(uint64, optional, tag = "5")]
     pub parent_uuid: Option<u64>,
-    /// If present, the track is one of values.
+    /// Present in a track that shows values.
     #[prost(message, optional, tag = "8")]
     pub counter: Option<CounterDescriptor>,
-    /// How its child tracks are ordered.
+    /// How the child tracks are ordered.
     #[prost(enumeration = "Ordering", optional, tag = "11")]
     pub child_ordering: Option<i32>,
-    /// Its rank among its siblings, lowest first.
+    /// The track's rank among its siblings, lowest first.
     #[prost(int32, optional, tag = "12")]
     pub sibling_order_rank: Option<i32>,
 }
@@ -81,16 +81,16 @@ pub struct CounterDescriptor {
 /// An event.
 #[derive(Clone, PartialEq, Message)]
 pub struct TrackEvent {
-    /// Its type.
+    /// The event's type.
     #[prost(enumeration = "Type", optional, tag = "9")]
     pub r#type: Option<i32>,
-    /// Its track.
+    /// The event's track.
     #[prost(uint64, optional, tag = "11")]
     pub track_uuid: Option<u64>,
     /// Categories to filter by.
     #[prost(string, repeated, tag = "22")]
     pub categories: Vec<String>,
-    /// Its displayed name.
+    /// The event's displayed name.
     #[prost(string, optional, tag = "23")]
     pub name: Option<String>,
     /// Further data.
@@ -128,7 +128,7 @@ pub struct DebugAnnotation {
     /// Text.
     #[prost(string, optional, tag = "6")]
     pub string_value: Option<String>,
-    /// Its name.
+    /// The annotation's name.
     #[prost(string, optional, tag = "10")]
     pub name: Option<String>,
 }

@@ -1,4 +1,5 @@
-//! Measures the models. A result is the time of one pass: accesses per second are the accesses of a pass divided by it.
+//! Measures the models. The printed result is the time of one pass; divide the accesses of a pass by it to get accesses per
+//! second.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use homenode_machine::Replacement;

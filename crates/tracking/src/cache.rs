@@ -120,7 +120,7 @@ impl Cache {
         }
     }
 
-    /// Returns its shape.
+    /// Returns the cache's shape.
     pub fn shape(&self) -> Shape {
         self.shape
     }

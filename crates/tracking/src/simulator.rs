@@ -37,7 +37,7 @@ pub struct Server {
 /// Controllers, links and the routes between them.
 #[derive(Clone, Debug)]
 pub struct Paths {
-    /// One controller per node.
+    /// The controllers, one per node.
     pub controllers: Vec<Server>,
     /// Directed links.
     pub links: Vec<Server>,
@@ -62,7 +62,7 @@ pub struct Thread {
     pub write_share: f64,
 }
 
-/// What a thread has done.
+/// The results of a thread.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Done {
     /// Accesses.

@@ -47,7 +47,7 @@ pub enum FileError {
     Wrong {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The mistake in the file.
         why: SettingError,
     },
     /// Several VMs have the name that the file is named after.
@@ -61,7 +61,7 @@ pub enum FileError {
         file: PathBuf,
         /// UUIDs of these VMs.
         vms: String,
-        /// Their name.
+        /// The name that these VMs share.
         name: String,
     },
     /// Two files of one VM contradict each other.
@@ -71,9 +71,9 @@ pub enum FileError {
         .first.display(), .second.display(), .own.display()
     )]
     Contradiction {
-        /// One file.
+        /// The first of the two files.
         first: PathBuf,
-        /// The other.
+        /// The second of the two files.
         second: PathBuf,
         /// The VM.
         name: String,
@@ -108,7 +108,7 @@ pub enum FileError {
 pub struct Whose<'a> {
     /// The VM.
     pub vm: VmId,
-    /// Its name.
+    /// The VM's name.
     pub name: &'a str,
     /// Other VMs on this host with the same name.
     pub namesakes: &'a [VmId],
@@ -277,7 +277,7 @@ impl Stored {
         if before.path != self.own && self.is_renamed {
             match renameat_with(CWD, &before.path, CWD, &self.own, RenameFlags::NOREPLACE) {
                 Err(rustix::io::Errno::NOENT | rustix::io::Errno::EXIST) => return Ok(false),
-                // The file system cannot rename without overwriting; the lock must suffice.
+                // This file system cannot rename a file without overwriting another one, so only the lock protects the change.
                 Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
                     fs::rename(&before.path, &self.own)?;
                 }

@@ -10,7 +10,7 @@ use homenode_units::{Bytes, BytesPerSec, CpuSet, MemoryPolicy, NodeSet, Permit};
 /// Most characters in a word for `anti_affinity` or `affinity`.
 const WORD_MAX: usize = 64;
 
-/// What is wrong with an operator's settings.
+/// A mistake in an operator's settings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingError {
     /// The text is not TOML.
@@ -24,7 +24,7 @@ pub enum SettingError {
     /// The value is neither in quotes nor of a kind that may be written without them.
     #[error("`{0}` must be a string; write its value in quotes")]
     NotText(String),
-    /// There is no such setting.
+    /// The text names no setting.
     #[error(
         "unknown attribute `{0}`; there are manage, mode, home, anti_affinity, affinity, bandwidth, permit, memory, floor, \
          kernel_footprint, hugepages"
@@ -45,7 +45,7 @@ pub enum SettingError {
     Value {
         /// The setting.
         name: &'static str,
-        /// What is wrong with the value, and what to write.
+        /// The mistake in the value, and what to write.
         why: String,
     },
     /// The home names no node.
@@ -56,7 +56,7 @@ pub enum SettingError {
         "{0} must be a word of up to {WORD_MAX} letters, digits, `-`, `_` and `.` that other VMs name too"
     )]
     Word(&'static str),
-    /// Both a home and `anti_affinity` or `affinity` are set.
+    /// The settings name both a home and `anti_affinity` or `affinity`.
     #[error(
         "home already fixes where the VM lives, so anti_affinity and affinity have no effect; leave out either home or them"
     )]
@@ -72,13 +72,13 @@ fn value<T: FromStr<Err: Display>>(name: &'static str, value: &str) -> Result<T,
     value.parse().map_err(why)
 }
 
-/// What may happen to a VM's huge pages from its nodes' pools (hugetlbfs).
+/// Whether a VM's huge pages from its nodes' pools (hugetlbfs) may move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PoolPages {
-    /// They stay, because a scheduler counts on each pool's free pages.
+    /// The huge pages stay, because a scheduler counts on each pool's free pages.
     #[default]
     Stay,
-    /// They may move to another node whose pool has enough free pages.
+    /// The huge pages may move to another node whose pool has enough free pages.
     Move,
 }
 
@@ -97,15 +97,15 @@ pub struct OperatorSettings {
     pub affinity: Option<String>,
     /// Memory bandwidth that the VM is declared to need.
     pub bandwidth: Option<BytesPerSec>,
-    /// Its booked permit.
+    /// The permit that the VM booked.
     pub permit: Option<Permit>,
     /// How its memory is placed and moved.
     pub memory_policy: Option<MemoryPolicy>,
     /// The least memory that the VM must be left with.
     pub memory_floor: Option<Bytes>,
-    /// What its guest's kernel takes for itself, as `homenode kernel-footprint` measures it.
+    /// Memory that the guest's kernel takes for itself, as `homenode kernel-footprint` measures it.
     pub kernel_footprint: Option<Bytes>,
-    /// What may happen to its huge pages.
+    /// Whether the VM's huge pages may move.
     pub pool_pages: PoolPages,
     /// The settings, written as names and values.
     written: Vec<(String, String)>,

@@ -20,7 +20,7 @@ const LEAF: u8 = 16;
 pub enum Flags {
     /// The processor keeps the flags.
     Kept,
-    /// The processor does not keep them: no flag is set, and nothing is logged.
+    /// The processor keeps no flags: none is set, and nothing is logged.
     Ignored,
 }
 

@@ -59,7 +59,8 @@ impl Handler {
         }
     }
 
-    /// Returns the interrupts sent, the runs that they began, and the nanoseconds that these took on the privileged VM's CPU.
+    /// Returns the number of interrupts sent, the number of runs that they began, and the nanoseconds that the runs took on the
+    /// privileged VM's CPU.
     pub fn counts(&self) -> (u64, u64, f64) {
         (self.interrupts, self.runs, self.busy_ns)
     }
@@ -101,7 +102,7 @@ impl Handler {
         }
     }
 
-    /// Begins to copy the buffers that are full now; becomes idle if there are none.
+    /// Begins to copy the buffers that are full now, or becomes idle if no buffer is full.
     fn copy(&mut self, vcpus: &[Vcpu]) {
         let mut takes_ns = 0.0;
         self.marked.clear();

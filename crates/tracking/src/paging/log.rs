@@ -42,18 +42,18 @@ pub enum Mode {
 /// Where PRL's index begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// At the last entry: a buffer of 512 logs 511 frames.
+    /// The index begins at the last entry: a buffer of 512 logs 511 frames.
     Last,
-    /// One past the last entry: a buffer of 512 logs 512 frames.
+    /// The index begins one past the last entry: a buffer of 512 logs 512 frames.
     PastLast,
 }
 
 /// Number of buffers that a vCPU has for PRL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffers {
-    /// One buffer: frames that arrive while the handler empties it are lost.
+    /// The vCPU has one buffer: frames that arrive while the handler empties it are lost.
     One,
-    /// Two buffers: the vCPU fills one while the handler empties the other.
+    /// The vCPU has two buffers, and fills one while the handler empties the other.
     Two,
 }
 
@@ -71,9 +71,9 @@ pub enum TablePages {
 /// Whether the walker also fetches the translation of the next page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextPage {
-    /// It does not.
+    /// The walker does not fetch it.
     Left,
-    /// It does, into the second-level TLB; PRL logs this like any walk.
+    /// The walker fetches it into the second-level TLB, which PRL logs like any walk.
     Walked,
 }
 
@@ -166,12 +166,12 @@ impl Buffer {
         }
     }
 
-    /// Returns the mode, which tells what is logged.
+    /// Returns the mode, which decides what is logged.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Returns its options.
+    /// Returns the buffer's options.
     pub fn options(&self) -> Options {
         self.options
     }

@@ -246,7 +246,8 @@ fn each_option_changes_what_it_says() {
     assert_eq!(run(seed), (1000, 0));
     let tables = TablePages::Walked;
     assert_eq!(run(Options { tables, ..seed }), (1000, 5));
-    // The first walk reads four tables; that to page 512 two, because the table above the page's own is cached; others one.
+    // The first walk reads four tables, and each later one reads one table, except the walk to page 512, which reads two: the
+    // table above the page's own is cached.
     let tables = TablePages::Each;
     assert_eq!(run(Options { tables, ..seed }).1, 4 + 2 + 998);
     // Each page, except the first of a table, was prefetched by the walk to the page before, so it needs no walk of its own.
@@ -287,7 +288,7 @@ fn one_run_of_the_handler_drains_all_full_buffers() {
     };
     assert_eq!(fill(&mut vcpus, 0, 0), 1);
     handler.raise(0.0);
-    // The second buffer fills while the interrupt is on its way, the third while the handler copies.
+    // The second buffer fills while the interrupt is on its way, and the third while the handler copies.
     assert_eq!(fill(&mut vcpus, 1, 1000), 1);
     handler.raise(500.0);
     handler.advance(1001.0, &mut vcpus, &mut frames);

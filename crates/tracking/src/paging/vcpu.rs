@@ -149,7 +149,7 @@ pub struct Vcpu {
     known: [Known; LEVELS - 1],
     /// Cache of nested translations of guest tables' frames. An entry is marked if the frame may be written.
     nested: Array,
-    /// Its log.
+    /// The vCPU's log.
     pub log: Buffer,
     options: Options,
     space: Space,
@@ -177,12 +177,12 @@ impl Vcpu {
         }
     }
 
-    /// Returns its counts so far.
+    /// Returns the vCPU's counts so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Returns its TLBs.
+    /// Returns the vCPU's TLBs.
     pub fn tlb(&self) -> &Tlb {
         &self.tlb
     }

@@ -1,4 +1,4 @@
-//! One array of a TLB or of a walker's caches: sets of entries with LRU replacement.
+//! An array of a TLB or of a walker's caches: sets of entries with LRU replacement.
 
 /// How the set of an entry is chosen from the entry's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Returns the shape of an array whose sets are chosen by low bits.
+    /// Returns the shape of an array whose sets are chosen by low bits of the number.
     pub const fn low(entries: usize, ways: usize) -> Shape {
         Shape {
             entries,
@@ -378,7 +378,7 @@ impl Array {
         }
     }
 
-    /// Returns the number of entries it holds.
+    /// Returns the number of entries that the array holds.
     #[cfg(test)]
     pub(crate) fn live(&self) -> usize {
         (0..self.slots()).filter(|slot| self.key(*slot) != EMPTY).count()
@@ -389,7 +389,7 @@ impl Array {
         (self.fold == NEVER).then_some(self.sets)
     }
 
-    /// Returns its capacity in entries.
+    /// Returns the array's capacity in entries.
     pub(crate) fn entries(&self) -> usize {
         self.ways * self.sets
     }

@@ -7,7 +7,7 @@ use super::{Hash, Shape};
 /// The translation hardware of a core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Core {
-    /// Its name.
+    /// The core's name.
     pub name: &'static str,
     /// First-level arrays, and the page sizes that each holds.
     pub first: &'static [(Shape, &'static [PageSize])],

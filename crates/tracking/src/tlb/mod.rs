@@ -342,7 +342,7 @@ mod tests {
         Tlb::new(core("cascade-lake").unwrap())
     }
 
-    /// Looks pages up one after the other, and enters missing ones. Returns the number of misses.
+    /// Looks pages up one after the other, and enters those that are missing. Returns the number of misses.
     fn misses(tlb: &mut Tlb, pages: impl Iterator<Item = u64>, size: PageSize) -> usize {
         let mut missed = 0;
         for page in pages {

@@ -451,7 +451,7 @@ fn the_file_of_a_vm_that_has_another_uuid_at_each_start_keeps_its_name() {
         Some(homenode_host::Mode::Observe)
     );
     assert!(text(&tree, "etc/homenode/vms/web.toml").contains("manage = 'no' # the operator's"));
-    // The same for a VM that has no file yet.
+    // Threads also lose nothing for a VM that has no file yet.
     let tree = Tree::new(&[]);
     set(&tree, xen, &[Setting::Mode(Some(homenode_host::Mode::Observe))]).unwrap();
     assert_eq!(
