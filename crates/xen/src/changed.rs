@@ -65,7 +65,7 @@ impl Written for Target {
 pub(crate) struct Past {
     /// The domain's CPU cap; `None` if no cap is remembered.
     pub cap: Option<Cap>,
-    /// Its balloon's target; `None` if no target is remembered.
+    /// The target of the domain's balloon; `None` if no target is remembered.
     pub memory: Option<Target>,
 }
 

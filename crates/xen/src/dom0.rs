@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::error::XenError;
 
-/// This domain's capabilities in xenfs.
+/// File in xenfs with the capabilities of the domain that reads it.
 const CAPABILITIES: &str = "proc/xen/capabilities";
 /// File that names the hypervisor below this kernel, with or without xenfs.
 const KIND: &str = "sys/hypervisor/type";

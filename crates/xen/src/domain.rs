@@ -35,17 +35,17 @@ pub(crate) struct Domain {
     pub run: Run,
     /// Other domains with the same name.
     pub namesakes: Vec<VmId>,
-    /// Its last listing.
+    /// The domain's last listing.
     pub listed: Listed,
-    /// Its pool of CPUs.
+    /// The domain's pool of CPUs.
     pub pool: Pool,
-    /// Its online vCPUs, ascending by number.
+    /// The domain's online vCPUs, ascending by number.
     pub vcpus: Vec<(u16, Vcpu)>,
-    /// Its cap, in percent of one CPU; 0 for none.
+    /// The domain's cap, in percent of one CPU; 0 for none.
     pub cap: u16,
-    /// Its balloon's target in KiB; `None` if it has no balloon.
+    /// The target of the domain's balloon in KiB; `None` if the domain has no balloon.
     pub target: Option<u64>,
-    /// Its operator's settings, or why they cannot be read.
+    /// The settings of the domain's operator, or why they cannot be read.
     pub said: Result<OperatorSettings, FileError>,
 }
 
@@ -91,12 +91,12 @@ impl Domain {
         }
     }
 
-    /// Returns its cap as a quota per vCPU, the form that the host contract uses.
+    /// Returns the domain's cap as a quota per vCPU, the form that the host contract uses.
     pub(crate) fn quota(&self) -> Option<CpuQuota> {
         quota_of(self.cap, self.vcpus.len())
     }
 
-    /// Returns its vCPUs for a sample, with counters and waiting times if they are known.
+    /// Returns the domain's vCPUs for a sample, with counters and waiting times if they are known.
     pub(crate) fn samples(
         &self,
         usable: &CpuSet,
@@ -117,9 +117,9 @@ impl Domain {
         self.vcpus.iter().map(sample).collect()
     }
 
-    /// Returns its operator's settings: those from the file, and those shown by where its vCPUs may run apart from the agent's
-    /// pins. If all vCPUs have the same CPUs, these are a limit (`cpus=` in xl's file); if they differ, the operator pinned vCPUs
-    /// by hand.
+    /// Returns the settings of the domain's operator: those in the file, and those that follow from where the vCPUs may run apart
+    /// from the agent's pins. If all vCPUs have the same CPUs, these are a limit (`cpus=` in xl's file). If they differ, the
+    /// operator pinned vCPUs by hand.
     pub(crate) fn settings(&self, entry: Option<&Entry>, usable: &CpuSet) -> VmSettings {
         let ours = entry.and_then(Entry::get::<Pins>).unwrap_or_default().0;
         let all = self.pool.cpus.intersection(usable);

@@ -13,16 +13,16 @@ pub enum XenError {
     /// Xen did not start this system, or it is not dom0.
     #[error("this system is not dom0 of a Xen host: {cause}. `homenode doctor` says what runs here")]
     NotDom0 {
-        /// What is missing.
+        /// The missing evidence that this is dom0.
         cause: String,
     },
-    /// It is unknown whether this is dom0.
+    /// The files do not show whether this is dom0.
     #[error("cannot tell whether this system is dom0 of a Xen host: {cause}")]
     Unknown {
         /// The system's error.
         cause: String,
     },
-    /// This is dom0, but Xen's own file system does not show it.
+    /// This system is dom0, but Xen's own file system does not show it.
     #[error(
         "this system is dom0 of a Xen host, but xenfs does not show it ({cause}). Mount it: `mount -t xenfs xenfs /proc/xen`; as a service \
          Homenode also needs its drop-in for dom0, `xen.conf` (docs/XEN.md)"
@@ -46,7 +46,7 @@ pub enum XenError {
     /// Xen's description of the host does not make a valid machine.
     #[error("what Xen reports about this host is not a valid machine: {cause}")]
     NoMachine {
-        /// What is wrong.
+        /// The fault in Xen's description.
         cause: String,
     },
     /// A call failed.

@@ -1,7 +1,7 @@
 //! A fake hypervisor for tests: four nodes with one CPU each, and domains. It stands behind those functions of libxenctrl that
 //! are called. The testbed runs the same cases on a real hypervisor.
 
-// These functions are called like C functions, with pointers from the calls that this crate makes.
+// The calls of this crate pass pointers to these functions as they do to C functions.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ const CPUS: usize = 4;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vcpu {
     pub is_online: bool,
-    /// CPUs that it may run on, one bit each.
+    /// CPUs that the domain may run on, one bit each.
     pub hard: u8,
     pub soft: u8,
 }
@@ -36,7 +36,7 @@ pub(crate) struct Dom {
     pub nodes: u8,
     pub share: (u16, u16),
     pub pages: u64,
-    /// Its balloon's target, in KiB. The guest follows at once.
+    /// The target of the domain's balloon, in KiB. The guest follows at once.
     pub target: Option<u64>,
     pub flags: u32,
 }
@@ -61,7 +61,7 @@ impl Dom {
         }
     }
 
-    /// Makes it a domain that is being built.
+    /// Makes the domain one that is being built.
     pub(crate) fn paused(mut self) -> Dom {
         self.flags = PAUSED;
         self

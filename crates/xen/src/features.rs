@@ -1,4 +1,4 @@
-//! What stock Xen lets dom0 do, and what it does not, for each thing that the agent does on other hosts.
+//! Lists, for each function that the agent has on other hosts, what stock Xen lets dom0 do and what not.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ pub(crate) const NO_WAITING: &str = "how long vCPUs wait for a CPU is unknown, a
 /// Why nothing is counted.
 pub(crate) const NO_COUNTERS: &str =
     "no hardware counters: dom0 cannot count for domains on stock Xen; LLC miss rates of VMs are unknown";
-/// Worth knowing for an operator who has large domains, or who reads that console.
+/// A notice for an operator who has large domains, or who reads Xen's console.
 pub(crate) const DEBUG_KEY: &str = "domains' memory by node is counted with Xen's debug key `u` and read from Xen's console, once a minute and \
                              when a domain is new";
 
@@ -37,7 +37,7 @@ pub(crate) const NO_TRACKER: &str = "stock Xen does not tell dom0 which memory a
 pub(crate) const NO_PARTS: &str =
     "on Xen the agent only sets caps; use `xl psr-cat-set` to give domains parts of a socket's cache";
 
-/// What was found; or, if it is missing, what is missing, what that costs, and the remedy.
+/// For a feature that is there, what was found; for a missing one, what is missing, what that costs, and the remedy.
 type Found = Result<String, (String, &'static str, &'static str)>;
 
 /// Features that stock Xen cannot have, by their names on other hosts: the reason, what that costs, and what to do instead.

@@ -40,32 +40,32 @@ fn boot(root: &Path) -> Result<u64, XenError> {
 /// A domain in the hypervisor's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Listed {
-    /// Its number, which is valid for this run on this host.
+    /// The domain's number, which is valid for this run on this host.
     pub domid: u32,
-    /// Its UUID.
+    /// The domain's UUID.
     pub vm: VmId,
-    /// It is being destroyed, and whatever was set on it goes with it.
+    /// The domain is being destroyed, and its settings end with it.
     pub is_dying: bool,
-    /// It does not run: it has ended, or is suspended and may resume.
+    /// The domain does not run: it has ended, or is suspended and may resume.
     pub is_shut_down: bool,
-    /// It is suspended, and may resume.
+    /// The domain is suspended, and may resume.
     pub is_suspended: bool,
-    /// It is not a PV domain.
+    /// The domain is HVM or PVH, not PV.
     pub is_hvm: bool,
-    /// It is xenstore's own domain, which is not a VM.
+    /// The domain is xenstore's own, which is not a VM.
     pub is_xenstore: bool,
-    /// It is paused: by `xl pause`, or because it is about to be saved.
+    /// The domain is paused: by `xl pause`, or because it is about to be saved.
     pub is_paused: bool,
-    /// Its memory, in pages of 4 KiB.
+    /// The domain's memory, in pages of 4 KiB.
     pub pages: u64,
-    /// Number of its vCPUs, which are numbered from 0.
+    /// Number of the domain's vCPUs, which are numbered from 0.
     pub vcpu_count: u16,
-    /// Its pool of CPUs.
+    /// The domain's pool of CPUs.
     pub pool: u32,
 }
 
 impl Listed {
-    /// Returns true if it is a VM that runs or is paused.
+    /// Returns true if the domain is a VM that runs or is paused.
     pub(crate) fn is_vm(&self) -> bool {
         !self.is_dying && !self.is_shut_down && !self.is_xenstore && self.vm != VmId(0)
     }
@@ -74,28 +74,28 @@ impl Listed {
 /// A vCPU's state in the hypervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Vcpu {
-    /// Time for which it ran.
+    /// Time for which the vCPU ran.
     pub running: Ns,
-    /// Its state; `None` if it neither runs nor is blocked, since Xen does not tell whether it then waits for a CPU or may not
-    /// run.
+    /// The vCPU's state. `None` if the vCPU neither runs nor is blocked, since Xen does not tell whether it then waits for a CPU
+    /// or may not run.
     pub state: Option<State>,
-    /// CPU on which it last ran.
+    /// CPU on which the vCPU last ran.
     pub cpu: CpuId,
-    /// CPUs that it may run on.
+    /// CPUs that the vCPU may run on.
     pub affinity: CpuSet,
 }
 
 /// A pool of CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pool {
-    /// Its CPUs.
+    /// The pool's CPUs.
     pub cpus: CpuSet,
-    /// Its scheduler.
+    /// The pool's scheduler.
     scheduler: u32,
 }
 
 impl Pool {
-    /// Returns true if its scheduler supports caps.
+    /// Returns true if the pool's scheduler supports caps.
     pub(crate) fn has_caps(&self) -> bool {
         [CREDIT, CREDIT2].contains(&self.scheduler)
     }
@@ -491,7 +491,7 @@ impl Hypervisor {
 
     /// Sets a domain's cap. Its weight does not change.
     pub(crate) fn set_cap(&self, domid: u32, pool: &Pool, cap: u16) -> Result<(), CallError> {
-        // Both schedulers ignore a weight of 0, so this does not overwrite a weight that another program set meanwhile.
+        // Both schedulers ignore a weight of 0, so this call does not overwrite a weight that another program set meanwhile.
         let mut share = Share { weight: 0, cap };
         let set = match pool.scheduler {
             CREDIT => self.control.xc_sched_credit_domain_set,

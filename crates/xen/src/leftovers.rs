@@ -47,7 +47,7 @@ pub(crate) fn undo_all(hypervisor: &Hypervisor, journal: &mut Journal) -> Undone
     undone
 }
 
-/// What an ended agent left, for its guard to undo.
+/// The state that an ended agent left, for its guard to undo.
 #[derive(Debug)]
 pub struct Leftovers {
     root: PathBuf,

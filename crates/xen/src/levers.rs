@@ -1,4 +1,4 @@
-//! What the agent can change on a domain. Each lever has a file that says how it is set, lifted when its lease ends, and undone
+//! The levers: what the agent can change on a domain. Each lever's file sets it, lifts it when its lease ends, and undoes it
 //! after the agent. Each change is journalled, made, and read back. A new lever needs its own file and a line in [`all`]. Levers
 //! that Xen lacks are refused ([`refusal`]), and need nothing.
 

@@ -235,7 +235,7 @@ impl Model {
         }
     }
 
-    /// Divides a domain's counts among its vCPUs; `None` while too little is known.
+    /// Divides a domain's counts among its vCPUs; `None` while not enough is known.
     fn deal(&mut self, vm: VmId, domain: &Domain) -> Result<Option<Counted>, NotCounted> {
         match self.pulse.state() {
             State::Unknown => return Ok(None),

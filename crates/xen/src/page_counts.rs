@@ -97,7 +97,7 @@ mod tests {
         format!("(XEN) Domain {domid} (total: {pages}):\n(XEN)     Node 0: {pages}\n")
     }
 
-    /// Returns the seconds at which it counts within an hour, if it is asked every second.
+    /// Returns the seconds of an hour at which Xen is made to count, if this is asked every second.
     fn asked(counted: &mut PageCounts, domains: &BTreeMap<u32, u64>, says: &str, took: Ns) -> Vec<u64> {
         let mut times = Vec::new();
         for second in 0..3600 {
@@ -132,7 +132,7 @@ mod tests {
             Ns::from_millis(600),
         );
         assert_eq!(times, [0, 600, 1200, 1800, 2400, 3000]);
-        // If a domain is missing, it counts at most six times as often.
+        // If a domain stays missing, Xen counts at most six times as often.
         let times = asked(&mut PageCounts::default(), &domains, "", Ns::from_millis(600));
         assert_eq!(times[..3], [0, 100, 200]);
         assert!(

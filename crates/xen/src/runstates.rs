@@ -39,13 +39,13 @@ pub const VCPUS_MAX: usize = 1 << 16;
 /// State of a vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
-    /// It runs.
+    /// The vCPU runs.
     Running,
-    /// It wants to run, and waits for a CPU.
+    /// The vCPU wants to run, and waits for a CPU.
     Runnable,
-    /// It waits for an event, not for a CPU.
+    /// The vCPU waits for an event, not for a CPU.
     Blocked,
-    /// It may not run: it is paused, offline, or over its cap.
+    /// The vCPU may not run: it is paused, offline, or over its cap.
     Offline,
 }
 
@@ -142,17 +142,17 @@ pub struct Spent {
 /// Sums of a vCPU, in cycles.
 #[derive(Debug, Clone, Copy)]
 struct Vcpu {
-    /// Its current state; `None` after records were lost.
+    /// The vCPU's current state; `None` after records were lost.
     state: Option<State>,
     since: u64,
     runnable: u64,
     offline: u64,
-    /// Whether its last change did not fit the previous one.
+    /// Whether the vCPU's last change did not fit the previous one.
     is_broken: bool,
 }
 
 impl Vcpu {
-    /// Returns its sums at a later time, if its state does not change until then.
+    /// Returns the vCPU's sums at a later time, if its state does not change until then.
     fn until(mut self, at: u64) -> Vcpu {
         let time = at.saturating_sub(self.since);
         match self.state {
@@ -393,7 +393,7 @@ mod tests {
         runstates.add(&[
             change(1000, State::Running, State::Runnable),
             change(1100, State::Runnable, State::Running),
-            // This does not fit, because the vCPU was not runnable.
+            // This change does not fit the previous one, because the vCPU was not runnable.
             change(1900, State::Runnable, State::Running),
             change(3000, State::Running, State::Runnable),
         ]);

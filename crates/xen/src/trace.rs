@@ -46,7 +46,7 @@ const VIRQ_TBUF: u32 = 4;
 /// How long `xentrace` may take to end.
 const ENDING_MAX: Duration = Duration::from_secs(5);
 const READ_BYTES: usize = 64 << 10;
-/// Most bytes of its error output to read.
+/// Most bytes of `xentrace`'s error output to read.
 const SAID_MAX: u64 = 4096;
 
 /// Results of the trace so far.
@@ -180,7 +180,7 @@ fn start(told: Arc<Mutex<Told>>) -> Result<(Child, JoinHandle<()>), TraceError> 
         let _ = send.send(Ok(child));
         let why = output.map_or_else(|| "xentrace has no output".into(), |output| follow(output, &told));
         let mut said = Vec::new();
-        // Its error output is short.
+        // `xentrace` writes little to standard error.
         let _ = complaints.map(|complaints| complaints.take(SAID_MAX).read_to_end(&mut said));
         let said = String::from_utf8_lossy(&said);
         let last = said.lines().rev().find(|line| !line.trim().is_empty());
@@ -238,7 +238,7 @@ fn follow(mut output: ChildStdout, told: &Mutex<Told>) -> String {
     }
 }
 
-/// Returns true if a program is bound to the event of the trace's reader.
+/// Returns true if a program is bound to the event that Xen sends to the trace's reader.
 fn is_read(root: &Path) -> Result<bool, TraceError> {
     let path = root.join(EVENTS);
     let failed = |error: Error| TraceError::Events {

@@ -9,7 +9,7 @@ use rustix::fs::MemfdFlags;
 
 /// How often to check whether a command has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Most bytes of its output to read.
+/// Most bytes of a command's output to read.
 const SAID_MAX: u64 = 64 << 10;
 
 /// Time limit for `xl mem-set`.
@@ -37,13 +37,13 @@ impl XlError {
 /// Why a command of `xl` failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum XlFailure {
-    /// The system could not run it.
+    /// The operating system could not run the command.
     #[error("{0}")]
     System(String),
-    /// It exceeded its time limit, and was killed.
+    /// The command exceeded its time limit, and was killed.
     #[error("it did not end within {} s", .0.as_secs())]
     TooLong(Duration),
-    /// It failed with this output.
+    /// The command failed with this output.
     #[error("{0}")]
     Said(String),
 }

@@ -163,7 +163,8 @@ fn a_saved_domain_comes_back_without_the_cap_that_it_was_saved_with() {
     let entry = bench.entries()[&VM].clone();
     assert_eq!(entry.keys().collect::<Vec<_>>(), [Past::KEY]);
     assert_eq!(host.next_lease_end(), None);
-    // Nothing is in force. So neither the agent's end nor another agent with another state directory changes anything.
+    // No setting of the agent is in force. So neither the agent's end nor another agent with another state directory changes
+    // anything.
     assert_eq!(host.restore(), Undone::default());
     drop(host);
     let mut host = bench.agent();

@@ -20,7 +20,7 @@ pub enum ConfigurationError {
     Lacks(&'static str),
 }
 
-/// What keeps a domain where it is, as the end of a sentence.
+/// Reasons why a domain cannot be moved, as the end of a sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unmovable {
     #[error("an HVM domain's device model would have to move with it")]
@@ -136,10 +136,10 @@ impl FileError {
 /// Why the relay does not pass on a stream.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
-    /// The header is unknown.
+    /// The stream does not begin with `xl`'s header.
     #[error("this is not a stream from xl")]
     NotXl,
-    /// The byte order is not this machine's.
+    /// The stream's byte order is not this machine's.
     #[error("its byte order is not this machine's")]
     Order,
     /// The flags are unknown.
@@ -249,7 +249,7 @@ pub enum MoveError {
     /// The old domain is suspended.
     #[error("it is suspended and could not be resumed: {0}")]
     Suspended(ResumeError),
-    /// It is unknown which of the two domains is which.
+    /// It is unknown which of the two domains is the old one.
     #[error(
         "xenstored does not say which of two domains is the one that was moved ({0}); leaving both as they are"
     )]

@@ -18,7 +18,7 @@ use super::configuration::{BYTES_MAX, Configuration};
 use super::error::FileError;
 use crate::xl;
 
-/// Lock that the process that moves a domain holds.
+/// Lock that a process holds while it moves a domain.
 pub(crate) const MOVING: &str = "moving.lock";
 /// Lock that is held while a domain is being copied.
 pub(crate) const COPYING: &str = "copying.lock";

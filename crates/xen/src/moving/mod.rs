@@ -67,21 +67,21 @@ const NAMES_MAX: Duration = Duration::from_secs(60);
 /// A domain to be moved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Job {
-    /// Its UUID.
+    /// The domain's UUID.
     pub vm: VmId,
-    /// Its number before the move.
+    /// The domain's number before the move.
     pub domid: u32,
-    /// Its name.
+    /// The domain's name.
     pub name: String,
-    /// Node for its memory.
+    /// Node for the domain's memory.
     pub to: NodeId,
-    /// Whether it is paused while it is copied.
+    /// Whether the domain is paused while it is copied.
     pub still: bool,
-    /// CPUs that its vCPUs may run on, as set by its operator.
+    /// CPUs that the domain's vCPUs may run on, as its operator set them.
     pub hard: BTreeMap<u16, CpuSet>,
-    /// CPUs that its vCPUs prefer.
+    /// CPUs that the domain's vCPUs prefer.
     pub soft: BTreeMap<u16, CpuSet>,
-    /// The nodes that its configuration names.
+    /// The nodes that the domain's configuration names.
     pub nodemap: Option<Value>,
     /// Time limit for the copy.
     pub time_max: Ns,
@@ -262,7 +262,7 @@ impl Watch {
 
     fn look(&mut self, hypervisor: &Hypervisor, job: &Job) {
         let runs = |of: &Listed| of.vm == job.vm && of.is_vm() && !of.is_paused;
-        // As long as the old domain runs, only it matters.
+        // While the old domain runs, only its state counts.
         let old = hypervisor.domain(job.domid).ok().flatten();
         let is_running =
             old.is_some_and(|old| runs(&old)) || hypervisor.domains().is_ok_and(|all| all.iter().any(runs));

@@ -85,7 +85,7 @@ fn little(bytes: &[u8], at: usize) -> u32 {
     word.map_or(0, u32::from_le_bytes)
 }
 
-/// What comes next in the stream.
+/// The next item of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Libxl,
