@@ -126,9 +126,10 @@ pub(crate) fn capacity(points: &[(f64, f64)], cache_ns: f64, memory_ns: f64) -> 
     (best < largest * 0.95).then_some(best)
 }
 
-/// Returns the number of entries of a TLB. Points are (pages, extra cycles per access over that to as many adjacent lines).
-/// The result is where the extra cost first exceeds half of its maximum, interpolated on a log scale. `None` if the cost
-/// never exceeds `walk_cycles_min`, because then there were no misses, or if the first point already exceeds half.
+/// Returns the number of entries of a TLB. A point is a number of pages, and the extra cycles per access if each line is in a
+/// page of its own instead of next to the others. The result is where the extra cost first exceeds half of its maximum,
+/// interpolated on a log scale. `None` if the cost never exceeds `walk_cycles_min`, because then there were no misses, or if the
+/// first point already exceeds half.
 pub(crate) fn tlb_entries(points: &[(f64, f64)], walk_cycles_min: f64) -> Option<f64> {
     let most = points.iter().map(|(_, extra)| *extra).reduce(f64::max)?;
     let half = most / 2.0;

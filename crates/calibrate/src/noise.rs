@@ -46,9 +46,9 @@ fn own_ticks(stat: &str) -> Option<u64> {
 /// Other load in a time span, as shares of the host's total CPU time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Noise {
-    /// Stolen by a hypervisor.
+    /// Share of CPU time that a hypervisor stole.
     pub steal_share: f64,
-    /// Used by other processes.
+    /// Share of CPU time that other processes used.
     pub others_share: f64,
 }
 
@@ -101,7 +101,7 @@ mod tests {
     fn shares_are_of_all_cpu_time_between_two_looks() {
         let before = Ticks::parse("cpu  10 0 10 100 0 0 0 5 0 0\ncpu0 1 2 3 4\n").unwrap();
         let now = Ticks::parse("cpu  60 0 20 120 10 0 0 15 0 0\n").unwrap();
-        // 60 busy, 30 idle, 10 stolen; this process had 45 of the busy ones.
+        // Of 100 ticks, 60 are busy, 30 idle and 10 stolen. This process had 45 of the busy ones.
         let noise = between(before, now, 45);
         assert!(
             (noise.steal_share - 0.10).abs() < 1e-12 && (noise.others_share - 0.15).abs() < 1e-12,

@@ -30,11 +30,11 @@ pub struct Report {
 /// Description of a log.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct About {
-    /// Its path.
+    /// The log's path.
     pub file: String,
     /// The modelled processor core.
     pub core: String,
-    /// What is logged: `nothing`, `writes`, `walks`.
+    /// The frames that are logged: `nothing`, `writes`, `walks`.
     pub logs: &'static str,
     /// vCPUs of the guest.
     pub vcpus: u32,
@@ -42,9 +42,9 @@ pub struct About {
     pub memory_bytes: Bytes,
     /// Number of windows read.
     pub windows: usize,
-    /// Total duration of these windows, in seconds.
+    /// Total duration of the windows, in seconds.
     pub seconds: f64,
-    /// Number of page walks in these windows.
+    /// Number of page walks in the windows.
     pub walks: u64,
     /// Number of frames logged.
     pub logged: u64,
@@ -52,7 +52,7 @@ pub struct About {
     pub lost: u64,
     /// Number of times that a buffer was filled.
     pub buffers_filled: u64,
-    /// What is missing from the file, if anything.
+    /// The part that is missing from the file, if any.
     pub missing: Option<String>,
 }
 
@@ -81,11 +81,11 @@ pub struct Said {
     pub kernel_bytes: Option<Bytes>,
     /// Pages used in some windows.
     pub warm_bytes: Bytes,
-    /// Pages really used in the same time.
+    /// Pages really used in the time that the estimate covers.
     pub truth_bytes: Option<Bytes>,
-    /// The part of these pages that a program read or wrote.
+    /// Those of the really used pages that a program read or wrote.
     pub truth_program_bytes: Option<Bytes>,
-    /// What the estimator does not see.
+    /// The uses that the estimator does not see.
     pub blind_spot: &'static str,
 }
 
@@ -94,7 +94,7 @@ pub struct Said {
 pub struct Truth {
     /// Pages that a program read or wrote.
     pub program_data_bytes: Bytes,
-    /// The part of these pages that it wrote.
+    /// Pages that a program wrote.
     pub program_written_bytes: Bytes,
     /// Pages that a program only executed.
     pub program_code_bytes: Bytes,
@@ -458,8 +458,8 @@ mod tests {
     use super::*;
     use homenode_formats::page_log::{Kept, Row, Tables};
 
-    /// A log with ten windows of a second. A program uses frames 0 to 99, which are logged 20 times in each window, and 110
-    /// to 119, which are never logged. The kernel uses frames 100 to 109, which are logged 30 times.
+    /// A log with ten windows of one second each. A program uses frames 0 to 99, which are logged 20 times in each window, and
+    /// 110 to 119, which are never logged. The kernel uses frames 100 to 109, which are logged 30 times.
     fn log(exact: bool) -> Log {
         let header = Header {
             logs: Logs::Walks,

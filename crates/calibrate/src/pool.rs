@@ -55,7 +55,7 @@ pub enum PoolError {
          more --seconds"
     )]
     NoPrograms(Ns),
-    /// There is no such program.
+    /// No program has this name.
     #[error("no workload is named `{name}`{known}")]
     NoProgram {
         /// The requested name.
@@ -84,9 +84,9 @@ pub struct Need {
 pub struct PoolFound {
     /// The scenario's VM.
     pub vm: String,
-    /// Its driver domain.
+    /// The VM's driver domain.
     pub driver_domain: String,
-    /// What each program needs, the greatest need first.
+    /// The need of each program, the greatest first.
     pub programs: Vec<Need>,
     /// Programs of the twin that need more memory than the VM has.
     pub left_out: Vec<String>,
@@ -182,8 +182,8 @@ fn programs(
     Ok((fit, left_out))
 }
 
-/// Returns a scenario in which the VM runs this program, alone with its driver domain. Its pool limits nothing that is measured:
-/// data without a page in it is copied, in the same time.
+/// Returns a scenario in which the VM runs this program, alone with its driver domain. The VM's pool limits no measured figure:
+/// data for which the pool has no page is copied, in the same time.
 fn alone(scenario: &Scenario, vm: &VmSpec, backend: &Backend, program: &str) -> Scenario {
     let smallest = PoolSpec {
         fixed: true,
@@ -209,7 +209,7 @@ fn alone(scenario: &Scenario, vm: &VmSpec, backend: &Backend, program: &str) -> 
     Scenario {
         vms: driver.into_iter().chain([measured]).collect(),
         events: Vec::new(),
-        // An error is one of this scenario, which has no file.
+        // The scenario is made here and has no file, so an error names no place.
         origin: Default::default(),
         ..scenario.clone()
     }
@@ -274,7 +274,7 @@ mod tests {
         let [need] = &found.programs[..] else {
             panic!("STREAM has no I/O, and Psearchy's disk is not there: {found:?}")
         };
-        // The ring's 256, and those under way.
+        // The ring holds 256 pages, and more are under way.
         assert!(need.pages_max > 256 && need.pages_passed > 10_000, "{need:?}");
         let enough = with_pool(need.pages_max);
         assert_eq!((enough.pages_copied, enough.pool_pages), (0, need.pages_max));

@@ -27,7 +27,7 @@ pub(crate) const FULL: u32 = 1000;
 pub(crate) enum Traffic {
     /// Reads only.
     Read,
-    /// As many writes as reads: every line is read, changed and written back.
+    /// The thread writes as much as it reads: every line is read, changed and written back.
     Update,
 }
 

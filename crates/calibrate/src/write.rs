@@ -17,7 +17,7 @@ const VIRTUAL_IPI_EXTRA_NS: f64 = 10_000.0;
 /// A machine file and the machine it describes.
 #[derive(Clone, Debug)]
 pub struct MachineFile {
-    /// Its text.
+    /// The file's text.
     pub text: String,
     /// The machine parsed from it.
     pub machine: Machine,
@@ -394,7 +394,7 @@ fn memory_curve(c: &Calibration, comments: &mut Comments) -> LoadCurve {
 
 fn link_timing(c: &Calibration, memory_ns: f64, comments: &mut Comments) -> LinkTiming {
     if c.machine.nodes.len() == 1 {
-        // One node has no links; the file omits the table.
+        // A host of one node has no links, so the file omits their table.
         return LinkTiming {
             hop_ns: 0.0,
             curve: LoadCurve {

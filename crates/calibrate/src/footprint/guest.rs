@@ -22,7 +22,7 @@ const PANIC: &str = "Kernel panic - not syncing: ";
 const CONSOLE_BYTES_MAX: usize = 1 << 20;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What executes a guest's instructions.
+/// The mechanism that executes a guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Accelerator {
@@ -50,7 +50,7 @@ impl std::fmt::Display for Accelerator {
 /// The guest's memory as the guest itself reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct MemInfo {
-    /// Memory managed by its kernel (`MemTotal`).
+    /// Memory managed by the guest's kernel (`MemTotal`).
     pub total_bytes: Bytes,
     /// Memory available to programs (`MemAvailable`).
     pub available_bytes: Bytes,
@@ -87,12 +87,12 @@ pub enum Outcome {
     },
     /// The guest was reset, or QEMU ended, before the console showed that it ran or panicked.
     Reset {
-        /// QEMU's error message, if any.
+        /// QEMU's error message, if it printed one.
         complaint: Option<String>,
     },
     /// The guest reached the time limit.
     Hang {
-        /// The last line of its console.
+        /// The last line of the guest's console.
         last: Option<String>,
     },
 }
@@ -146,7 +146,7 @@ struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // QEMU may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -198,7 +198,7 @@ impl Maker {
         let begin = Instant::now();
         let cannot = |what: &str| FootprintError::system(format!("cannot {what} {}", self.qemu.display()));
         let mut child = self.command(memory).spawn().map_err(cannot("start"))?;
-        // The command requests both as pipes.
+        // The command requests pipes for both outputs.
         let console = child.stdout.take().map(gather).unwrap_or_default();
         let complaints = child.stderr.take().map(gather).unwrap_or_default();
         let mut running = Running(child);
@@ -235,7 +235,7 @@ impl Maker {
     }
 }
 
-/// Returns the outcome that the console output shows, if any.
+/// Returns the outcome that the console output shows; `None` if it shows none yet.
 fn verdict(console: &str) -> Option<Outcome> {
     if let Some((said, _)) = console.split_once(DONE) {
         return Some(match MemInfo::parse(said) {

@@ -105,7 +105,7 @@ pub enum FootprintError {
     /// A system call failed.
     #[error("{what}: {cause}")]
     System {
-        /// What was attempted.
+        /// The attempted operation.
         what: String,
         /// The cause.
         cause: std::io::Error,
@@ -267,7 +267,7 @@ impl Search<'_> {
             self.maker.accelerator = accelerator;
             match self.try_with(start, more)? {
                 Outcome::Ran(memory) => {
-                    // A failure with another accelerator says nothing about memory.
+                    // A failure with another accelerator does not count as a trial of this memory size.
                     self.trials.drain(..self.trials.len() - 1);
                     let took = Duration::from_nanos(self.trials[0].took.0);
                     self.limit = self.limit.min((took * LIMIT_OF_FIRST).max(LIMIT_MIN));
@@ -367,7 +367,7 @@ mod tests {
     #[test]
     fn the_guests_program_is_static_and_comes_behind_the_users_archive() {
         assert!(INIT.starts_with(b"\x7fELF") && INIT.len() < 64 << 10);
-        // There must be no program interpreter, because the guest has no other file.
+        // The program must not name an interpreter, because the guest has no other file.
         assert!(!INIT.windows(3).any(|window| window == b"ld-"));
         let folder = tempfile::tempdir().unwrap();
         let theirs = folder.path().join("theirs");

@@ -23,7 +23,7 @@ use results::warn;
 
 pub use results::{Bandwidth, Calibration, LoadPoint, Pair, SizePoint};
 
-/// Divisor of a node's free memory: buffers may take one part.
+/// The memory of buffers is at most a node's free memory divided by this.
 const MEMORY_SHARE: u64 = 4;
 /// LLC size in bytes that is assumed if the host does not state one. Buffers are multiples of the LLC size.
 const LLC_ASSUMED: u64 = 32 << 20;
@@ -31,7 +31,7 @@ const LLC_ASSUMED: u64 = 32 << 20;
 /// cheaper.
 const WALK_CYCLES_MIN: f64 = 12.0;
 
-/// What to measure, and for how long.
+/// What is measured, and for how long.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// If set, measures only this node's CPUs and memory, and assumes that the others are equal.
@@ -204,7 +204,7 @@ impl<'a> Run<'a> {
                 .push("the kernel states no cache sizes; buffers are sized for a cache of 32 MiB".to_owned());
         }
         let sizes = Sizes::of(&caches, cast.pairs[0].1, options.quick, &mut warnings)?;
-        // There are 13 fixed steps, and two per pair of nodes.
+        // The 13 steps that every host has, and two per pair of nodes.
         let steps = 13 + 2 * cast.pairs.len();
         let meter = Meter::new(options.budget, steps, options.quick, progress);
         Ok(Run {
@@ -564,7 +564,7 @@ fn beyond(sweep: &[(f64, f64)], bytes: f64) -> Vec<(f64, f64)> {
     sweep.iter().copied().filter(|(size, _)| *size >= bytes).collect()
 }
 
-/// Returns the loads as shares of the sustained bandwidth, and the curve that fits their latencies.
+/// Returns the loads as shares of the sustained bandwidth, and the curve that fits the latencies at these loads.
 fn curve_of(pair: &Pair, loaded: Vec<(Spread, Spread)>) -> (Vec<LoadPoint>, Option<FittedCurve>) {
     let most = loaded
         .iter()

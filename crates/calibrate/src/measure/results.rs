@@ -9,7 +9,7 @@ use crate::host::CacheSizes;
 use crate::noise::Noise;
 use crate::stats::{NOISY, Spread};
 
-/// If two CPUs together have less throughput than this, relative to one, they share something that the host does not state.
+/// Two CPUs whose throughput together, relative to one, is less than this share something that the host does not state.
 const SHARING: f64 = 1.7;
 
 /// Latency of a chase over a number of bytes.
@@ -62,7 +62,7 @@ impl Pair {
 pub struct LoadPoint {
     /// Total bytes per second that memory served.
     pub bytes_per_s: Spread,
-    /// That total as a share of the sustained bandwidth.
+    /// These bytes per second as a share of the sustained bandwidth.
     pub load: f64,
     /// Latency of a chase under this load.
     pub latency_ns: Spread,
@@ -128,7 +128,7 @@ pub struct Calibration {
     pub interrupt_ns: Option<Spread>,
     /// Latency of the home's own memory under load.
     pub loaded: Vec<LoadPoint>,
-    /// The curve that fits these latencies; `None` if there is only one core, or if loads stayed too low.
+    /// The curve that fits the latencies in `loaded`; `None` if there is only one core, or if loads stayed too low.
     pub load_curve: Option<FittedCurve>,
     /// Warnings about the figures.
     pub warnings: Vec<String>,

@@ -14,7 +14,7 @@ const VERSION_MIN: (u32, u32) = (7, 2);
 /// Why the emulator or its plugin cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum EmulatorError {
-    /// It is not installed.
+    /// QEMU's user-mode emulator is not installed.
     #[error(
         "{0}, QEMU's emulator of programs, is not installed: install Debian's package qemu-user, or name one with --qemu"
     )]
@@ -27,10 +27,10 @@ pub enum EmulatorError {
         /// The system's error.
         cause: std::io::Error,
     },
-    /// It is a directory or a device.
+    /// The path is that of a directory or a device.
     #[error("{}: is not a file", .0.display())]
     NoFile(PathBuf),
-    /// It does not start.
+    /// The emulator does not start.
     #[error("{}: cannot be started: {cause}", .file.display())]
     NotStarted {
         /// The file.
@@ -38,7 +38,7 @@ pub enum EmulatorError {
         /// The system's error.
         cause: std::io::Error,
     },
-    /// It is another program.
+    /// The file is another program, not QEMU.
     #[error("{} is not QEMU: asked for its version, it printed `{said}`", .file.display())]
     NoQemu {
         /// The file.
@@ -54,7 +54,7 @@ pub enum EmulatorError {
     TooOld {
         /// The file.
         file: PathBuf,
-        /// Its version.
+        /// The version that was found.
         found: (u32, u32),
     },
     /// QEMU was built without support for plugins.
@@ -79,7 +79,7 @@ pub enum EmulatorError {
 
 /// An emulator.
 pub struct Emulator {
-    /// Its file.
+    /// The emulator's file.
     pub path: PathBuf,
 }
 

@@ -21,7 +21,7 @@ pub enum ProgramError {
     /// The file is not executable.
     #[error("{}: is not a program (a file that may be executed)", .0.display())]
     NotExecutable(PathBuf),
-    /// It is not installed.
+    /// The program is not in any directory of `PATH`.
     #[error("no program named `{}` is in PATH", .0.display())]
     NotInPath(OsString),
     /// The file is a script.
@@ -55,7 +55,7 @@ pub enum ProgramError {
 
 /// A program file.
 pub struct Program {
-    /// Its file.
+    /// The program's file.
     pub path: PathBuf,
     /// The program's name, with only those characters that a workload's name may have.
     pub name: String,

@@ -23,7 +23,7 @@ const PRIVATE_WAYS: u32 = 8;
 pub enum Begin {
     /// When the program starts.
     AtOnce,
-    /// When the program announces it.
+    /// Counting starts when the program announces it.
     Announced,
 }
 
@@ -39,7 +39,7 @@ pub struct Facts {
     line_bytes: u32,
     llc: Bytes,
     llc_share: Bytes,
-    /// `None`: the plugin's own.
+    /// The machine's prefetcher; `None` for the plugin's own.
     prefetcher: Option<Prefetcher>,
 }
 

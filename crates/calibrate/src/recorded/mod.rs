@@ -83,17 +83,17 @@ pub struct Recorded {
 /// A VM of the scenario.
 #[derive(Clone, Debug)]
 pub struct Vm {
-    /// Its name, unique.
+    /// The VM's name, unique in the scenario.
     pub name: String,
-    /// Its recorded counts.
+    /// The VM's recorded counts.
     pub life: Life,
     /// Time of its arrival in the scenario.
     pub arrival: Ns,
     /// Time at which the VM leaves the scenario.
     pub left: Ns,
-    /// Whether it was present to the end.
+    /// Whether the VM was present to the end.
     pub stays: bool,
-    /// The name of its workload.
+    /// The name of the VM's workload.
     pub workload: String,
     /// The VM's program; absent if the VM did nothing.
     pub load: Option<Load>,
@@ -102,10 +102,10 @@ pub struct Vm {
 /// Why a stretch cannot become a scenario.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordedError {
-    /// There are too few samples.
+    /// The stretch has too few samples.
     #[error("there are fewer than two samples in that time: choose a longer time with --from and --to")]
     TooShort,
-    /// There was no VM.
+    /// The stretch has no VM.
     #[error("no VM ran in that time: choose another with --from and --to")]
     NoVms,
     /// The machine lacks figures that the twin needs.
@@ -185,7 +185,7 @@ impl Recorded {
         write::scenario(self, about, purpose)
     }
 
-    /// Corrects the programs for a number of rounds, and keeps the closest round. In each, `simulate` runs the scenario and
+    /// Corrects the programs for a number of rounds, and keeps the closest round. In each round, `simulate` runs the scenario and
     /// returns the twin's counts of the stretch. Returns each VM's figures in the round that is kept.
     ///
     /// # Errors
@@ -234,7 +234,7 @@ impl Recorded {
 }
 
 impl Vm {
-    /// Returns its recorded figures.
+    /// Returns the VM's recorded figures.
     pub fn recorded(&self) -> Figures {
         let whole = self.life.whole();
         Figures::of(&whole, whole.seconds)

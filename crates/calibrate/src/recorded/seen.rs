@@ -31,21 +31,21 @@ pub struct Seen {
 /// A VM, from its first to its last sample.
 #[derive(Clone, Debug)]
 pub struct Life {
-    /// Its id.
+    /// The VM's id.
     pub id: VmId,
-    /// Its last sample.
+    /// The VM's last sample.
     pub last: VmSample,
     /// Largest number of online vCPUs.
     pub vcpus: u16,
     /// Largest memory size.
     pub memory: Bytes,
-    /// Time of its first sample.
+    /// Time of the VM's first sample.
     pub from: Ns,
-    /// Time of its last sample.
+    /// Time of the VM's last sample.
     pub to: Ns,
     /// Whether the VM had already run for a while when the stretch began.
     pub was_there: bool,
-    /// The nodes of its pages in its first sample; `None` if unknown, or if the pages were on every node.
+    /// The nodes of the VM's pages in its first sample; `None` if unknown, or if the pages were on every node.
     pub lay_on: Option<NodeSet>,
     /// Most memory that the guest had touched, if known.
     pub touched: Option<Bytes>,
@@ -63,7 +63,7 @@ pub struct Counted {
     pub seconds: f64,
     /// CPU time in seconds.
     pub ran: f64,
-    /// Seconds for which its vCPUs were runnable but did not run, because of other VMs or a quota.
+    /// Seconds for which the VM's vCPUs were runnable but did not run, because of other VMs or a quota.
     pub waited: f64,
     /// CPU time of the samples in which instructions were counted.
     pub counted_ran: f64,
@@ -75,9 +75,9 @@ pub struct Counted {
     pub misses: f64,
     /// Memory accesses whose node is known.
     pub accesses: f64,
-    /// Local ones among these accesses.
+    /// Local accesses among the accesses whose node is known.
     pub local: f64,
-    /// The number of these accesses that would be local if each vCPU used all of the VM's pages equally.
+    /// Number of the accesses whose node is known that would be local if each vCPU used all of the VM's pages equally.
     pub met: f64,
     /// Bytes of an LLC that one thread held, weighted by LLC references.
     pub held: f64,

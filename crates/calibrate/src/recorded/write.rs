@@ -12,9 +12,9 @@ use crate::write::round;
 /// Purpose of the scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// For people: programs end after the counted work.
+    /// The file is for people: programs end after the counted work.
     File,
-    /// For comparison with the counts: programs do not end before the stretch does.
+    /// The file is for comparison with the counts: programs do not end before the stretch does.
     Fit,
 }
 
