@@ -17,13 +17,18 @@ use schemars::{JsonSchema, generate::SchemaSettings};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Version of the format of all documents.
-pub const VERSION: u32 = 1;
+/// Returns the version of the format of a kind of document.
+pub fn version(kind: &str) -> u32 {
+    match kind {
+        "evidence" => 2,
+        _ => 1,
+    }
+}
 
 /// Returns an object as a document of a kind. Returns a value that is not an object unchanged.
 pub fn document(kind: &str, mut object: Value) -> Value {
     if let Some(map) = object.as_object_mut() {
-        map.insert("schema".into(), format!("{kind}/{VERSION}").into());
+        map.insert("schema".into(), format!("{kind}/{}", version(kind)).into());
     }
     object
 }
@@ -35,7 +40,7 @@ pub fn schema<T: JsonSchema + Serialize>(kind: &str) -> String {
     let mut schema = settings.into_generator().into_root_schema_for::<T>();
     schema.insert("title".into(), format!("Homenode's {kind}").into());
     let mut value = schema.to_value();
-    value["properties"]["schema"] = json!({ "const": format!("{kind}/{VERSION}") });
+    value["properties"]["schema"] = json!({ "const": format!("{kind}/{}", version(kind)) });
     if let Some(required) = value["required"].as_array_mut()
         && !required.iter().any(|key| key == "schema")
     {

@@ -16,9 +16,9 @@ use homenode_api::answer::{self, Overview};
 use homenode_api::document::document;
 use homenode_api::{ApiError, AskError, Request};
 use homenode_control::{Mode, VmStatus};
-use homenode_evidence::crossover::{self, Acting, Crossover, Look, Subject, run_block};
-use homenode_evidence::report::HostFacts;
-use homenode_evidence::{Effect, Report, page};
+use homenode_evidence::crossover::{Acting, Crossover, Look, Subject, run_block};
+use homenode_evidence::report::{Hardware, HostFacts};
+use homenode_evidence::{Effect, Report, Trial, page, read};
 use homenode_machine_files::file::read_text_file;
 use homenode_reproduce::jobs::Progress;
 use homenode_screens::printable::OneLine;
@@ -120,7 +120,7 @@ pub(crate) fn run(args: &EvidenceArgs) -> anyhow::Result<()> {
         vms: chosen(
             &now,
             &args.vms,
-            before.as_ref().is_some_and(|before| !before.is_complete()),
+            before.as_ref().is_some_and(|before| !is_complete(before)),
         )?,
         seen: now.status.at_ns,
     };
@@ -128,14 +128,14 @@ pub(crate) fn run(args: &EvidenceArgs) -> anyhow::Result<()> {
         Some(before) => continued(args, &agent, before, directory)?,
         None => begun(args, &agent, &now)?,
     };
-    if report.is_complete() {
+    if is_complete(&report) {
         complain!(
             "homenode: {} is complete; choose another -o for another run",
             directory.join(REPORT).display()
         );
         return show(&report, args.agent.json());
     }
-    begin(&agent, &report, args.agent.json());
+    begin(&agent, trial(&report)?, args.agent.json());
     let measured = measure(&mut agent, &mut report, directory);
     // Whatever happened; leases end by themselves, too.
     let released = agent.set(Acting::Acts, Ns::ZERO);
@@ -155,7 +155,8 @@ fn begun(args: &EvidenceArgs, agent: &Agent<'_>, now: &Overview) -> anyhow::Resu
     };
     let plan =
         plan.map_err(|short| bad_input(format!("{short}; give --minutes, or fewer VMs with --vms")))?;
-    Ok(Report::begun(VERSION, COMMIT, facts(now), agent.names(), plan))
+    let trial = Trial::begun(agent.names(), plan);
+    Ok(Report::begun(VERSION, COMMIT, facts(now)).with_crossover(trial))
 }
 
 /// Checks that a run that was interrupted can be continued by this command.
@@ -165,41 +166,54 @@ fn continued(
     before: Report,
     directory: &Path,
 ) -> anyhow::Result<Report> {
-    let is_same = before.about == agent.names() && args.seed.is_none_or(|seed| seed == before.plan.seed);
+    let old = trial(&before)?;
+    let is_same = old.about == agent.names() && args.seed.is_none_or(|seed| seed == old.plan.seed);
     if !is_same {
         return Err(bad_input(format!(
             "{} is of a run with other VMs ({}) or another seed; choose another -o",
             directory.join(REPORT).display(),
-            before
-                .about
+            old.about
                 .iter()
                 .map(String::as_str)
                 .collect::<Vec<_>>()
                 .join(", ")
         )));
     }
-    if before.is_complete() {
+    if old.is_complete() {
         return Ok(before);
     }
-    let mut blocks = before.blocks;
-    blocks.truncate(before.plan.next(blocks.len()));
-    let begun = Report::begun(VERSION, COMMIT, before.host, before.about, before.plan);
-    Ok(begun.with_blocks(blocks))
+    let mut blocks = old.blocks.clone();
+    blocks.truncate(old.plan.next(blocks.len()));
+    let continued = old.clone().with_blocks(blocks);
+    Ok(before.with_crossover(continued))
+}
+
+/// Returns the agent on and off.
+fn trial(report: &Report) -> anyhow::Result<&Trial> {
+    report
+        .crossover
+        .as_ref()
+        .ok_or_else(|| bad_input("the report in this directory has no trial of the agent; choose another -o"))
+}
+
+fn is_complete(report: &Report) -> bool {
+    report.crossover.as_ref().is_some_and(Trial::is_complete)
 }
 
 /// Runs the blocks that are left, and keeps each.
 fn measure(agent: &mut Agent<'_>, report: &mut Report, directory: &Path) -> anyhow::Result<()> {
     let progress = Progress::new("");
     let mut spoilt = 0;
-    while !report.is_complete() {
-        let (at, all) = (report.blocks.len(), report.plan.blocks.len());
-        let acting = report.plan.blocks[at];
+    let mut trial = trial(report)?.clone();
+    while !trial.is_complete() {
+        let (at, all) = (trial.blocks.len(), trial.plan.blocks.len());
+        let acting = trial.plan.blocks[at];
         progress.at(
             &format!("[{}/{all}] the agent {}", at + 1, doing(acting)),
             at as f64 / all as f64,
         );
-        let block = run_block(agent, &report.plan, acting)?;
-        let mut blocks = report.blocks.clone();
+        let block = run_block(agent, &trial.plan, acting)?;
+        let mut blocks = trial.blocks.clone();
         match block {
             Some(block) => blocks.push(block),
             None => {
@@ -209,10 +223,11 @@ fn measure(agent: &mut Agent<'_>, report: &mut Report, directory: &Path) -> anyh
                     "{SPOILT_MAX} blocks were spoilt, as the agent was restarted or paused, or modes were set meanwhile"
                 );
                 progress.note("a block was spoilt: the agent was restarted or paused, or modes were set; its pair runs again");
-                blocks.truncate(report.plan.next(at));
+                blocks.truncate(trial.plan.next(at));
             }
         }
-        *report = report.clone().with_blocks(blocks);
+        trial = trial.with_blocks(blocks);
+        *report = report.clone().with_crossover(trial.clone());
         keep(directory, report)?;
     }
     Ok(())
@@ -226,12 +241,12 @@ fn doing(acting: Acting) -> &'static str {
 }
 
 /// Says what will happen, and how long it takes.
-fn begin(agent: &Agent<'_>, report: &Report, is_json: bool) {
-    let plan = &report.plan;
+fn begin(agent: &Agent<'_>, trial: &Trial, is_json: bool) {
+    let plan = &trial.plan;
     if is_json {
         return;
     }
-    let left = plan.blocks.len() - report.blocks.len();
+    let left = plan.blocks.len() - trial.blocks.len();
     say!(
         "{} VMs, {left} blocks of {}, {} in all: in half of them the agent only observes, with no limit and no home in force",
         agent.vms.len(),
@@ -304,6 +319,8 @@ fn globs(patterns: &[String]) -> anyhow::Result<GlobSet> {
 fn facts(now: &Overview) -> HostFacts {
     let nodes = &now.status.nodes;
     HostFacts {
+        hardware: Hardware::Unknown,
+        cpu_model: None,
         nodes: nodes.len(),
         cpus: nodes.iter().map(|node| node.cpus).sum(),
         memory_bytes: Bytes(nodes.iter().map(|node| node.memory_bytes.0).sum()),
@@ -315,23 +332,7 @@ fn facts(now: &Overview) -> HostFacts {
 
 fn read(path: &Path) -> anyhow::Result<Report> {
     let text = read_text_file(path).map_err(bad_input)?;
-    let report: Report = serde_json::from_str(&text).map_err(|error| {
-        bad_input(format!(
-            "{} is not evidence.json of `homenode evidence`: {error}",
-            path.display()
-        ))
-    })?;
-    let (plan, blocks) = (&report.plan.blocks, &report.blocks);
-    let is_of_plan = blocks.len() <= plan.len() && blocks.iter().zip(plan).all(|(a, b)| a.acting == *b);
-    if !is_of_plan || plan.len() as u64 > 2 * crossover::PAIRS_MAX + 1 {
-        return Err(bad_input(format!(
-            "{}: its blocks are not those of its plan",
-            path.display()
-        )));
-    }
-    // Judged again, as what is read may be wrong.
-    let blocks = report.blocks.clone();
-    Ok(report.with_blocks(blocks))
+    read::read(&text).map_err(|error| bad_input(format!("{}: {error}", path.display())))
 }
 
 /// Writes the files of a run. Each is replaced as a whole.
@@ -376,7 +377,11 @@ fn show(report: &Report, is_json: bool) -> anyhow::Result<()> {
             if effect.is_claimed { "yes" } else { "no" }.to_owned(),
         ]
     };
-    let judged = &report.judged;
+    let Some(trial) = &report.crossover else {
+        say!("the agent was not compared on and off");
+        return Ok(());
+    };
+    let judged = &trial.judged;
     let all = judged.all.iter().map(|all| row("all together", all));
     let rows: Vec<_> = all
         .chain(judged.vms.iter().map(|(vm, effect)| row(vm, effect)))
@@ -403,11 +408,11 @@ fn show(report: &Report, is_json: bool) -> anyhow::Result<()> {
             OneLine(&judged.not_judged.join(", "))
         );
     }
-    if !report.is_complete() {
+    if !trial.is_complete() {
         say!(
             "not complete: {} of {} blocks",
-            report.blocks.len(),
-            report.plan.blocks.len()
+            trial.blocks.len(),
+            trial.plan.blocks.len()
         );
     }
     say!("{}", OneLine(&judged.verdict.to_string()));

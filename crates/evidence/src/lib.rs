@@ -33,8 +33,11 @@
 pub mod crossover;
 pub mod effect;
 pub mod page;
+pub mod read;
 pub mod report;
+pub mod section;
 
 pub use crossover::{Acting, Block, Crossover, Look, Subject};
 pub use effect::{Effect, Verdict};
-pub use report::Report;
+pub use report::{Report, Trial};
+pub use section::{Bearing, Figure, Outcome, Section, Topic, With};

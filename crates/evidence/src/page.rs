@@ -2,9 +2,10 @@
 
 use maud::{DOCTYPE, Markup, html};
 
-use crate::crossover::{Acting, Block, WRONG_MAX};
+use crate::crossover::{Acting, Block, Crossover, WRONG_MAX};
 use crate::effect::{Effect, MATTERS, PAIRS_JUDGED_MIN};
-use crate::report::Report;
+use crate::report::{Report, Trial};
+use homenode_units::Ns;
 
 const STYLE: &str = "
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
@@ -22,9 +23,19 @@ const MARGIN: f64 = 12.0;
 
 /// Writes the page.
 pub fn page(report: &Report) -> String {
-    let judged = &report.judged;
-    let pairs = report.plan.blocks.len() / 2;
-    let done = report.blocks.len().saturating_sub(1) / 2;
+    let none = Trial::begun(
+        Default::default(),
+        Crossover {
+            seed: 0,
+            block_ns: Ns::ZERO,
+            washout_ns: Ns::ZERO,
+            blocks: Vec::new(),
+        },
+    );
+    let trial = report.crossover.as_ref().unwrap_or(&none);
+    let judged = &trial.judged;
+    let pairs = trial.plan.blocks.len() / 2;
+    let done = trial.blocks.len().saturating_sub(1) / 2;
     let title = "Homenode on this host: what it gains or costs";
     let made = html! {
         (DOCTYPE)
@@ -46,7 +57,7 @@ pub fn page(report: &Report) -> String {
                     (report.host.kernel) ", " (report.host.vms) " VMs. Homenode " (report.version) " (" (report.commit) ")."
                 }
                 h2 { "Effects" }
-                div.scroll { (effects(report)) }
+                div.scroll { (effects(trial)) }
                 p {
                     "Positive: faster while the agent acts. "
                     "The interval holds the true effect in about 95 of 100 such runs, for each VM by itself. Chance: how often luck alone gives as much, corrected "
@@ -58,18 +69,18 @@ pub fn page(report: &Report) -> String {
                 }
                 h2 { "Each block" }
                 p { "Speed in each block, in its order: filled while the agent acts, hollow while it only observes. The scale begins at 0." }
-                @for vm in judged.vms.keys() { (figure(vm, &report.blocks)) }
+                @for vm in judged.vms.keys() { (figure(vm, &trial.blocks)) }
                 h2 { "Method" }
                 p {
-                    "The agent acted and only observed in turn, in " (report.plan.blocks.len()) " blocks of "
-                    (report.plan.block_ns) ". A coin of seed " (report.plan.seed) " chose the order in each pair. The first "
-                    (report.plan.washout_ns) " of a block do not count. Speed is instructions per second of CPU time that the VM "
+                    "The agent acted and only observed in turn, in " (trial.plan.blocks.len()) " blocks of "
+                    (trial.plan.block_ns) ". A coin of seed " (trial.plan.seed) " chose the order in each pair. The first "
+                    (trial.plan.washout_ns) " of a block do not count. Speed is instructions per second of CPU time that the VM "
                     "wanted. Memory that was moved stays where it is in the next block, so effects of memory look smaller than they "
                     "are; memory policies and told topologies stay, too. The first block shows the host before any change."
                 }
                 details {
                     summary { "Numbers" }
-                    div.scroll { (numbers(&report.blocks)) }
+                    div.scroll { (numbers(&trial.blocks)) }
                 }
             }
         }
@@ -88,7 +99,7 @@ fn percent(share: f64) -> String {
     format!("{:.0} percent", 100.0 * share)
 }
 
-fn effects(report: &Report) -> Markup {
+fn effects(trial: &Trial) -> Markup {
     let row = |name: &str, effect: &Effect| {
         let class = match effect.percent {
             _ if !effect.is_claimed => "",
@@ -109,8 +120,8 @@ fn effects(report: &Report) -> Markup {
     html! {
         table {
             tr { th { "VM" } th { "effect" } th { "interval" } th { "chance" } th { "pairs" } th { "claimed" } }
-            @if let Some(all) = &report.judged.all { (row("all together", all)) }
-            @for (vm, effect) in &report.judged.vms { (row(vm, effect)) }
+            @if let Some(all) = &trial.judged.all { (row("all together", all)) }
+            @for (vm, effect) in &trial.judged.vms { (row(vm, effect)) }
         }
     }
 }
@@ -162,9 +173,7 @@ fn numbers(blocks: &[Block]) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crossover::Crossover;
     use crate::report::HostFacts;
-    use homenode_units::Ns;
 
     fn report(vm: &str, done: usize) -> Report {
         let plan = Crossover::of(Ns::from_secs(51 * 60), 1, 3).unwrap();
@@ -175,7 +184,8 @@ mod tests {
             speeds: [(vm.to_owned(), if *acting == Acting::Acts { 1.2e9 } else { 1e9 })].into(),
         };
         let blocks = plan.blocks.iter().take(done).map(block).collect();
-        Report::begun("1", "c", HostFacts::default(), [vm.to_owned()].into(), plan).with_blocks(blocks)
+        Report::begun("1", "c", HostFacts::default())
+            .with_crossover(Trial::begun([vm.to_owned()].into(), plan).with_blocks(blocks))
     }
 
     #[test]

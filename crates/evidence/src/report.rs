@@ -1,4 +1,4 @@
-//! What a run leaves: its plan, what was measured, and what follows from it.
+//! What a run leaves: what was measured, by what plan, and what follows from it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,10 +8,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::crossover::{Block, Crossover};
 use crate::effect::{Judged, judge};
+use crate::section::{Section, Topic};
+
+/// What a host's figures can say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Hardware {
+    /// A machine of its own: figures are those of silicon.
+    Silicon,
+    /// A guest under a hypervisor that runs its instructions on the CPU: caches and memory are silicon's, shared with other guests.
+    Guest,
+    /// An emulated machine: every step runs, and times and speeds mean nothing.
+    Emulated,
+    /// Not known.
+    #[default]
+    Unknown,
+}
 
 /// The host, without what names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HostFacts {
+    /// What it is.
+    #[serde(default)]
+    pub hardware: Hardware,
+    /// The CPU's model, as `/proc/cpuinfo` has it.
+    #[serde(default)]
+    pub cpu_model: Option<String>,
     /// Number of NUMA nodes.
     pub nodes: usize,
     /// Number of CPUs.
@@ -20,11 +42,11 @@ pub struct HostFacts {
     pub memory_bytes: Bytes,
     /// The kernel's release.
     pub kernel: String,
-    /// Number of VMs that the agent sees.
+    /// Number of VMs that the agent sees; 0 without an agent.
     pub vms: usize,
 }
 
-/// A run, complete or not.
+/// A report, complete or not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
     /// Version of the program.
@@ -33,11 +55,20 @@ pub struct Report {
     pub commit: String,
     /// The host.
     pub host: HostFacts,
+    /// The agent on and off; `None` if that was not tried.
+    pub crossover: Option<Trial>,
+    /// What else was measured, or why it was not, at most one of each topic, in their order.
+    pub sections: Vec<Section>,
+}
+
+/// The agent on and off, complete or not.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Trial {
     /// The VMs that it is about.
     pub about: BTreeSet<String>,
     /// The plan.
     pub plan: Crossover,
-    /// What was measured, in the order of the plan. Fewer than planned if the run is not complete.
+    /// What was measured, in the order of the plan. Fewer than planned if the trial is not complete.
     pub blocks: Vec<Block>,
     /// What follows from it.
     #[serde(flatten)]
@@ -46,17 +77,49 @@ pub struct Report {
 
 impl Report {
     /// Begins a report, in which nothing is measured yet.
-    pub fn begun(
-        version: &str,
-        commit: &str,
-        host: HostFacts,
-        about: BTreeSet<String>,
-        plan: Crossover,
-    ) -> Report {
+    pub fn begun(version: &str, commit: &str, host: HostFacts) -> Report {
         Report {
             version: version.to_owned(),
             commit: commit.to_owned(),
             host,
+            crossover: None,
+            sections: Vec::new(),
+        }
+    }
+
+    /// Takes over the agent on and off.
+    #[must_use]
+    pub fn with_crossover(self, trial: Trial) -> Report {
+        let crossover = Some(trial);
+        Report { crossover, ..self }
+    }
+
+    /// Takes over a section, in place of an earlier one of its topic.
+    #[must_use]
+    pub fn with_section(mut self, section: Section) -> Report {
+        self.sections.retain(|other| other.topic != section.topic);
+        self.sections.push(section);
+        self.sections.sort_by_key(|section| section.topic);
+        self
+    }
+
+    /// Returns the report without what names VMs, to show it to others.
+    #[must_use]
+    pub fn without_names(self) -> Report {
+        let crossover = self.crossover.map(Trial::without_names);
+        Report { crossover, ..self }
+    }
+
+    /// Returns the section of a topic.
+    pub fn section(&self, topic: Topic) -> Option<&Section> {
+        self.sections.iter().find(|section| section.topic == topic)
+    }
+}
+
+impl Trial {
+    /// Begins a trial, in which nothing is measured yet.
+    pub fn begun(about: BTreeSet<String>, plan: Crossover) -> Trial {
+        Trial {
             about,
             plan,
             blocks: Vec::new(),
@@ -66,7 +129,7 @@ impl Report {
 
     /// Takes over what was measured, and judges it.
     #[must_use]
-    pub fn with_blocks(mut self, blocks: Vec<Block>) -> Report {
+    pub fn with_blocks(mut self, blocks: Vec<Block>) -> Trial {
         self.blocks = blocks;
         self.judged = judge(&self.blocks, self.is_complete());
         self
@@ -77,8 +140,8 @@ impl Report {
         self.blocks.len() >= self.plan.blocks.len()
     }
 
-    /// Returns the report with `vm-1`, `vm-2` and so on for the VMs' names, to show it to others.
-    pub fn without_names(self) -> Report {
+    /// Returns the trial with `vm-1`, `vm-2` and so on for the VMs' names, to show it to others.
+    pub fn without_names(self) -> Trial {
         let measured = self.blocks.iter().flat_map(|block| block.speeds.keys());
         let names: BTreeSet<&String> = self.about.iter().chain(measured).collect();
         let numbered = names.into_iter().enumerate();
@@ -95,7 +158,7 @@ impl Report {
         });
         let blocks = blocks.collect();
         let about = self.about.iter().map(|name| named[name].clone()).collect();
-        Report { about, ..self }.with_blocks(blocks)
+        Trial { about, ..self }.with_blocks(blocks)
     }
 }
 
@@ -121,7 +184,7 @@ mod tests {
         };
         let blocks = plan.blocks.iter().enumerate().map(block).collect();
         let about = names.map(str::to_owned).into();
-        let report = Report::begun("1", "c", HostFacts::default(), about, plan).with_blocks(blocks);
+        let report = Trial::begun(about, plan).with_blocks(blocks);
         let shown = report.clone().without_names();
         let text = serde_json::to_string(&shown).unwrap();
         assert!(names.iter().all(|name| !text.contains(name)), "{text}");
@@ -129,6 +192,6 @@ mod tests {
         assert_eq!(shown.judged.vms["vm-001"], report.judged.vms["acme-payroll"]);
         assert_eq!(shown.judged.vms.len(), 3);
         assert!(matches!(shown.judged.verdict, crate::Verdict::Gains { .. }));
-        assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), shown);
+        assert_eq!(serde_json::from_str::<Trial>(&text).unwrap(), shown);
     }
 }

@@ -2,7 +2,7 @@
 
 use homenode_control::{Config, Control, Mode, PolicySet};
 use homenode_evidence::crossover::{Acting, Crossover, Look, Subject, run_block};
-use homenode_evidence::{Report, Verdict, report::HostFacts};
+use homenode_evidence::{Trial, Verdict};
 use homenode_host::{Host as _, HostError, Setting};
 use homenode_twin::{Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, Ns, VmId};
@@ -52,14 +52,14 @@ impl Subject for Simulated {
     }
 }
 
-fn run(mut subject: Simulated, seed: u64) -> Report {
+fn run(mut subject: Simulated, seed: u64) -> Trial {
     let plan = Crossover::of(Ns::from_secs(51 * 60), 3, seed).unwrap();
     let blocks = plan
         .blocks
         .iter()
         .map(|acting| run_block(&mut subject, &plan, *acting).unwrap().unwrap())
         .collect();
-    Report::begun("1", "c", HostFacts::default(), Default::default(), plan).with_blocks(blocks)
+    Trial::begun(Default::default(), plan).with_blocks(blocks)
 }
 
 #[test]
