@@ -26,7 +26,6 @@
 mod fit;
 pub mod footprint;
 mod host;
-pub mod kernels;
 mod measure;
 mod noise;
 pub mod page_log;
@@ -35,11 +34,12 @@ pub mod profile;
 pub mod recorded;
 mod stats;
 mod streams;
-mod sys;
 #[cfg(test)]
 mod testing;
 pub mod validate;
 mod write;
+
+use homenode_load::{kernels, sys};
 
 pub use fit::FittedCurve;
 pub use measure::{Bandwidth, CalibrateError, Calibration, LoadPoint, Options, Pair, SizePoint, calibrate};

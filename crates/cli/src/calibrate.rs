@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use homenode_calibrate::pool::{self, PoolError, pool};
-use homenode_calibrate::validate::worker::{self, Kernel};
 use homenode_calibrate::validate::{self, ValidateError, Validation};
 use homenode_calibrate::{
     CalibrateError, Calibration, MachineFile, Options, Spread, calibrate, machine_file,
 };
+use homenode_load::{Kernel, worker};
 use homenode_machine::Machine;
 use homenode_machine_files::sysfs;
 use homenode_units::{Bytes, CpuId, NodeId, Ns, Pages};
@@ -30,7 +30,7 @@ pub(crate) struct CalibrateArgs {
     /// Write the machine file here; `homenode machine FILE` and `--host twin:FILE` read it
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<OutFile>,
-    /// Measure only this node, and assume that the others are like it
+    /// Measure only this node, and assume that all other nodes are equal
     #[arg(long, value_name = "N")]
     pub node: Option<u16>,
     /// Get a first impression in about ten seconds, with smaller buffers and fewer repetitions
@@ -57,7 +57,7 @@ pub(crate) struct CalibrateArgs {
 /// Options of the worker processes of `calibrate --validate`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct KernelArgs {
-    /// Access pattern: `uniform:BYTES`, `stream:BYTES` or `mix:BYTES:BYTES`
+    /// Access pattern, such as `uniform:BYTES` or `mix:BYTES:BYTES`
     #[arg(long)]
     pub kernel: Kernel,
     /// CPU to run on
@@ -177,7 +177,7 @@ fn pool_of(what: &str, args: &CalibrateArgs) -> anyhow::Result<()> {
 }
 
 fn hold_against(file: &MachineFile, quick: bool) -> anyhow::Result<Validation> {
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let program = std::env::current_exe().context("cannot find this program's own file, which the comparison runs")?;
     let spawn = |kernel: Kernel, cpu: CpuId, node: Option<NodeId>| {
         let mut command = Command::new(&program);
         command.args([
@@ -208,7 +208,7 @@ pub(crate) fn kernel(args: &KernelArgs) -> anyhow::Result<()> {
     worker::die_with_parent()?;
     let (orders, answers) = (std::io::stdin().lock(), std::io::stdout().lock());
     let node = args.node.map(NodeId);
-    worker::serve(args.kernel, CpuId(args.cpu), node, orders, answers)
+    worker::serve(args.kernel, &[CpuId(args.cpu)], node, orders, answers)
         .with_context(|| format!("kernel {} on CPU {}", args.kernel, args.cpu))
 }
 

@@ -11,7 +11,7 @@ use crate::cargo::DependencyKind;
 /// Dependencies point one way: units ← machine ← host ← {policy, kernel ← undo ← {kvm, xen}}; policy ← {twin, control};
 /// control ← api ← {agent, screens} ← cli; and machine ← machine-files, for crates that read files or `/sys`. The testbed uses
 /// the product through its commands, and its live host through the contract that it must honour.
-const MAY_DEPEND_ON: [(&str, &[&str]); 35] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 36] = [
     ("homenode-units", &[]),
     ("homenode-topology-page", &["homenode-units"]),
     ("homenode-machine", &["homenode-units"]),
@@ -132,10 +132,12 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 35] = [
             "homenode-units",
         ],
     ),
+    ("homenode-load", &["homenode-units"]),
     (
         "homenode-calibrate",
         &[
             "homenode-formats",
+            "homenode-load",
             "homenode-twin",
             "homenode-policy",
             "homenode-host",
@@ -220,6 +222,12 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 35] = [
     (
         "homenode-evidence",
         &[
+            "homenode-calibrate",
+            "homenode-load",
+            "homenode-kernel",
+            "homenode-formats",
+            "homenode-twin",
+            "homenode-machine-files",
             "homenode-control",
             "homenode-policy",
             "homenode-host",
@@ -283,6 +291,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 35] = [
             "homenode-sweep",
             "homenode-table",
             "homenode-calibrate",
+            "homenode-load",
             "homenode-control",
             "homenode-kvm",
             "homenode-undo",

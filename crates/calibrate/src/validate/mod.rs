@@ -2,7 +2,7 @@
 //!
 //! # Approach
 //!
-//! Two worker processes ([`worker`]) run memory kernels on two CPUs that share the last-level cache. They alternate between
+//! Two worker processes ([`homenode_load::worker`]) run memory kernels on two CPUs that share the last-level cache. They alternate between
 //! running alone and together, so that slow changes of the host affect both equally. The twin runs the same pair on the
 //! measured machine, with profiles made from solo times ([`profile`]). The compared figure is the slow-down: time per line
 //! together over time per line alone.
@@ -12,13 +12,14 @@
 //! Writes, more than two processes, and processes on different nodes.
 
 pub mod profile;
-pub mod worker;
 
 use std::io;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use homenode_host::Host;
+use homenode_load::Kernel;
+use homenode_load::worker::{Spans, Worker};
 use homenode_machine::Machine;
 use homenode_twin::workload::FittedCurve;
 use homenode_twin::{Hypervisor, Scenario, Twin, TwinError, VmSpec, Workload};
@@ -30,9 +31,8 @@ use crate::host;
 use crate::noise::{Noise, Watch};
 use crate::stats::Spread;
 use profile::{Facts, Parameters, SoloTimes};
-use worker::{Kernel, Spans, Worker};
 
-/// Divisor of free memory: both workers together may take one part.
+/// The memory of both workers together is at most the free memory divided by this.
 const MEMORY_SHARE: u64 = 3;
 /// Nanoseconds per line in the worst case, in which a worker fills a cache.
 const FILL_NS: f64 = 30.0;
@@ -57,10 +57,12 @@ pub enum ValidateError {
 /// Results of one process of a pair.
 #[derive(Clone, Debug, Serialize)]
 pub struct Side {
-    /// Its kernel.
+    /// The process's kernel.
     pub kernel: Kernel,
     /// Nanoseconds per line when running alone.
     pub solo_ns: Spread,
+    /// The slow-down of each repetition, in order.
+    pub slowdowns: Vec<f64>,
     /// The twin's prediction of `solo_ns`.
     pub solo_predicted_ns: f64,
     /// Slow-down: time per line together over time per line alone.
@@ -329,13 +331,14 @@ impl Run<'_> {
         let side = |at: usize| -> Result<Side, ValidateError> {
             let solo_predicted_ns = self.predict(&[(at, &profiles[at])])?[0];
             let predicted = together[at] / solo_predicted_ns;
-            let nothing = || io::Error::other("a worker gave no time");
+            let nothing = || io::Error::other("a worker process reported no time");
             let slowdown = Spread::of(&slower[at]).ok_or_else(nothing)?;
             Ok(Side {
                 kernel: kernels[at],
                 solo_ns: Spread::of(&alone[at]).ok_or_else(nothing)?,
                 solo_predicted_ns,
                 slowdown,
+                slowdowns: slower[at].clone(),
                 predicted,
                 error: predicted / slowdown.median - 1.0,
             })

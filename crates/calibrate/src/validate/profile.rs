@@ -16,13 +16,13 @@
 //! hits in flight (data in the LLC) and misses in flight (data far larger than the LLC); for `stream` work and misses in
 //! flight. No measurement of kernels that run together is used.
 
+use homenode_load::Kernel;
 use homenode_machine::{Hardware, LoadCurve};
 use homenode_twin::Workload;
 use homenode_twin::workload::{FittedCurve, MissRatioCurve};
 use homenode_units::Bytes;
 use serde::Serialize;
 
-use super::worker::Kernel;
 use crate::sys::LINE_BYTES;
 
 /// Instructions per line; only the product of this figure and the rates matters.
@@ -143,25 +143,25 @@ pub fn fit(wanted: impl Fn(f64) -> f64, bytes: f64, reach: f64) -> FittedCurve {
     FittedCurve::of(&targets, bytes)
 }
 
-/// Returns the profile of a kernel on a machine, and the quality of its curve.
+/// Returns the profile of a kernel on a machine, and the quality of its curve. A server of requests counts as uniform draws without
+/// pause, a chase as draws of which one is in flight, and writes to pages as a stream.
 pub fn profile(kernel: Kernel, parameters: &Parameters, facts: &Facts) -> (Workload, FittedCurve) {
     let p = parameters;
     let (reach, work_ns, in_flight, fitted) = match kernel {
-        Kernel::Uniform(bytes) => {
+        Kernel::Uniform(bytes) | Kernel::Requests { bytes, .. } | Kernel::Chase(bytes) => {
+            let in_flight = match kernel {
+                Kernel::Chase(_) => 1.0,
+                _ => p.uniform_misses_in_flight,
+            };
             let bytes = bytes as f64;
             let fitted = fit(
                 |share| (1.0 - share).max(0.0),
                 bytes,
                 (facts.llc / bytes).min(1.0),
             );
-            (
-                facts.l2_miss_share(bytes),
-                p.uniform_work_ns,
-                p.uniform_misses_in_flight,
-                fitted,
-            )
+            (facts.l2_miss_share(bytes), p.uniform_work_ns, in_flight, fitted)
         }
-        Kernel::Stream(bytes) => {
+        Kernel::Stream(bytes) | Kernel::Pages(bytes, _) => {
             let curve = MissRatioCurve::family(1.0, Bytes(bytes as u64), 1.0);
             let exact = FittedCurve {
                 curve,

@@ -1,7 +1,7 @@
 //! Makes direct requests to the kernel and the processor: memory with a given page size on a node, pinned threads, time
 //! stamps.
 //!
-//! This is the only module of the crate with `unsafe` code: it maps memory, binds it to a node, and uses two instructions.
+//! This is the only module of the crate with `unsafe` code: it maps memory, binds it to a node, and uses some instructions.
 #![allow(unsafe_code)] // each use says why it is sound
 
 use std::io;
@@ -15,15 +15,15 @@ use rustix::thread::{CpuSet as Mask, MembarrierCommand, membarrier};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Size of the pages that x86 and most others call huge.
-pub(crate) const HUGE_BYTES: usize = 2 << 20;
+pub const HUGE_BYTES: usize = 2 << 20;
 /// Words of 8 bytes in one cache line of 64.
-pub(crate) const LINE_WORDS: usize = 8;
+pub const LINE_WORDS: usize = 8;
 /// Bytes of a cache line.
-pub(crate) const LINE_BYTES: usize = 8 * LINE_WORDS;
+pub const LINE_BYTES: usize = 8 * LINE_WORDS;
 
 /// Page size to request from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pages {
+pub enum Pages {
     /// Base pages only.
     Base,
     /// Huge pages if the kernel has them.
@@ -32,7 +32,7 @@ pub(crate) enum Pages {
 
 /// Zeroed private memory, aligned to a huge page; unmapped when dropped.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub struct Memory {
     mapped: NonNull<u64>,
     mapped_bytes: usize,
     start: NonNull<u64>,
@@ -49,7 +49,7 @@ impl Memory {
     ///
     /// # Errors
     /// No address space, or a node that this process may not use.
-    pub(crate) fn map(bytes: usize, pages: Pages, node: Option<NodeId>) -> io::Result<Memory> {
+    pub fn map(bytes: usize, pages: Pages, node: Option<NodeId>) -> io::Result<Memory> {
         let bytes = bytes.max(LINE_BYTES).next_multiple_of(HUGE_BYTES);
         let mapped_bytes = bytes + HUGE_BYTES;
         // SAFETY: this creates a new anonymous mapping where the kernel chooses; nothing else refers to it.
@@ -113,19 +113,24 @@ impl Memory {
     }
 
     /// Returns the memory as words.
-    pub(crate) fn words(&self) -> &[u64] {
+    pub fn words(&self) -> &[u64] {
         // SAFETY: the words are mapped, aligned, and zeroed by the kernel, as long as `self` is borrowed.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 
+    /// Returns the address of the first word.
+    pub fn address(&self) -> usize {
+        self.start.as_ptr() as usize
+    }
+
     /// Returns the memory as mutable words.
-    pub(crate) fn words_mut(&mut self) -> &mut [u64] {
+    pub fn words_mut(&mut self) -> &mut [u64] {
         // SAFETY: as in `words`, and `self` is borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.words) }
     }
 
     /// Returns the share of the memory now in huge pages, if the kernel reports it.
-    pub(crate) fn huge_share(&self) -> Option<f64> {
+    pub fn huge_share(&self) -> Option<f64> {
         let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
         let address = self.start.as_ptr() as usize;
         let (mut inside, mut huge_kib, mut resident_kib) = (false, 0.0, 0.0);
@@ -161,7 +166,7 @@ impl Drop for Memory {
 ///
 /// # Errors
 /// CPUs that are offline or not allowed.
-pub(crate) fn pin(cpus: &CpuSet) -> io::Result<()> {
+pub fn pin(cpus: &CpuSet) -> io::Result<()> {
     let mut mask = Mask::new();
     for cpu in cpus
         .iter()
@@ -177,12 +182,12 @@ pub(crate) fn pin(cpus: &CpuSet) -> io::Result<()> {
 ///
 /// # Errors
 /// As [`pin`].
-pub(crate) fn pin_to(cpu: CpuId) -> io::Result<()> {
+pub fn pin_to(cpu: CpuId) -> io::Result<()> {
     pin(&[cpu].into_iter().collect())
 }
 
 /// Returns the calling thread's CPU time: unlike the wall clock it stops while other threads have its CPU.
-pub(crate) fn cpu_time() -> Duration {
+pub fn cpu_time() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(
         u64::try_from(now.tv_sec).unwrap_or(0),
@@ -191,7 +196,7 @@ pub(crate) fn cpu_time() -> Duration {
 }
 
 /// Returns the processor's time-stamp counter, if readable.
-pub(crate) fn time_stamp() -> Option<u64> {
+pub fn time_stamp() -> Option<u64> {
     #[cfg(target_arch = "x86_64")]
     {
         // SAFETY: every x86-64 processor has the instruction, and Linux allows it.
@@ -202,7 +207,7 @@ pub(crate) fn time_stamp() -> Option<u64> {
 }
 
 /// Returns true if the last-level cache holds everything that inner caches hold; `None` if the processor does not say.
-pub(crate) fn llc_inclusive() -> Option<bool> {
+pub fn llc_inclusive() -> Option<bool> {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::__cpuid_count;
@@ -236,20 +241,32 @@ pub(crate) fn llc_inclusive() -> Option<bool> {
     None
 }
 
+/// Runs exactly two instructions this many times, on x86-64; returns false elsewhere.
+pub fn two_instructions(times: u64) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if times > 0 {
+        // SAFETY: it counts a register down to 0, and touches nothing else.
+        unsafe {
+            std::arch::asm!("2:", "dec {0}", "jnz 2b", inout(reg) times => _, options(nomem, nostack));
+        }
+    }
+    cfg!(target_arch = "x86_64")
+}
+
 /// Returns the bytes of a base page.
-pub(crate) fn page_bytes() -> usize {
+pub fn page_bytes() -> usize {
     // SAFETY: only queries a number.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(bytes).unwrap_or(4096)
 }
 
 /// Prepares [`interrupt_others`]; returns `false` if the kernel does not support it.
-pub(crate) fn register_interrupts() -> bool {
+pub fn register_interrupts() -> bool {
     membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
 }
 
 /// Interrupts every other CPU that runs a thread of this process, and waits for their answers. Returns `false` on failure.
-pub(crate) fn interrupt_others() -> bool {
+pub fn interrupt_others() -> bool {
     membarrier(MembarrierCommand::PrivateExpedited).is_ok()
 }
 
