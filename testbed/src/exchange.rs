@@ -21,21 +21,21 @@ pub const CAPABILITIES_DIR: &str = "capabilities";
 pub enum Job {
     /// Run this case.
     Case(String),
-    /// Run a shell command and send its output, for work by hand.
+    /// Run a shell command that a developer entered, and send its output.
     Shell(String),
     /// Stop the emulated host.
     Finish,
 }
 
-/// What the inside reports, in the order in which it happens.
+/// The reports of the inside, in the order in which they happen.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
     /// The emulated host runs our program.
     Up {
-        /// Its kernel.
+        /// Release of the emulated host's kernel.
         kernel: String,
-        /// Seconds since that kernel started.
+        /// Seconds since the emulated host's kernel started.
         uptime_s: f64,
     },
     /// libvirt answers; jobs are taken from now on.
@@ -222,7 +222,7 @@ impl Events {
         self.offset += end as u64 + 1;
         String::from_utf8_lossy(&bytes[..end])
             .lines()
-            .map(|line| serde_json::from_str(line).with_context(|| format!("not an event: {line}")))
+            .map(|line| serde_json::from_str(line).with_context(|| format!("a line is not an event: {line}")))
             .collect()
     }
 }

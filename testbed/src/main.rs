@@ -85,7 +85,7 @@ enum Command {
     },
     /// Run one case of this program in the host that 'up' keeps
     Case {
-        /// Its name
+        /// The case's name
         name: String,
         #[command(flatten)]
         common: CommonArguments,
@@ -104,9 +104,9 @@ enum Command {
     InsideCase {
         /// The shared directory
         exchange: PathBuf,
-        /// Its name
+        /// The case's name
         name: String,
-        /// Destroy the case's guests afterwards, which the main loop does by itself
+        /// Destroy the case's guests afterwards; in its own cases, the main loop does that
         #[arg(long)]
         clean: bool,
     },
@@ -167,7 +167,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Runs one case; a guest that vanished has an exit status of its own.
+/// Runs one case. The exit status tells a guest that vanished from a failure.
 fn inside_case(exchange: &Path, name: &str) -> anyhow::Result<ExitCode> {
     match inside::run_case(exchange, name) {
         Ok(()) => Ok(ExitCode::SUCCESS),

@@ -43,7 +43,7 @@ fn appears(path: &str) -> io::Result<()> {
     let begun = Instant::now();
     while !Path::new(path).exists() {
         if begun.elapsed() > APPEARS_WITHIN {
-            return Err(io::Error::other(format!("there is no {path}")));
+            return Err(io::Error::other(format!("{path} did not appear in time")));
         }
         thread::sleep(Duration::from_millis(50));
     }

@@ -39,10 +39,10 @@ pub const MARKER_FOLLOWS: &str = "FOLLOWS";
 /// Printed when a command or a module could not be used.
 pub const MARKER_ERROR: &str = "ERROR";
 
-/// Stands for any vCPU, in place of a vCPU's number.
+/// Stands for any vCPU where a vCPU's number is expected.
 const ANY: &str = "any";
 
-/// What a guest does with its vCPUs and its memory.
+/// The work of a guest's vCPUs, and how it uses its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Behaviour {
     /// Number of threads that compute. If `pinned`, thread `i` stays on vCPU `i` modulo the number of vCPUs.
@@ -57,11 +57,11 @@ pub struct Behaviour {
     pub touch_on: Option<u32>,
     /// Pause between two passes that write that memory, in milliseconds; 0 means that it is written only once.
     pub every_ms: u32,
-    /// How much of that memory these passes write, in MiB; 0 means all of it.
+    /// Size of the part of that memory that the passes write, in MiB; 0 means all of it.
     pub hot_mib: u32,
-    /// These passes write only every `stride`-th page, from the first on.
+    /// The passes write only every `stride`-th page, from the first on.
     pub stride: u32,
-    /// What a sweep does to each page of that memory. A sweep makes its passes without pause.
+    /// The kind of access that a sweep makes to each page of that memory. A sweep makes its passes without pause.
     pub sweep: Sweep,
     /// Number of passes of a sweep. After the last one, the guest reports, and does nothing more.
     pub passes: u32,
@@ -71,14 +71,14 @@ pub struct Behaviour {
     pub think: u32,
     /// Milliseconds for which this thread reads, and then rests, in turn; 0 means that it never rests.
     pub burst_ms: u32,
-    /// How much of its disk a domU writes repeatedly, in MiB; 0 for none.
+    /// Size of the part of its disk that a domU writes repeatedly, in MiB; 0 for none.
     pub disk_mib: u32,
 }
 
-/// What each pass of a sweep does to a page.
+/// The access that each pass of a sweep makes to a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sweep {
-    /// There is no sweep.
+    /// The guest makes no sweep.
     Off,
     /// Reads the page.
     Read,
@@ -317,7 +317,7 @@ impl FromStr for Behaviour {
 pub struct Phase {
     /// Seconds after the guest printed READY.
     pub at_s: u32,
-    /// What the guest does from then on.
+    /// The guest's behaviour from then on.
     pub behaviour: Behaviour,
 }
 

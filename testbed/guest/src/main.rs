@@ -53,7 +53,7 @@ struct Counters {
     passes: AtomicU64,
 }
 
-/// What stays when one behaviour replaces another.
+/// The state that stays when one behaviour replaces another.
 #[derive(Clone, Default)]
 struct Held {
     memory: Arc<Mutex<Vec<u8>>>,
@@ -141,7 +141,7 @@ fn resize(memory: &Mutex<Vec<u8>>, behaviour: Behaviour) {
         }
         *held = vec![0; bytes];
     }
-    // Threads started later inherit this thread's affinity.
+    // Threads started later inherit the affinity of the current thread.
     let anywhere = behaviour.touch_on.map(|vcpu| {
         let anywhere = cpu_count();
         pin([vcpu as usize]);
@@ -228,7 +228,7 @@ fn compute(duty_percent: u32, stop: &AtomicBool, counters: &Counters) {
     }
 }
 
-/// One step of arithmetic.
+/// Makes one step of arithmetic.
 fn step(state: u64) -> u64 {
     state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1)
 }
@@ -298,7 +298,7 @@ fn holds() -> [u64; 2] {
     pages
 }
 
-/// Mounts file systems and loads modules. If one is missing, it only reports that, as most cases need none of them.
+/// Mounts file systems and loads modules. A missing one is only reported, as most cases need none of them.
 fn prepare() {
     for (source, target, kind) in [
         ("proc", "/proc", "proc"),
@@ -340,7 +340,7 @@ fn console_lines() -> mpsc::Receiver<String> {
                 break;
             }
         }
-        // The guest goes on when its input ends.
+        // The guest continues when its input ends.
         loop {
             thread::sleep(Duration::from_secs(3600));
             if sender.send(String::new()).is_err() {

@@ -1,4 +1,4 @@
-//! The agent on a real host. Cases judge by what the kernel reports, affinity and numa_maps, using their own readers. The
+//! The agent on a real host. Cases judge by the affinity and numa_maps that the kernel reports, using their own readers. The
 //! agent's own statements are only noted.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use crate::inside::wait::{Look, wait_until};
 pub(super) const SOON: Duration = Duration::from_secs(150);
 /// Share of memory that must be home, in percent: QEMU may fault a few pages elsewhere at any time.
 const HOME_PERCENT: u64 = 90;
-/// 8 MiB per cycle: small enough that a move of 40 MiB takes several cycles, and so has a middle.
+/// 8 MiB per cycle. With this budget a move of 40 MiB takes several cycles, so a case can act in the middle of it.
 const SMALL_BUDGET_PAGES: u32 = 2048;
 
 /// Starts an agent with its default settings, and waits for its first output.
@@ -150,7 +150,7 @@ pub(super) fn stop(mut agent: Program) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Scattered memory comes home, and never faster than the budget allows.
+/// Checks that scattered memory comes home, and never faster than the budget allows.
 pub(super) fn bring_home(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&ordinary("scattered"))?;
     guest.scatter(&[0, 1, 2, 3])?;
@@ -207,7 +207,7 @@ fn wait_away(inside: &Inside, guest: &Guest, home: u32) -> anyhow::Result<u32> {
     Ok(node)
 }
 
-/// Two busy vCPUs share a CPU while other CPUs idle: one of the vCPUs is lent to another CPU, and returns when there is room.
+/// Checks that a busy vCPU that shares its CPU with another is lent to an idle CPU, and returns when there is room.
 pub(super) fn lend_and_return(inside: &mut Inside) -> anyhow::Result<()> {
     // The operator chooses the home: otherwise a long absence would give the guest a new one.
     let mut spec = ordinary("lent");
@@ -232,7 +232,7 @@ pub(super) fn lend_and_return(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// A guest that is away from home for more than 8 of 10 cycles gets a new home, and its memory follows.
+/// Checks that a guest gets a new home after it was away from home for more than 8 of 10 cycles, and that its memory follows.
 pub(super) fn rehome(inside: &mut Inside) -> anyhow::Result<()> {
     let (agent, moved, pinned, home) = two_on_one_cpu(inside, &ordinary("moved"))?;
     // The boot of the second guest keeps the CPU busy, so the first guest may already have been lent, and even re-homed.
@@ -267,7 +267,7 @@ pub(super) fn rehome(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Two guests are on two nodes. One ends while its pages move, and the other guest's memory still follows.
+/// Two guests are on two nodes. One ends while its pages move. Checks that the other guest's memory still follows.
 pub(super) fn destroyed_in_move(inside: &mut Inside) -> anyhow::Result<()> {
     let guests = inside.create_at_once(&[ordinary("doomed"), ordinary("other")])?;
     let [doomed, other] = guests.as_slice() else {
@@ -293,7 +293,7 @@ pub(super) fn destroyed_in_move(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// libvirtd is killed and restarted; the agent keeps working, for guests created before and after.
+/// Checks that the agent keeps working when libvirtd is killed and restarted, for guests created before and after.
 pub(super) fn libvirtd_restarted(inside: &mut Inside) -> anyhow::Result<()> {
     let mut agent = start_placing(inside, &[])?;
     let old = inside.create(&ordinary("old"))?;
@@ -330,7 +330,7 @@ pub(super) fn limits(guest: &Guest) -> anyhow::Result<Vec<String>> {
     Ok(found)
 }
 
-/// The agent is killed with SIGKILL in mid-move; then a successor starts.
+/// Kills the agent with SIGKILL in the middle of a move, and then starts a successor.
 pub(super) fn agent_killed(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&ordinary("orphan"))?;
     guest.scatter(&[0, 1, 2, 3])?;
@@ -355,11 +355,11 @@ pub(super) fn agent_killed(inside: &mut Inside) -> anyhow::Result<()> {
     stop(successor)
 }
 
-/// While no program reads the agent's output, the agent goes on, and its guard does not treat it as hung.
+/// Checks that the agent continues while no program reads its output, and that its guard does not treat it as hung.
 pub(super) fn output_not_read(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&ordinary("watched"))?;
     let (reader, writer) = std::io::pipe()?;
-    // So small that the output of the first cycles fills it.
+    // The pipe is so small that the output of the first cycles fills it.
     rustix::pipe::fcntl_setpipe_size(&writer, 4096)?;
     let mut command = std::process::Command::new(inside.homenode()?);
     command.args([
@@ -373,23 +373,23 @@ pub(super) fn output_not_read(inside: &mut Inside) -> anyhow::Result<()> {
         "tavo",
     ]);
     let mut agent = command.stdout(writer).spawn()?;
-    // This also closes this process's end of the pipe.
+    // Dropping the command also closes this process's end of the pipe.
     drop(command);
     wait_home(inside, &guest, SOON)?;
     let settled = Instant::now();
     while settled.elapsed() < 3 * SILENCE_MAX {
         thread::sleep(Duration::from_secs(5));
         if let Some(ended) = agent.try_wait()? {
-            bail!("expected the agent to go on unread, it ended with {ended}");
+            bail!("expected the agent to continue though no program reads its output; it ended with {ended}");
         }
     }
-    // A full pipe may have some bytes left, as the next line does not fit. So this checks that the pipe takes no more.
+    // A pipe may have some free bytes because the next line does not fit, so the check is that the pipe takes no more.
     let full = rustix::io::ioctl_fionread(&reader)?;
     thread::sleep(Duration::from_secs(5));
     let still_full = rustix::io::ioctl_fionread(&reader)?;
     ensure!(
         full > 0 && still_full == full,
-        "expected a pipe that takes no more, saw {full} bytes in it and {still_full} a while later"
+        "expected the agent's full pipe to stay full, saw {full} bytes in it and {still_full} a while later"
     );
     inside.told("vm", &[])?;
     rustix::process::kill_process(Pid::from_child(&agent), Signal::TERM)?;
@@ -400,7 +400,7 @@ pub(super) fn output_not_read(inside: &mut Inside) -> anyhow::Result<()> {
     })?;
     ensure!(
         ended.success(),
-        "expected the unread agent to end with status 0, saw {ended}"
+        "expected the agent whose output is not read to end with status 0, saw {ended}"
     );
     let affinity = guest.process.vcpu_affinity()?;
     ensure!(

@@ -31,9 +31,9 @@ const WINDOW: Duration = Duration::from_secs(20);
 const MINUTE: Duration = Duration::from_secs(60);
 /// Memory that the lone guest wrote once, in MiB.
 const COLD_MIB: u32 = 20;
-/// How long the agent may take to notice a problem, try a remedy and prove it: under emulation a cycle takes seconds.
+/// How long the agent may take to notice a problem, try a remedy and judge it: under emulation a cycle takes seconds.
 pub(super) const DECIDED: Duration = Duration::from_secs(420);
-/// Most misses of a polluter once the two are parted, in percent of its misses while they were together.
+/// Most misses of a polluter once the two are on different caches, in percent of its misses while they shared one.
 const PARTED_PERCENT: u64 = 50;
 /// CPUs per node of this host.
 const CPUS_PER_NODE: u32 = 2;
@@ -108,9 +108,9 @@ pub(super) fn wait_counted(inside: &Inside, guests: &[&Guest]) -> anyhow::Result
 /// Watches these guests for a window. Misses come from the model's page, remote shares from the agent, sampled during the
 /// window.
 pub(super) fn watch(inside: &Inside, page: Page<'_>, guests: &[&Guest]) -> anyhow::Result<Vec<Seen>> {
-    let tags = guests
-        .iter()
-        .map(|guest| tag(page, guest)?.with_context(|| format!("no frame of {} has a tag", guest.spec.name)));
+    let tags = guests.iter().map(|guest| {
+        tag(page, guest)?.with_context(|| format!("no memory frame of guest {} has a tag", guest.spec.name))
+    });
     let tags = tags.collect::<anyhow::Result<Vec<u8>>>()?;
     let all = || -> Vec<Counts> { tags.iter().map(|tag| counts(page, *tag)).collect() };
     let (before, begin) = (all(), Instant::now());
@@ -171,8 +171,9 @@ fn freedom(guest: &Guest) -> anyhow::Result<String> {
     Ok(format!("vCPUs {vcpus:?}, emulator {emulator:?}, memory {policy}"))
 }
 
-/// A lone guest that gains nothing from a home is left as free as without an agent, for a minute. What it reads fits into the
-/// cache: any other guest would gain if its memory happened to be away from where it runs, which the kernel may cause.
+/// Checks that a lone guest that gains nothing from a home keeps, for a minute, the affinity that it has without an agent. The
+/// memory that it reads fits into the cache. Any other guest would gain from a home if its memory happened to be away from where
+/// it runs, which the kernel may cause.
 pub(super) fn alone_free(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let doing = Behaviour {
@@ -194,7 +195,7 @@ pub(super) fn alone_free(inside: &mut Inside) -> anyhow::Result<()> {
         let (now, said) = (freedom(&guest)?, status(inside, &guest)?);
         ensure!(
             now == before,
-            "expected a guest as free as before, {before}; saw {now}"
+            "expected the guest's affinity as before, {before}; saw {now}"
         );
         ensure!(said["home"].is_null(), "expected no home, the agent says {said}");
         std::thread::sleep(Duration::from_secs(2));
@@ -205,7 +206,7 @@ pub(super) fn alone_free(inside: &mut Inside) -> anyhow::Result<()> {
         .find(|[_, action, _]| PLACING.contains(&action.as_str()));
     ensure!(
         placed.is_none(),
-        "expected a guest that is left alone, saw {placed:?}"
+        "expected the agent to leave the only guest alone, saw {placed:?}"
     );
     let table = std::process::Command::new(inside.homenode()?)
         .arg("vm")
@@ -247,8 +248,8 @@ fn together(inside: &Inside, page: Page<'_>, bytes: u64) -> anyhow::Result<Toget
         guest.move_to(0)?;
     }
     let free = guests.iter().map(freedom).collect::<anyhow::Result<_>>()?;
-    // The published policy keeps a home that the operator chose, so this has the effect of pinning both there without an
-    // agent.
+    // The published policy keeps a home that the operator chose, so this has the same effect as pinning both guests there without
+    // an agent.
     let agent = start_agent_with(inside, &["--policies", "tavo", "--keep"])?;
     let both: Vec<&Guest> = guests.iter().collect();
     for guest in &guests {
@@ -277,7 +278,7 @@ fn together(inside: &Inside, page: Page<'_>, bytes: u64) -> anyhow::Result<Toget
 /// Two guests that evict each other from one cache are parted, and then have few misses.
 pub(super) fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
-    // One guest fits into a node's cache, two do not.
+    // One of these guests fits into a node's cache, two do not.
     let Together {
         guests, seen: before, ..
     } = together(inside, page, LLC_BYTES / 8 * 5)?;
@@ -341,11 +342,12 @@ fn wait_reason<'a>(agent: &Program, guests: &[&'a Guest], text: &str) -> anyhow:
     })
 }
 
-/// Two guests that miss as much apart as together are parted on trial. That does not pay, so the move is undone and, for now,
-/// not tried again.
+/// Two guests that miss as often apart as together are put on different nodes on trial. That does not pay, so the move is undone
+/// and, for now, not tried again.
 pub(super) fn move_undone(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
-    // More than any cache holds: a larger share of a cache does not help these guests, but no counter shows that beforehand.
+    // The guests read more than any cache holds. A larger share of a cache does not help them, but no counter shows that
+    // beforehand.
     let Together {
         guests,
         free,
@@ -389,7 +391,7 @@ pub(super) fn move_undone(inside: &mut Inside) -> anyhow::Result<()> {
     std::thread::sleep(PEACE.saturating_sub(begin.elapsed()));
     ensure!(
         arranged() == decided,
-        "expected peace after a move that did not pay, saw {} decisions more",
+        "expected no further decision after a move that did not pay, saw {}",
         arranged() - decided
     );
     stop(agent)

@@ -28,7 +28,7 @@ const AWAY: [u32; 2] = [2, 3];
 const WATCHED: Duration = Duration::from_secs(40);
 /// The victim's permit is this fraction of its misses beside the thrasher.
 const PERMIT_PART: u64 = 3;
-/// Largest share of its CPU time that the victim may have as an agent throttles it, of that without a limit.
+/// Upper limit for the CPU time of a throttled victim, as a share of its CPU time without a limit.
 const THROTTLED_MAX: f64 = 0.8;
 const FREE_MIN: f64 = 0.9;
 
@@ -39,7 +39,7 @@ fn walker(name: &str, bytes: u64, think: u32) -> GuestSpec {
     spec
 }
 
-/// Starts an agent that charges these misses. Emulation is slow, so what counts as few and the longest window are changed.
+/// Starts an agent that charges these misses. Emulation is slow, so the settings have lower thresholds and longer windows.
 fn start(inside: &Inside, charged: &str) -> anyhow::Result<Program> {
     let path = inside.dir().join(format!("{charged}.toml"));
     std::fs::write(
@@ -76,9 +76,9 @@ fn wait_on(what: &str, limit: Duration, guests: &[&Guest], cpus: [u32; 2]) -> an
     })
 }
 
-/// What the kernel gave the victim.
+/// The CPU time that the kernel gave the victim, and how it was limited.
 struct Got {
-    /// Share of the time in which its vCPU ran.
+    /// Share of the time in which the victim's vCPU ran.
     ran: f64,
     throttled_us: u64,
     /// Share of the time in which the thrasher was away.
@@ -108,7 +108,7 @@ fn watch(victim: &Guest, thrasher: &Guest) -> anyhow::Result<Got> {
     let took = begin.elapsed().as_nanos() as f64;
     Ok(Got {
         ran: (ran_ns(victim)? - ran) as f64 / took,
-        // The cgroup's counter starts again if libvirt makes it again.
+        // The cgroup's counter starts at zero again if libvirt creates the cgroup again.
         throttled_us: throttled_us(victim)?.saturating_sub(throttled),
         away: f64::from(away) / f64::from(looks.max(1)),
     })
@@ -153,11 +153,11 @@ pub(super) fn own_misses(inside: &mut Inside) -> anyhow::Result<()> {
     inside.note(format!("all counted misses are charged: {counted}"));
     ensure!(
         counted.throttled_us > 0 && counted.ran < THROTTLED_MAX * free.ran && counted.away == 0.0,
-        "expected the victim throttled and no thrasher away: {counted}; without a permit {free}"
+        "expected the victim throttled and no thrasher moved to another cache: {counted}; without a permit {free}"
     );
     stop(agent)?;
 
-    // A kill in a window comes first, as the share of an hour holds one window of emulated length.
+    // The kill in a window comes first, because the hourly budget allows only one window of emulated length.
     let mut agent = start(inside, "own")?;
     wait_on("the thrasher to leave the cache", DECIDED, &[thrasher], AWAY)?;
     agent.kill()?;
@@ -190,7 +190,7 @@ pub(super) fn own_misses(inside: &mut Inside) -> anyhow::Result<()> {
     inside.note(format!("own misses are charged: {kept}"));
     ensure!(
         kept.throttled_us == 0 && limits(victim)?.is_empty() && kept.ran > FREE_MIN * free.ran,
-        "expected the victim's full CPU: {kept}; without a permit {free}"
+        "expected the victim to use its full CPU: {kept}; without a permit {free}"
     );
 
     stop(agent)

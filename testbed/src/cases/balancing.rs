@@ -49,11 +49,11 @@ struct SetUp {
 struct Vm {
     /// The node of each vCPU at first; `None` if the kernel chooses.
     vcpus_on: Option<[u32; 2]>,
-    /// The nodes that its pages alternate between; empty if they stay where they were allocated.
+    /// The nodes that the VM's pages alternate between; empty if the pages stay where they were allocated.
     pages_on: &'static [u32],
-    /// Whether its vCPUs must stay on those nodes.
+    /// Whether the VM's vCPUs must stay on those nodes.
     pinned: bool,
-    /// Whether its memory is bound to node 0.
+    /// Whether the VM's memory is bound to node 0.
     bound: bool,
 }
 
@@ -185,14 +185,14 @@ fn in_huge_pages(guest: &Guest) -> anyhow::Result<u64> {
     Ok(number_of(&path, "AnonHugePages:")? >> 10)
 }
 
-/// What a VM did while it was watched.
+/// The counts of a VM while it was watched.
 struct Watched {
     passes_before: u64,
     /// For each pass, the seconds from the start until it was seen to have ended.
     ended: Vec<f64>,
     on: BTreeMap<u32, u32>,
     node_changes: u32,
-    /// Number of looks at which both vCPUs were on one node.
+    /// Number of samples in which both vCPUs were on one node.
     together: u32,
     looks: u32,
     ran_ns: u64,

@@ -74,8 +74,8 @@ fn ensure_untouched(unwilling: &[Guest]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The agent takes memory that a guest does not use, and returns it when the guest needs it. When the agent is killed, its
-/// guard returns it. The agent takes nothing from guests that lack a balloon or a driver for it, and says why.
+/// The agent takes memory that a guest does not use, and returns it when the guest needs it. When the agent is killed, its guard
+/// returns the memory. From guests without a balloon or a balloon driver, the agent takes nothing, and says why.
 pub(super) fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
     let unwilling = UNWILLING.map(|(name, balloon, _)| GuestSpec {
         balloon,
@@ -105,7 +105,10 @@ pub(super) fn overcommit(inside: &mut Inside) -> anyhow::Result<()> {
         "{has} MiB left after {:.0} s",
         begin.elapsed().as_secs_f64()
     ));
-    ensure!(has >= FLOOR_MIB, "expected no less than the floor, saw {has} MiB");
+    ensure!(
+        has >= FLOOR_MIB,
+        "expected the guest to have at least its floor, saw {has} MiB"
+    );
     for (name, _, said) in UNWILLING {
         let about = |value: &Value| {
             let text = value.to_string();

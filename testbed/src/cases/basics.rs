@@ -1,4 +1,4 @@
-//! What all other cases rely on: the host, libvirt, guests, moving pages. No agent is involved.
+//! Tests the basis of all other cases: the host, libvirt, guests, moving pages. No agent is involved.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::inside::pages::expect_share;
 use crate::inside::proc::parse_list;
 use crate::outside::emulated::NODES;
 
-/// The host has four nodes, their distances, cgroup v2 and KVM.
+/// Checks that the host has four nodes with their distances, cgroup v2 and KVM.
 pub(super) fn boot(inside: &mut Inside) -> anyhow::Result<()> {
     let read = |path: &str| fs::read_to_string(path).with_context(|| format!("cannot read {path}"));
     let online = parse_list(&read("/sys/devices/system/node/online")?)?;
@@ -57,7 +57,7 @@ pub(super) fn libvirt(inside: &mut Inside) -> anyhow::Result<()> {
     let version = inside
         .connection
         .lib_version()
-        .map_err(|error| anyhow!("no version: {}", error.message()))?;
+        .map_err(|error| anyhow!("libvirt reports no version: {}", error.message()))?;
     inside.note(format!(
         "libvirt {}.{}.{}",
         version / 1_000_000,
@@ -68,7 +68,7 @@ pub(super) fn libvirt(inside: &mut Inside) -> anyhow::Result<()> {
     let capabilities = inside
         .connection
         .capabilities()
-        .map_err(|error| anyhow!("no capabilities: {}", error.message()))?;
+        .map_err(|error| anyhow!("libvirt reports no capabilities: {}", error.message()))?;
     inside.note(format!("capabilities in {:.1} s", begin.elapsed().as_secs_f64()));
     ensure!(
         capabilities.contains("<cells num='4'>"),
@@ -81,7 +81,7 @@ pub(super) fn libvirt(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Pages spread over four nodes are seen on all four; once moved to one node, they are seen there.
+/// Checks that pages spread over four nodes are seen on all four, and after a move to one node only there.
 pub(super) fn scattered_memory(inside: &mut Inside) -> anyhow::Result<()> {
     let spec = GuestSpec::new("scattered").doing(Behaviour::idle().with_touch(40));
     let begin = Instant::now();
@@ -131,7 +131,7 @@ pub(super) fn scattered_memory(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Guests survive the end of their libvirtd, and the new libvirtd manages them.
+/// Checks that guests survive the end of their libvirtd, and that a new libvirtd manages them.
 pub(super) fn libvirtd_killed(inside: &mut Inside) -> anyhow::Result<()> {
     let mut guest = inside.create(&GuestSpec::new("survivor").doing(Behaviour::busy(1).with_duty(50)))?;
     inside.kill_libvirtd()?;
@@ -149,7 +149,7 @@ pub(super) fn libvirtd_killed(inside: &mut Inside) -> anyhow::Result<()> {
     guest
         .domain
         .pin_vcpu(0, &[0b0100])
-        .map_err(|error| anyhow!("cannot pin: {}", error.message()))?;
+        .map_err(|error| anyhow!("cannot pin vCPU 0: {}", error.message()))?;
     let affinity = guest.process.vcpu_affinity()?;
     ensure!(
         affinity.get(&0) == Some(&vec![2]),
@@ -158,7 +158,7 @@ pub(super) fn libvirtd_killed(inside: &mut Inside) -> anyhow::Result<()> {
     let after = guest.progress()?;
     ensure!(
         after.0 > before.0,
-        "expected the guest to compute on, saw {} loops, then {}",
+        "expected the guest to keep computing, saw {} loops, then {}",
         before.0,
         after.0
     );
@@ -263,7 +263,7 @@ fn ways_around(inside: &Inside, guest: &Guest) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Three busy guests at once: this load has crashed emulated hosts with other kernel options.
+/// Runs three busy guests at once, a load that has crashed emulated hosts with other kernel options.
 pub(super) fn busy_guests(inside: &mut Inside) -> anyhow::Result<()> {
     let load = Behaviour::busy(1).with_touch(40).with_every(1000);
     let specs: Vec<GuestSpec> = (0..3)
@@ -292,7 +292,7 @@ pub(super) fn busy_guests(inside: &mut Inside) -> anyhow::Result<()> {
         ));
         ensure!(
             after.0 > before.0,
-            "expected guest {name} to compute on, saw {before:?}, then {after:?}"
+            "expected guest {name} to keep computing, saw {before:?}, then {after:?}"
         );
     }
     Ok(())

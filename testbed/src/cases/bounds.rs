@@ -231,7 +231,7 @@ fn confined_agent(inside: &Inside) -> anyhow::Result<Program> {
     Ok(agent)
 }
 
-/// An agent places guests for ten minutes, on a host with every kind of bound.
+/// Checks that an agent that places guests for ten minutes keeps within every kind of bound.
 pub(super) fn held(inside: &mut Inside) -> anyhow::Result<()> {
     cpuset(MACHINE, MACHINE_CPUS)?;
     huge_pages(inside, 64)?;
@@ -278,7 +278,7 @@ pub(super) fn held(inside: &mut Inside) -> anyhow::Result<()> {
         looks += 1;
         thread::sleep(Duration::from_millis(300));
     }
-    ensure!(placed, "the agent placed no guest: nothing was shown");
+    ensure!(placed, "the agent placed no guest, so this run shows nothing");
     inside.note(format!(
         "{looks} looks in {} s, nothing outside",
         ACTING.as_secs()
@@ -344,7 +344,8 @@ fn left_alone(inside: &Inside, vm: &str) -> anyhow::Result<String> {
     })
 }
 
-/// The agent leaves a domain alone if its cpuset contains only reserved CPUs, and tells two VMs of the same name apart.
+/// Checks that the agent leaves a domain alone if its cpuset contains only reserved CPUs, and that it tells two VMs of the same
+/// name apart.
 pub(super) fn names(inside: &mut Inside) -> anyhow::Result<()> {
     let settings = inside.dir().join("reserved.toml");
     write(

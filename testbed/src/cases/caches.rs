@@ -23,11 +23,11 @@ const PARTED_PERCENT: u64 = 70;
 /// How long the kernel's balancing, or an agent, may take to bring the guest's memory to it. The agent first leaves the guest
 /// to the kernel for a minute of work, and under emulation cycles and scans are slow.
 const BROUGHT: Duration = Duration::from_secs(900);
-/// How long the guest's accesses must then stay local.
+/// For how long the guest's accesses must then stay local.
 const PEACE: Duration = Duration::from_secs(60);
 /// Least share of a guest's accesses that is local if the guest runs next to its memory.
 const LOCAL_MIN: f64 = 0.8;
-/// How many times its pages may move meanwhile, on average: once each, and more for pages that its own kernel frees and
+/// Most moves of each of the guest's pages meanwhile, on average: once, and more for pages that the guest's kernel frees and
 /// allocates again.
 const MOVED_MAX: f64 = 1.25;
 
@@ -53,7 +53,8 @@ fn caches_of(guest: &Guest) -> anyhow::Result<Vec<u32>> {
     Ok(caches)
 }
 
-/// On a full host, each cache has a vCPU of a polluter and one of a victim. The agent gives the polluters caches of their own.
+/// On a full host, each cache has a vCPU of a polluter and a vCPU of a victim. Checks that the agent gives the polluters caches
+/// of their own.
 pub(super) fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let specs = [
@@ -117,7 +118,7 @@ pub(super) fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
 }
 
 /// Waits until a guest's accesses have been local for some time. Returns the page moves between nodes since `last`, divided by
-/// the number of pages. It may be little, since pages that the kernel never sees used stay where they are.
+/// the number of pages. The result may be small, since pages that the kernel never sees used stay where they are.
 fn brought_home(inside: &Inside, guest: &Guest, mut last: BTreeMap<u32, u64>) -> anyhow::Result<f64> {
     let begin = Instant::now();
     let mut came = 0;
@@ -153,8 +154,8 @@ fn brought_home(inside: &Inside, guest: &Guest, mut last: BTreeMap<u32, u64>) ->
     Ok(moved)
 }
 
-/// The kernel or the agent brings a guest and its memory together if it runs away from it, and the guest's pages move at most
-/// once.
+/// Checks that a guest that runs away from its memory gets together with it, by the kernel or by the agent, and that its pages
+/// move at most once.
 pub(super) fn brought_once(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let away = |name: &str, cpu: &str| {
@@ -171,7 +172,7 @@ pub(super) fn brought_once(inside: &mut Inside) -> anyhow::Result<()> {
             guest.wait_ready()?;
         }
         let [guest, _] = guests.as_slice() else {
-            bail!("two guests were created");
+            bail!("expected two guests");
         };
         guest.move_to(1)?;
         // Moves count from here on, because the kernel may bring the guest and its memory together before the agent counts the
@@ -192,7 +193,7 @@ pub(super) fn brought_once(inside: &mut Inside) -> anyhow::Result<()> {
         stop(agent)?;
         ensure!(
             moved <= MOVED_MAX,
-            "expected each page to move once at most, {who}; {moved:.2} times all pages moved"
+            "expected each page to move at most once, {who}; pages moved {moved:.2} times on average"
         );
         for guest in &guests {
             inside.destroy(guest)?;

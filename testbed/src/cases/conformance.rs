@@ -22,12 +22,12 @@ use crate::inside::wait::{Look, wait_until};
 const WATCHED: Duration = Duration::from_secs(30);
 const GUESTS: usize = 3;
 
-/// The check that neither guest can pass on an emulated host, which has no resctrl.
+/// The check that both guests skip on an emulated host, because the host has no resctrl.
 const NOT_HERE: [&str; 1] =
     ["a part of caches or bandwidth is seen, can be renewed and lifted, and ends with its lease"];
 
-/// Runs every check of the host contract against real libvirt, KVM and `move_pages`. What one of two guests cannot show, the
-/// other must.
+/// Runs every check of the host contract against real libvirt, KVM and `move_pages`. A check that one of the two guests skips
+/// must pass on the other.
 pub(super) fn live_host(inside: &mut Inside) -> anyhow::Result<()> {
     let machine = homenode_machine_files::sysfs::read(Path::new("/"))?;
     let options = Options {
@@ -49,7 +49,7 @@ pub(super) fn live_host(inside: &mut Inside) -> anyhow::Result<()> {
     let failures = host.restore().failures;
     ensure!(
         failures.is_empty(),
-        "expected everything restored, saw {failures:?}"
+        "expected every VM restored, saw {failures:?}"
     );
     Ok(())
 }

@@ -68,7 +68,7 @@ fn frames(guest: &Guest) -> anyhow::Result<Vec<u64>> {
         _ => None,
     };
     Ok(places
-        .context("the guest has gone")?
+        .context("the guest's QEMU process has ended")?
         .into_iter()
         .filter_map(own)
         .collect())
@@ -152,7 +152,8 @@ pub(super) fn wait_counted(inside: &Inside, names: [&str; 2]) -> anyhow::Result<
     })
 }
 
-/// A thrasher is held to its permit, and its neighbour misses less. Everything is restored after the agent has died.
+/// Checks that a thrasher is held to its permit, that its neighbour then misses less, and that everything is restored after the
+/// agent has died.
 pub(super) fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     let page = modelled_pmu::find(Path::new("/"))?.context("this host has no modelled PMU")?;
     let guests = inside.create_at_once(&[thrasher(), victim()])?;
@@ -163,7 +164,7 @@ pub(super) fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     let mut agent = start_agent(inside)?;
     wait_counted(inside, ["thrasher", "victim"])?;
     let tag = |guest: &Guest| {
-        tag(page, guest)?.with_context(|| format!("no frame of {} has a tag", guest.spec.name))
+        tag(page, guest)?.with_context(|| format!("no memory frame of guest {} has a tag", guest.spec.name))
     };
     let tags = [tag(&guests[0])?, tag(&guests[1])?];
     ensure!(tags[0] != tags[1], "expected a tag for each guest, saw {tags:?}");
@@ -236,16 +237,16 @@ pub(super) fn wait_held(
 const HOT_KIB: u64 = (4 * LLC_BYTES) >> 10;
 /// Memory that the follower wrote once.
 const COLD_MIB: u32 = 20;
-/// Percentage of the pages it uses that must have come to its node.
+/// Percentage of the pages that the follower uses that must have come to its node.
 const HOT_PERCENT: u64 = 90;
 
 /// CPUs of the follower, all on its node.
 const ITS_CPUS: [u64; 2] = [2, 3];
 /// The node where the follower runs.
 const ITS_NODE: NodeId = NodeId(1);
-/// Least percentage of its misses that the other node serves at first.
+/// Least percentage of the follower's misses that the other node serves at first.
 const REMOTE_BEFORE_PERCENT: u64 = 80;
-/// Most percentage of its misses that other nodes serve in the end.
+/// Most percentage of the follower's misses that other nodes serve in the end.
 const REMOTE_AFTER_PERCENT: u64 = 20;
 /// Fewest sampled misses that a percentage is taken of.
 const SAMPLES_MIN: u64 = 20;
@@ -297,8 +298,8 @@ fn set_carrefour(inside: &Inside, guest: &Guest) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The pages that a guest uses come to the node where it runs, and its other pages stay. While it is paused, the agent refuses
-/// the policy.
+/// The pages that a guest uses come to the node where it runs, and its other pages stay. While the guest is paused, the agent
+/// refuses the policy.
 pub(super) fn carrefour(inside: &mut Inside) -> anyhow::Result<()> {
     // The model rests first: a killed agent may have left it running, and guests boot faster without it.
     let page = modelled_pmu::find(Path::new("/"))?.context("this host has no modelled PMU")?;
@@ -306,7 +307,7 @@ pub(super) fn carrefour(inside: &mut Inside) -> anyhow::Result<()> {
     let nodes = "0-1".parse()?;
     let blocks =
         memory_blocks::read(Path::new("/"), &nodes)?.context("this kernel lists no memory blocks")?;
-    // Its vCPU has the CPUs of node 1, but is not pinned.
+    // The follower's vCPU has the CPUs of node 1, but is not pinned.
     let mut spec = GuestSpec::new("follower")
         .doing(Behaviour::walking(HOT_KIB as u32, 0).with_touch(COLD_MIB))
         .cpus(Cpus::Set("2-3".to_owned()));
@@ -357,12 +358,12 @@ pub(super) fn carrefour(inside: &mut Inside) -> anyhow::Result<()> {
     ));
     ensure!(
         remote <= REMOTE_AFTER_PERCENT,
-        "expected its own node to serve its misses, saw {remote} percent from other nodes"
+        "expected the guest's own node to serve its misses, saw {remote} percent from other nodes"
     );
     let stayed = pages_on(&guest, 0)?;
     ensure!(
         stayed * PAGE_BYTES >= u64::from(COLD_MIB) << 20,
-        "expected the {COLD_MIB} MiB that it does not use still on node 0, saw {pages:?} pages"
+        "expected the {COLD_MIB} MiB that the guest does not use still on node 0, saw {pages:?} pages"
     );
     stop(agent)
 }

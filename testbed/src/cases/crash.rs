@@ -1,5 +1,5 @@
-//! In ten ways, the agent, its guard and libvirtd are killed, stopped and robbed of their files. Afterwards, as the kernel and
-//! libvirt report it, the guest runs where it ran before, has no limit and carries no mark.
+//! The agent, its guard and libvirtd are killed, stopped or lose their files, in ten ways. Afterwards, as the kernel and libvirt
+//! report it, the guest runs where it ran before, has no limit and carries no mark.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -34,7 +34,7 @@ struct Scene<'a> {
     agent: Program,
 }
 
-/// A kill point: its name, what is done, and how long undoing everything may then take.
+/// A kill point: its name, the action, and how long undoing everything may then take.
 type Point = (&'static str, fn(&mut Scene<'_>) -> anyhow::Result<()>, Duration);
 
 const POINTS: [Point; 10] = [
@@ -177,7 +177,7 @@ fn replaced_guard(scene: &mut Scene<'_>) -> anyhow::Result<()> {
 fn without_libvirtd(scene: &mut Scene<'_>) -> anyhow::Result<()> {
     scene.inside.kill_libvirtd()?;
     scene.agent.kill()?;
-    // Longer than the guard waits for another agent.
+    // This time is longer than the guard waits for another agent.
     std::thread::sleep(Duration::from_secs(15));
     scene.inside.restart_libvirtd()?;
     scene.inside.refresh(&mut scene.guest)
@@ -232,7 +232,7 @@ impl Scene<'_> {
         self.agent.kill()?;
         ensure!(
             is_marked(self.inside)?,
-            "expected the guest still held and marked"
+            "expected the guest still limited and marked"
         );
         Ok(())
     }
@@ -275,7 +275,7 @@ fn guards() -> anyhow::Result<BTreeSet<Process>> {
 fn is_marked(inside: &Inside) -> anyhow::Result<bool> {
     let domain = inside.connection.lookup_domain_by_name("held");
     let xml = domain.and_then(|domain| domain.xml_desc(0));
-    let xml = xml.map_err(|error| anyhow!("no XML: {}", error.message()))?;
+    let xml = xml.map_err(|error| anyhow!("libvirt returns no XML of the guest: {}", error.message()))?;
     Ok(xml.contains(homenode_kvm::mark::NAMESPACE))
 }
 

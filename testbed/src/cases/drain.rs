@@ -54,8 +54,8 @@ fn expect_nobody_else(agent: &Program) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A guest leaves the drained node to its last page. A guest that starts meanwhile goes to another node, and the next agent
-/// still knows of the drain.
+/// Checks that a guest leaves the drained node to its last page, that a guest that starts meanwhile goes to another node, and
+/// that the next agent still knows of the drain.
 pub(super) fn drained(inside: &mut Inside) -> anyhow::Result<()> {
     // An earlier try may have stopped midway because a guest vanished, and left this file.
     let _ = fs::remove_file("/run/homenode/private/drained");
@@ -72,14 +72,14 @@ pub(super) fn drained(inside: &mut Inside) -> anyhow::Result<()> {
         in_mib(&pages)
     );
     let home = wait_home(inside, &guest, SOON)?;
-    ensure!(home != node, "its vCPUs run on node {node} still");
+    ensure!(home != node, "the guest's vCPUs still run on node {node}");
     stop(agent)?;
     let agent = start_placing(inside, &[])?;
     let other = inside.create(&ordinary("comes"))?;
     let home = wait_home(inside, &other, SOON)?;
     ensure!(
         home != node,
-        "a guest that came lives on node {node}, which is drained"
+        "the new guest runs on node {node}, which is drained"
     );
     let now = inside.told("drain", &[])?;
     ensure!(

@@ -9,12 +9,12 @@ pub enum Group {
     Agent,
     /// The agent with counters from a modelled PMU.
     Counted,
-    /// What the agent decides and explains using counters. Run by name only, as a run takes a quarter of an hour.
+    /// Decisions and explanations of the agent that rest on counters. Run by name only, as a run takes a quarter of an hour.
     Arrange,
     /// Like [`Group::Arrange`], on a small version of a stock host: its nodes have two last-level caches, and its kernel
     /// balances. Run by name only.
     Caches,
-    /// What the stock kernel's balancing does. Run by name only.
+    /// The stock kernel's own balancing. Run by name only.
     Balancing,
     /// A host on which the operator has configured bounds of all kinds, and an agent that acts for ten minutes.
     Bounds,

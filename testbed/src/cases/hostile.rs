@@ -53,8 +53,7 @@ const THINK: u32 = 100;
 /// CPUs of each guest's node.
 const NEIGHBOURS_CPUS: [u32; 2] = [0, 1];
 const TENANTS_CPUS: [u32; 2] = [2, 3];
-/// Length of bursts: of an honest tenant, of one that changes between two samples, and of one that changes over several
-/// samples.
+/// Length of bursts: of an honest tenant, of one that changes between two samples, and of one that changes over several samples.
 const HONEST_MS: u32 = 10;
 const BELOW_PERIOD_MS: u32 = 450;
 const PROVOKING_MS: u32 = 5000;
@@ -66,10 +65,10 @@ const FLOOR_MIB: u64 = 176;
 const GRABBED_MIB: u32 = 68;
 /// The tenant's permit, as a part of its misses in a burst. It reads for half of the time.
 const PERMIT_PART: f64 = 0.6;
-/// The most that it may miss in its worst moment with the permit, as a part of a burst without: a quota of 0.6 CPUs lets up to
-/// 1.3 times as much through in 30 ms, less in a [`GLANCE`].
+/// Upper limit for the tenant's misses in its worst moment with the permit, as a share of its misses in a burst without one. A
+/// quota of 0.6 CPUs lets up to 1.3 times as many through in 30 ms, and fewer in a [`GLANCE`].
 const HELD_PART_MAX: f64 = 0.8;
-/// How long misses are counted at a time. It is shorter than a burst.
+/// For how long misses are counted at a time. A glance is shorter than a burst.
 const GLANCE: Duration = Duration::from_millis(200);
 /// How long the tenant grabs memory, and how long it then pretends to need none.
 const TURN: Duration = Duration::from_secs(10);
@@ -79,7 +78,7 @@ fn reading(burst_ms: u32) -> Behaviour {
     Behaviour::walking(((8 * LLC_BYTES) >> 10) as u32, 0).with_bursts(burst_ms)
 }
 
-/// What the neighbour's work cost in a window.
+/// The cost of the neighbour's work in a window.
 #[derive(Clone, Copy)]
 struct Cost {
     /// Number of lines requested from the cache.
@@ -159,7 +158,7 @@ impl Scene<'_> {
             let (held, has) = (limits(self.neighbour)?, has_mib(self.neighbour)?);
             ensure!(
                 held.is_empty(),
-                "expected no quota of the neighbour, saw {held:?}"
+                "expected the neighbour to have no quota, saw {held:?}"
             );
             ensure!(
                 has == self.neighbours_mib,
@@ -201,14 +200,14 @@ impl Scene<'_> {
 
 /// Misses of the tenant per slice of 30 ms, counted for a [`GLANCE`] at a time.
 struct Bursts {
-    /// The middle of the busier half of all glances: it rests for half of the time.
+    /// The median of the busier half of all glances, because the tenant rests for half of the time.
     usual: f64,
     /// The most.
     worst: f64,
 }
 
-/// Watches a tenant with this behaviour. Fails if it has no quota at any time although it should, or has one although it should
-/// not.
+/// Watches a tenant with this behaviour. Fails if the tenant lacks a quota at a time when it should have one, or has one when it
+/// should not.
 fn bursts(scene: &Scene<'_>, behaviour: Behaviour, is_held: bool) -> anyhow::Result<Bursts> {
     scene.tenant.switch_to(behaviour)?;
     std::thread::sleep(SETTLED);
@@ -236,7 +235,8 @@ fn bursts(scene: &Scene<'_>, behaviour: Behaviour, is_held: bool) -> anyhow::Res
     })
 }
 
-/// A permit that the tenant keeps on average holds its bursts, whether they end within a second or last for some.
+/// Checks that a permit that the tenant keeps on average also limits its bursts, whether a burst ends within a second or takes
+/// several.
 fn bursts_held(scene: &Scene<'_>) -> anyhow::Result<()> {
     let inside = scene.inside;
     let free = bursts(scene, reading(BELOW_PERIOD_MS), false)?;
@@ -252,7 +252,7 @@ fn bursts_held(scene: &Scene<'_>) -> anyhow::Result<()> {
         ));
         ensure!(
             held.worst < HELD_PART_MAX * free.worst,
-            "expected bursts of {burst_ms} ms held to a permit of {booked}, saw {:.0} per slice",
+            "expected bursts of {burst_ms} ms to stay within a permit of {booked} per slice, saw {:.0}",
             held.worst
         );
     }
@@ -260,7 +260,7 @@ fn bursts_held(scene: &Scene<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts an agent that takes memory wherever it may.
+/// Starts an agent that takes memory from any VM whose floor allows it.
 fn start(inside: &Inside) -> anyhow::Result<Program> {
     let path = inside.dir().join("hostile.toml");
     std::fs::write(
@@ -271,7 +271,7 @@ fn start(inside: &Inside) -> anyhow::Result<Program> {
     start_agent_with(inside, &["--config", &path.display().to_string()])
 }
 
-/// Each hostile behaviour costs the neighbour less than a percent of its work, and a permit holds bursts.
+/// Checks that each hostile behaviour costs the neighbour less than a percent of its work, and that a permit limits bursts.
 pub(super) fn neighbour_spared(inside: &mut Inside) -> anyhow::Result<()> {
     let page = resting_model()?;
     let quarter = ((LLC_BYTES / 4) >> 10) as u32;
@@ -332,7 +332,7 @@ pub(super) fn neighbour_spared(inside: &mut Inside) -> anyhow::Result<()> {
     ));
     ensure!(
         own < LOSS_MAX,
-        "expected honest stretches alike: {honest}; {again}"
+        "expected the same figures in both honest stretches: {honest}; {again}"
     );
     for (what, cost) in hostile {
         let loss = 1.0 - honest.cycles() / cost.cycles();

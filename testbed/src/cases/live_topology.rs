@@ -16,7 +16,7 @@ use crate::inside::guest::{Cpus, Guest, GuestSpec, mib};
 use crate::inside::wait::{Look, wait_until};
 
 const NAME: &str = "told";
-/// What the guest touches at a time, and how much of that must be found on the expected node: the program has other memory,
+/// Memory that the guest touches at a time, and how much of it must be found on the expected node. The program has other memory,
 /// too.
 const TOUCH_MIB: u32 = 24;
 const FOUND_MIB: u64 = 20;
@@ -29,7 +29,8 @@ fn memory(guest: &Guest) -> anyhow::Result<Vec<NodeMap<Pages>>> {
     let count = guest.spec.virtual_nodes.len();
     let sizes = vec![Bytes((guest.spec.memory_mib << 20) / count as u64); count];
     let ranges = numa_maps::guest_ram(root, pid, &sizes)?.context("guest RAM was not found")?;
-    let pages = numa_maps::pages_per_node(root, pid, &ranges)?.context("the guest has gone")?;
+    let pages =
+        numa_maps::pages_per_node(root, pid, &ranges)?.context("the guest's QEMU process has ended")?;
     let objects = numa_maps::objects(&ranges, &sizes);
     Ok(objects.into_iter().map(|at| pages[at].clone()).collect())
 }
@@ -52,7 +53,7 @@ fn touched_from(guest: &Guest, vcpu: u32, touch_mib: u32) -> anyhow::Result<[u64
             .find_map(|word| word.strip_prefix(key)?.parse().ok())
     };
     let counts = count("node0=").zip(count("node1="));
-    let (first, second) = counts.with_context(|| format!("an answer without counts: {line}"))?;
+    let (first, second) = counts.with_context(|| format!("the guest's answer has no counts: {line}"))?;
     Ok([mib(first), mib(second)])
 }
 
@@ -93,8 +94,8 @@ fn wait_seats(guest: &Guest, what: &str, is_so: impl Fn([u32; 2]) -> bool) -> an
     })
 }
 
-/// Waits until `homenode topology` reports that the agent has told the guest these nodes of its vCPUs, and nodes 0 and 1 of
-/// its memory. Returns the report on what it was told.
+/// Waits until `homenode topology` reports that the agent has told the guest these nodes of its vCPUs, and nodes 0 and 1 of its
+/// memory. Returns that report.
 fn wait_told(inside: &Inside, name: &str, expected: [u64; 2]) -> anyhow::Result<Value> {
     let what = format!("the agent to tell guest {name} of vCPUs on {expected:?}");
     let vm = wait_until(&what, SOON, || {
@@ -158,7 +159,7 @@ pub(super) fn live_topology(inside: &mut Inside) -> anyhow::Result<()> {
     agent.kill()?;
     let agent = start_agent(inside)?;
     wait_told(inside, NAME, [1, 1])?;
-    // Now both compete for CPU 1, and CPU 0 idles.
+    // Now both guests compete for CPU 1, and CPU 0 idles.
     rival.switch_to(Behaviour::idle())?;
     guest.switch_to(Behaviour::busy(2))?;
     wait_seats(&guest, "one vCPU to move back to node 0", |seats| {
@@ -168,14 +169,14 @@ pub(super) fn live_topology(inside: &mut Inside) -> anyhow::Result<()> {
     stop(agent)
 }
 
-/// Memory of a guest that gives half of it to its balloon, and what it touches before and after, in MiB. From one vCPU that is
-/// more than the vCPU's virtual node has, so the guest takes the rest from the other one.
+/// Memory of a guest that gives half of it to its balloon, and what it touches before and after, in MiB. If one vCPU touches all
+/// of it, that is more than the vCPU's virtual node has, so the guest takes the rest from the other virtual node.
 const LENDING_MIB: u64 = 256;
 const LENT_TOUCH_MIB: u32 = 140;
 /// The guest has at most this much while the balloon has the rest.
 const LENT_MIB_MAX: u64 = 160;
-/// Pages off their virtual node's host node that count as none, and the least that count as scattered, in MiB. QEMU and the
-/// guest's kernel touch a few at any time.
+/// The most memory off its virtual node's host node that counts as none, and the least that counts as scattered, in MiB. QEMU and
+/// the guest's kernel touch a few pages at any time.
 const STRAY_MIB_MAX: u64 = 6;
 const SCATTERED_MIB: u64 = 20;
 
@@ -253,16 +254,16 @@ fn scattered_by_balloon(inside: &Inside, name: &str, policy: [u32; 2]) -> anyhow
     Ok(scattered)
 }
 
-/// A page that a balloon took comes back on the node of QEMU's policy, whichever vCPU touches it. That is the right one unless
-/// the agent has moved the virtual node since the start; then the agent brings the page to the new node. The guest is told
-/// nothing in between: what it knows of the virtual node holds again.
+/// A page that a balloon took comes back on the node of QEMU's policy, whichever vCPU touches it. That node is the right one
+/// unless the agent has moved the virtual node since the start; then the agent brings the page to the new node. The guest is told
+/// nothing meanwhile, because its knowledge of the virtual node becomes true again.
 pub(super) fn live_pages(inside: &mut Inside) -> anyhow::Result<()> {
     let config = slow_moves(inside)?;
     let agent = start_agent_with(inside, &["--config", &config])?;
     let kept = scattered_by_balloon(inside, "kept", [0, 1])?;
     ensure!(
         kept <= STRAY_MIB_MAX,
-        "expected pages back on their virtual nodes' nodes, saw {kept} MiB elsewhere"
+        "expected each page on the host node of its virtual node, saw {kept} MiB elsewhere"
     );
     let moved = scattered_by_balloon(inside, "moved", [2, 3])?;
     ensure!(

@@ -70,8 +70,8 @@ pub(super) fn wait_shrunk(guest: &Guest, mib_max: u64) -> anyhow::Result<()> {
     })
 }
 
-/// First round-4K, by migration over four home nodes. Then first-touch: memory that the guest releases and then touches from
-/// another node is allocated on that node.
+/// Tests two memory policies. With round-4K, migration spreads the pages over four home nodes. With first-touch, memory that the
+/// guest releases and then touches from another node is allocated on that node.
 pub(super) fn policies(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&roomy("laid-out", "0-3"))?;
     guest.move_to(0)?;
@@ -144,7 +144,7 @@ pub(super) fn drifted(inside: &Inside) -> anyhow::Result<Guest> {
     guest.move_to(1)?;
     let target = |mib: u64| {
         let done = guest.domain.set_memory(mib << 10);
-        done.map_err(|error| anyhow!("cannot set the balloon: {}", error.message()))
+        done.map_err(|error| anyhow!("cannot set the guest's balloon: {}", error.message()))
     };
     guest.switch_to(Behaviour::idle())?;
     target(128)?;
@@ -251,7 +251,8 @@ impl Drop for Balancing {
     }
 }
 
-/// Memory that drifted away through a balloon comes home under the kernel's balancing, which does not move it away again.
+/// Checks that memory that drifted away through a balloon comes home under the kernel's balancing, which does not move it away
+/// again.
 pub(super) fn drift(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = drifted(inside)?;
     let _balancing = Balancing::on()?;
@@ -268,7 +269,7 @@ pub(super) fn drift(inside: &mut Inside) -> anyhow::Result<()> {
     let affinity = guest.process.vcpu_affinity()?;
     ensure!(
         affinity.values().all(|cpus| cpus == &[home]),
-        "expected the vCPU still on node {home}, saw {affinity:?}"
+        "expected the guest's vCPU still on node {home}, saw {affinity:?}"
     );
     wait_memory(inside, &guest, home, Duration::from_secs(60))?;
     stop(agent)

@@ -46,14 +46,14 @@ use crate::inside::Inside;
 use crate::outside::plain::Outside;
 pub use group::Group;
 
-/// One case.
+/// A case of the testbed.
 #[derive(Debug)]
 pub struct Case {
-    /// Its unique name.
+    /// The case's unique name.
     pub name: &'static str,
-    /// The group of cases with which it shares a boot.
+    /// The group of cases with which the case shares a boot.
     pub group: Group,
-    /// What the case shows, in one line.
+    /// The property that the case shows, in one line.
     pub about: &'static str,
     /// Time limit after which the case has failed.
     pub limit: Duration,
@@ -66,7 +66,7 @@ pub struct Case {
 pub enum Run {
     /// Inside the emulated host.
     Inside(fn(&mut Inside) -> anyhow::Result<()>),
-    /// On this machine, next to plain guests.
+    /// The case runs on this machine, next to plain guests.
     Outside(fn(&mut Outside<'_>) -> anyhow::Result<()>),
 }
 

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::outside::plain::{Outside, PlainGuest, next_window, whole_log};
 
-/// As in the paper (section 5.2).
+/// Size of the array, as in the paper (section 5.2).
 const ARRAY_MIB: u32 = 400;
 const GUEST_MIB: u32 = 1024;
 /// Memory that is used repeatedly while this machine's kernel watches as well.
@@ -26,7 +26,7 @@ const WATCHED: Duration = Duration::from_secs(3);
 /// Passes in each half of a program: five intervals. A page is hot in the third interval, and PRL's loop ends four intervals
 /// later.
 const PASSES: u32 = 85;
-/// Passes in an interval of the estimator. By the paper's table 1, 30 s have as many.
+/// Passes in an interval of the estimator. By the paper's table 1, 30 s have this number of passes.
 const PASSES_OF_MU: u32 = 17;
 /// Largest allowed difference between the exact set and the accessed bits, as a share.
 const APART: f64 = 0.02;
@@ -123,7 +123,10 @@ pub(super) fn log(outside: &mut Outside<'_>) -> anyhow::Result<()> {
         "{HOT_MIB} MiB in use: the plugin has {used_kib} KiB, accessed bits {accessed_kib} KiB, {:.2} % apart",
         100.0 * apart
     ));
-    ensure!(apart.abs() <= APART, "more than {APART} apart: {apart}");
+    ensure!(
+        apart.abs() <= APART,
+        "expected figures at most {APART} apart, saw {apart}"
+    );
     for ((name, _), took) in PROGRAMS.into_iter().zip(took) {
         let mu = took * PASSES_OF_MU / (2 * PASSES);
         let said = estimates(outside, &logged.log, name, mu)?;
@@ -186,7 +189,7 @@ pub(super) fn pml(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How much of the log the plugin keeps for a reader that follows it.
+/// The most of the log that the plugin keeps for a reader that follows it, in MiB.
 const FEED_MIB: u64 = 1;
 const FED: Duration = Duration::from_secs(10);
 
@@ -226,7 +229,9 @@ pub(super) fn live(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     ensure!(status.success(), "homenode wss --follow: {status}");
     let text = fs::read_to_string(&lines)?;
     let said: Vec<Value> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
-    let last = said.last().context("nothing was said of the feed")?;
+    let last = said
+        .last()
+        .context("homenode wss printed nothing about the feed")?;
     let (exact, length) = (program_mb(last, "exact")?, fs::metadata(&feed)?.len());
     outside.note(format!(
         "followed: {} estimates, the last {exact:.2} MB of the 16 MB that the program writes, {} windows missed; {length} bytes were written, \
@@ -234,8 +239,15 @@ pub(super) fn live(outside: &mut Outside<'_>) -> anyhow::Result<()> {
         said.len(),
         last["given_up"]
     ));
-    ensure!(said.len() >= 3, "{} estimates in {FED:?}", said.len());
-    ensure!((16.0..17.0).contains(&exact), "{exact} MB are in use");
+    ensure!(
+        said.len() >= 3,
+        "expected at least 3 estimates in {FED:?}, saw {}",
+        said.len()
+    );
+    ensure!(
+        (16.0..17.0).contains(&exact),
+        "expected an exact set of 16 to 17 MB, saw {exact}"
+    );
     // A new window may exceed the limit before the oldest is dropped, and the header's page always stays.
     ensure!(
         largest < length && largest < (FEED_MIB << 20) + (1 << 18),
@@ -259,7 +271,7 @@ pub(super) fn speed(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     let hotpages = programs.with_file_name("examples").join("libhotpages.so");
     ensure!(
         hotpages.exists(),
-        "{} is not there: cargo build -p homenode-qemu-plugin --example hotpages",
+        "{} is missing: run cargo build -p homenode-qemu-plugin --example hotpages",
         hotpages.display()
     );
     let log = outside.dir.join("speed.pages");
@@ -302,7 +314,9 @@ fn pace(outside: &mut Outside<'_>, name: &str, plugin: Option<(&Path, &str)>) ->
     let mut passes = || -> anyhow::Result<f64> {
         guest.say("report")?;
         let report = outside.wait_for(&guest, MARKER_REPORT)?;
-        let (_, passes) = report.split_once("passes=").context("no passes are reported")?;
+        let (_, passes) = report
+            .split_once("passes=")
+            .context("the guest reported no passes")?;
         Ok(passes.parse()?)
     };
     thread::sleep(Duration::from_secs(1));
@@ -358,7 +372,7 @@ pub(super) fn estimates(
 pub(super) fn of<'a>(said: &'a Value, estimator: &str) -> anyhow::Result<&'a Value> {
     let all = said["estimates"].as_array().context("no estimates")?;
     let found = all.iter().find(|estimate| estimate["estimator"] == estimator);
-    found.with_context(|| format!("no estimate by {estimator} in {said}"))
+    found.with_context(|| format!("the output has no estimate by {estimator}: {said}"))
 }
 
 fn program_mb(said: &Value, estimator: &str) -> anyhow::Result<f64> {
@@ -368,6 +382,6 @@ fn program_mb(said: &Value, estimator: &str) -> anyhow::Result<f64> {
 fn mb(bytes: &Value) -> anyhow::Result<f64> {
     let bytes = bytes
         .as_f64()
-        .with_context(|| format!("{bytes} is no number of bytes"))?;
+        .with_context(|| format!("{bytes} is not a number of bytes"))?;
     Ok(bytes / (1 << 20) as f64)
 }

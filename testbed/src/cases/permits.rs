@@ -62,7 +62,7 @@ pub(super) fn ran_ns(guest: &Guest) -> anyhow::Result<u64> {
     Ok(guest.process.vcpu_schedstat()?.values().map(|(ran, _)| ran).sum())
 }
 
-/// A quota set through libvirt takes effect and throttles. The guard lifts it when the agent is gone.
+/// Checks that a quota set through libvirt takes effect and throttles, and that the guard lifts it when the agent is gone.
 pub(super) fn quota(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = inside.create(&thrasher("throttled"))?;
     let state = inside.dir().join("state");
@@ -86,7 +86,7 @@ pub(super) fn quota(inside: &mut Inside) -> anyhow::Result<()> {
     let outcomes = commit(&mut host, vm, limit)?;
     ensure!(
         outcomes == [Outcome::Done],
-        "expected the quota set, saw {outcomes:?}"
+        "expected the quota to be set, saw {outcomes:?}"
     );
     wait_limits(&guest, "cpu.max of the vCPU to be 3000 30000", |found| {
         found.iter().any(|line| line.ends_with("3000 30000"))
@@ -101,8 +101,8 @@ pub(super) fn quota(inside: &mut Inside) -> anyhow::Result<()> {
     ));
     ensure!(share < 0.13, "expected at most a tenth of a CPU, saw {share:.3}");
     ensure!(throttled > 0, "expected throttled time in cpu.stat, saw none");
-    // Dropped as if the agent had died: its lock and its end of the guard's pipe are gone, but it has not told the guard to
-    // end.
+    // Dropping the host looks as if the agent had died: its lock and its end of the guard's pipe are gone, but it has not told
+    // the guard to end.
     drop(host);
     drop(guard);
     wait_limits(&guest, "the guard to lift the quota", <[String]>::is_empty)?;
@@ -115,8 +115,8 @@ pub(super) fn permit(inside: &Inside, arguments: &[&str]) -> anyhow::Result<Valu
     inside.told("permit", arguments)
 }
 
-/// A permit set over the agent's socket is kept in the domain's metadata. With counters, the guest is throttled until the
-/// agent is killed. Without counters no guest is throttled, and the agent says why.
+/// Checks that a permit set over the agent's socket is kept in the domain's metadata. With counters, the guest is throttled until
+/// the agent is killed. Without counters no guest is throttled, and the agent says why.
 pub(super) fn permit_set(inside: &mut Inside) -> anyhow::Result<()> {
     let mut agent = start_agent(inside)?;
     let guest = inside.create(&thrasher("thrasher"))?;
@@ -186,7 +186,7 @@ pub(super) fn permit_set(inside: &mut Inside) -> anyhow::Result<()> {
     let found = limits(&guest)?;
     ensure!(
         found.is_empty(),
-        "expected no limit after a stop in good order, saw {found:?}"
+        "expected no limit after the agent stopped normally, saw {found:?}"
     );
     Ok(())
 }

@@ -50,9 +50,9 @@ struct Guest {
 /// How a guest is started.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum As {
-    /// With named threads, and a monitor that every process can reach.
+    /// The guest has named threads, and a monitor that every process can reach.
     Proxmox,
-    /// In its own namespaces.
+    /// The guest has its own namespaces.
     Pod,
 }
 
@@ -233,7 +233,7 @@ fn moved_while_held(inside: &mut Inside, host: &mut KvmHost, vm: VmId, guest: &G
     let outcomes = commit(host, vm, Act::Limit { limit, lease_ns })?;
     ensure!(
         outcomes == [Outcome::Done],
-        "expected it to be held, saw {outcomes:?}"
+        "expected the VM's quota to be set, saw {outcomes:?}"
     );
     let held = guest.quota()?;
     let other = own_group("elsewhere")?;
@@ -247,12 +247,15 @@ fn moved_while_held(inside: &mut Inside, host: &mut KvmHost, vm: VmId, guest: &G
         })
     })?;
     let there = fs::read_to_string(other.join("cpu.max"))?;
-    ensure!(there.starts_with("max "), "its new cgroup was changed: {there}");
+    ensure!(
+        there.starts_with("max "),
+        "the guest's new cgroup was changed: {there}"
+    );
     let said = host.take_notices();
     ensure!(
         said.iter()
             .any(|notice| notice.contains("was moved out of its cgroup")),
-        "expected a notice of it, saw {said:?}"
+        "expected a notice of the changed cgroup, saw {said:?}"
     );
     inside.note(format!("held to {held}, moved, and restored: {}", guest.quota()?));
     fs::write(guest.group.join("cgroup.procs"), guest.process.0.to_string())?;
@@ -284,7 +287,7 @@ pub(super) fn conforming(inside: &mut Inside) -> anyhow::Result<()> {
     let failures = host.restore().failures;
     ensure!(
         failures.is_empty(),
-        "expected everything restored, saw {failures:?}"
+        "expected every VM restored, saw {failures:?}"
     );
     let after = guest.affinities()?;
     let same = before
@@ -339,8 +342,8 @@ fn no_settings() -> anyhow::Result<()> {
     Ok(fs::create_dir_all(SETTINGS)?)
 }
 
-/// Operators chose homes for two guests, in files. Both guests come home, with their threads and scattered memory. When the
-/// agent is killed, everything is restored.
+/// Operators choose homes for two guests, in files. Checks that both guests come home, with their threads and scattered memory,
+/// and that everything is restored when the agent is killed.
 pub(super) fn homes(inside: &mut Inside) -> anyhow::Result<()> {
     no_settings()?;
     let guests = [
@@ -445,8 +448,9 @@ fn wait_left(agent: &Program, guest: &Guest, node: u32, why: &str) -> anyhow::Re
     Ok(())
 }
 
-/// Locked memory, memory that a device pins through VFIO, and huge pages of a pool stay where they are. The agent says why,
-/// while the vCPUs go home. Huge pages come home once the operator lets them move and reserves some on the home node.
+/// Checks that locked memory, memory that a device pins through VFIO, and huge pages of a pool stay where they are, and that the
+/// agent says why, while the vCPUs go home. Huge pages come home once the operator lets them move and reserves some on the home
+/// node.
 pub(super) fn unmovable(inside: &mut Inside) -> anyhow::Result<()> {
     let device = Device::take()?;
     let memory_mib = spec("", ordinary()).memory_mib;

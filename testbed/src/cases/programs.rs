@@ -34,7 +34,7 @@ use crate::outside::program_image::{INPUT, Image};
 /// The same number as in `prl.accuracy-hpl`.
 const INTERVALS: u64 = 12;
 
-/// A program, and what it is told to do.
+/// A program, its input and its command line.
 struct Program {
     name: &'static str,
     /// Whether the program is part of PARSEC.
@@ -58,7 +58,7 @@ const PROGRAMS: [Program; 8] = [
             image.add("/input/video.y4m", video(640, 360, 24));
             Ok(())
         },
-        // PARSEC's own options, as far as this version of x264 still has them.
+        // The options are PARSEC's own, as far as this version of x264 still has them.
         command: "x264 --quiet --qp 20 --partitions b8x8,i4x4 --ref 5 --direct auto --b-pyramid normal --weightb --no-fast-pskip \
                   --me umh --subme 7 --threads 1 -o /tmp/video.264 video.y4m",
     },
@@ -156,7 +156,7 @@ pub(super) fn log(outside: &mut Outside<'_>) -> anyhow::Result<()> {
         INTERVALS,
         programs,
     );
-    // Written outside the case's own directory, which is removed when the case passes.
+    // The log is outside the case's own directory, which is removed when the case passes.
     let file = outside
         .workshop
         .dir
@@ -199,7 +199,7 @@ fn run(outside: &mut Outside<'_>, program: &Program) -> anyhow::Result<measured:
     let (first, last) = windows
         .first()
         .zip(windows.last())
-        .context("no window was closed")?;
+        .context("the page log has no complete window")?;
     let took = Ns(last.end_ns - first.begin_ns);
     let mu = Ns(took.0.div_ceil(INTERVALS));
     let said = estimates(outside, &path, program.name, Duration::from_nanos(mu.0))?;

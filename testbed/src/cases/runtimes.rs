@@ -10,7 +10,7 @@ use crate::outside::topology_guest::{NODES, TestKernel, TopologyGuest};
 
 /// The vCPU that the programs run on: the second vCPU of node 0, so that no node loses its last one.
 const VCPU: usize = 4;
-/// The nodes that it is moved to, in order. Each node is visited once, so that its memory is new to the program.
+/// The nodes that the vCPU is moved to, in order. Each node is visited once, so that its memory is new to the program.
 const VISITS: [u16; 4] = [0, 3, 2, 1];
 /// Memory of a virtual node. It has room for the JVM's files, which are in the guest's memory.
 const NODE_MIB: u32 = 320;
@@ -20,8 +20,8 @@ const JVM_PAGES_LEAST: u64 = 2000;
 const ALLOCATOR_PAGES_LEAST: u64 = 500;
 /// The objects that the program keeps to say where the kernel has them.
 const KEPT: u64 = 2000;
-/// Least share of these objects on the vCPU's node with our library, and largest share without, in percent. Without, TCMalloc
-/// hands out again what was freed on other nodes.
+/// Least share of these objects on the vCPU's node with our library, and largest share without, in percent. Without our library,
+/// TCMalloc hands out again memory that was freed on other nodes.
 const FOLLOWING_PERCENT: u64 = 95;
 const STATIC_PERCENT: u64 = 50;
 
@@ -55,13 +55,13 @@ fn all(outside: &mut Outside<'_>, guest: &mut TopologyGuest) -> anyhow::Result<(
         let said = program.order(guest, "")?;
         let after = program.pages(guest)?;
         ensure_came(node, &before, &after, JVM_PAGES_LEAST)
-            .with_context(|| format!("the JVM, which says {said}"))?;
+            .with_context(|| format!("the JVM does not follow; its output: {said}"))?;
         outside.note(format!("JVM on node {node}: {before:?} pages became {after:?}"));
     }
     program.end(guest)
 }
 
-/// Every way to allocate follows the vCPU, and new pages are on its node.
+/// Checks that every way to allocate follows the vCPU, and that new pages are on its node.
 fn allocator(
     outside: &mut Outside<'_>,
     guest: &mut TopologyGuest,
@@ -197,7 +197,7 @@ impl Program {
             if let (Ok(node), Ok(count)) = (node.parse::<usize>(), count.parse::<u64>()) {
                 *pages
                     .get_mut(node)
-                    .context("a node that the guest does not have")? += count;
+                    .context("the guest reports pages on a node that it does not have")? += count;
             }
         }
         Ok(pages)
@@ -214,6 +214,6 @@ fn wait_for_line(guest: &mut TopologyGuest, line: &str, times: usize) -> anyhow:
     let enough = format!("[ $(grep -c '^{line}$' /out) -ge {times} ]");
     let wait = format!("i=0; until {enough} || [ $i -ge 100 ]; do i=$((i+1)); sleep 1; done");
     let (said, status) = guest.try_sh(&format!("{wait}; {enough} || tail -n 20 /out; {enough}"))?;
-    ensure!(status == 0, "the program does not say `{line}`: {said}");
+    ensure!(status == 0, "the program did not print `{line}`: {said}");
     Ok(())
 }

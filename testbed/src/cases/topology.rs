@@ -178,7 +178,7 @@ fn random_moves(guest: &mut TopologyGuest, first: u32) -> anyhow::Result<u64> {
     Ok(median(&mut applied))
 }
 
-/// A CPU that was offline when its vCPU moved is on its new node when it comes back.
+/// Checks that a CPU that was offline when its vCPU moved is on its new node when it comes back.
 fn came_while_offline(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     guest.sh("echo 0 > /sys/devices/system/cpu/cpu2/online")?;
     guest.vcpus[2] = (guest.vcpus[2] + 1) % NODES;
@@ -186,7 +186,8 @@ fn came_while_offline(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     wait_for(guest, "version", version)?;
     guest.sh("echo 1 > /sys/devices/system/cpu/cpu2/online")?;
     let expected = guest.vcpus.clone();
-    ensure_nodes(guest, &expected, Loaded::Yes).context("a CPU that was offline when its vCPU moved")?;
+    ensure_nodes(guest, &expected, Loaded::Yes)
+        .context("the node of a CPU that was offline when its vCPU moved is wrong")?;
     ensure_quiet(guest)
 }
 
@@ -206,12 +207,13 @@ fn follows(guest: &mut TopologyGuest, vcpu: usize) -> anyhow::Result<()> {
     ensure_nodes(guest, &expected, Loaded::Yes)
 }
 
-/// The agent dies, root in the guest overwrites parts of the page, and a new agent comes.
+/// The agent dies, root in the guest overwrites parts of the page, and a new agent starts. Checks that the guest follows the new
+/// agent.
 fn without_server(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     guest.stop_server();
     hostile_pages(guest)?;
     guest.start_server()?;
-    follows(guest, 3).context("a page after bad ones, from a new server")?;
+    follows(guest, 3).context("the guest does not follow the page of a new server after bad pages")?;
     ensure_quiet(guest)
 }
 
@@ -221,7 +223,8 @@ fn migrated(outside: &mut Outside<'_>, guest: &mut TopologyGuest) -> anyhow::Res
     let mut vcpus = guest.vcpus.clone();
     vcpus[1] = (vcpus[1] + 1) % NODES;
     let version = guest.migrate(outside, vcpus)?;
-    wait_for(guest, "version", version).context("the new host's page after migration")?;
+    wait_for(guest, "version", version)
+        .context("the guest does not follow the new host's page after a migration")?;
     let expected = guest.vcpus.clone();
     ensure_nodes(guest, &expected, Loaded::Yes).context("after migration")?;
     follows(guest, 1).context("after migration")?;
@@ -244,7 +247,7 @@ fn rebooted(guest: &mut TopologyGuest) -> anyhow::Result<()> {
 /// A hostile page: its name, the overwritten words, and the module's reason to refuse it.
 type Hostile = (&'static str, Vec<(usize, u64)>, &'static str);
 
-/// Tries pages that an attacker with access could write. Each is refused and counted, and changes nothing.
+/// Tries pages that an attacker with access could write. Checks that the module refuses and counts each, and that no CPU moves.
 fn hostile_pages(guest: &mut TopologyGuest) -> anyhow::Result<()> {
     const SEQUENCE: usize = 2;
     const COUNTS: usize = 3;
@@ -297,11 +300,11 @@ fn hostile_pages(guest: &mut TopologyGuest) -> anyhow::Result<()> {
         );
         ensure_nodes(guest, &expected, Loaded::Yes).context(name)?;
     }
-    // An odd version, as a writer that died would leave it.
+    // The version is odd, as a writer that died would leave it.
     let torn = count(guest, "torn")?;
     guest.scribble([(SEQUENCE, 2_000_001)].into_iter())?;
     wait_for(guest, "torn", torn + 1)?;
-    ensure_nodes(guest, &expected, Loaded::Yes).context("a page that is being written")
+    ensure_nodes(guest, &expected, Loaded::Yes).context("the guest used a page in the middle of a write")
 }
 
 /// Checks that the kernel has not logged a serious complaint.

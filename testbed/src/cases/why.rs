@@ -39,7 +39,7 @@ fn walker(name: &str, bytes: u64, think: u32, cpu: u32) -> GuestSpec {
         .nodes("preferred", &(cpu / 2).to_string())
 }
 
-/// `homenode why` names the right first cause and the right culprit.
+/// Checks that `homenode why` names the right first cause and the right culprit.
 pub(super) fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     let specs = [
         walker("polluted", LLC_BYTES / 2, LEISURE, 0).doing(Behaviour::idle()),
@@ -75,7 +75,7 @@ pub(super) fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     let planted = when_done(&["vcpupin", "parted", "0", "1", "--live"])?;
     expect_named(inside, &history, planted, ("parted", "remote-memory", "somebody"))?;
 
-    // The polluter first works on the other node, and then comes to this one.
+    // The polluter first works on the other node, and then comes to the victim's node.
     parted.switch_to(Behaviour::idle())?;
     polluted.switch_to(walking(LLC_BYTES / 2, LEISURE))?;
     polluter.switch_to(walking(8 * LLC_BYTES, 0))?;
@@ -89,7 +89,10 @@ pub(super) fn causes_named(inside: &mut Inside) -> anyhow::Result<()> {
     // No other VM may be named as the culprit for the VM that slowed others down.
     if let Ok(said) = asked(inside, &history, "polluter", planted)? {
         let is_others = said["causes"].to_string().contains("\"who\":\"vm\"");
-        ensure!(!is_others, "the polluter is said to be slowed by another: {said}");
+        ensure!(
+            !is_others,
+            "`why` blames another VM for the polluter's speed: {said}"
+        );
     }
     stop(agent)
 }

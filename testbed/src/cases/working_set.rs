@@ -32,7 +32,7 @@ const WINDOW: &str = "4s";
 /// thread's stack.
 const KERNEL_MORE_BYTES: u64 = 2 << 20;
 
-/// A guest that has touched its memory and uses none of it.
+/// A guest that has touched its memory and uses none of it now.
 fn idle() -> Behaviour {
     Behaviour::idle().with_touch(TOUCHED_MIB)
 }
@@ -57,7 +57,7 @@ fn figure(inside: &Inside, name: &str) -> anyhow::Result<(Value, [u64; 3])> {
     let figure = wait_until("a working set", SOON, || {
         Ok(match inside.ask("wss", &[name, "--window", WINDOW])? {
             Ok(figure) => Look::Done(figure),
-            // The agent knows no VM before its first cycle.
+            // Before its first cycle the agent knows no VM.
             Err((_, why)) => Look::NotYet(why),
         })
     })?;
@@ -193,13 +193,19 @@ pub(super) fn trackers(inside: &mut Inside) -> anyhow::Result<()> {
         "expected DAMON in use by another owner, saw {why}"
     );
     let refused = watch(inside, &guest, "taken", Tracker::Damon, 1);
-    ensure!(refused.is_err(), "expected DAMON refused, saw {refused:?}");
+    ensure!(
+        refused.is_err(),
+        "expected the agent to refuse DAMON, saw {refused:?}"
+    );
     stop(agent)?;
-    ensure!(damon_files() == theirs, "another owner's DAMON was changed");
+    ensure!(
+        damon_files() == theirs,
+        "the agent changed DAMON settings of another owner"
+    );
     set("nr_kdamonds", "0")
 }
 
-/// The intervals that the agent reports contain the guest's known use: in one stretch, scattered, and none.
+/// Checks that the intervals that the agent reports contain the guest's known use: in one stretch, scattered, and none.
 pub(super) fn known_hot_sets(inside: &mut Inside) -> anyhow::Result<()> {
     let guest = worker(inside)?;
     // The host is slow, and so is each look. The limit on the tracker's share of a CPU is lifted, as it is not under test

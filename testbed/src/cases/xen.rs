@@ -28,8 +28,8 @@ const WEIGHT_MORE: u32 = 768;
 const WEIGHTS: [u32; 3] = [128, 256, 640];
 const ALONE: &str = "alone";
 
-/// The host has four nodes with the requested distances. DomUs of both kinds, made by both toolstacks, run where they were
-/// put.
+/// Checks that the host has four nodes with the requested distances, and that domUs of both kinds, created by both toolstacks,
+/// run where they were put.
 pub(super) fn boots(inside: &mut Inside) -> anyhow::Result<()> {
     let nodes = xen::nodes()?;
     let asked: Vec<Vec<u32>> = HostKind::Xen.distance_matrix();
@@ -60,7 +60,10 @@ pub(super) fn boots(inside: &mut Inside) -> anyhow::Result<()> {
     for (domu, _, before) in &domus {
         let (loops, _) = domu.progress()?;
         let name = &domu.spec.name;
-        ensure!(loops > *before, "expected {name} to compute, it stays at {loops}");
+        ensure!(
+            loops > *before,
+            "expected {name} to compute, but its loop count stays at {loops}"
+        );
     }
     // A pin does not move memory.
     let (domu, node, _) = &domus[0];
@@ -91,7 +94,7 @@ fn expect_on(inside: &Inside, domu: &Domu, cpu: u32, node: u32) -> anyhow::Resul
     Ok(())
 }
 
-/// What the only vCPU of a domU did in a set-up.
+/// How the only vCPU of a domU spent its time in a set-up.
 struct Share {
     weight: u32,
     cap_percent: u32,
@@ -101,7 +104,7 @@ struct Share {
     offline: f64,
     /// Steal as the guest itself counts it, over a slightly longer time.
     steal: f64,
-    /// Number of its turns on the CPU, and their median and longest duration in milliseconds.
+    /// Number of the vCPU's turns on the CPU, and their median and longest duration in milliseconds.
     turns: usize,
     turn_ms_median: f64,
     turn_ms_max: f64,
@@ -273,7 +276,7 @@ fn share(
     steal: f64,
 ) -> anyhow::Result<Share> {
     let known_s = stretches.known_s(domu.id, 0);
-    // The trace shows no change of a busy vCPU that never gave way: it ran all the time.
+    // The trace has no change of a busy vCPU that never gave way, so that vCPU ran all the time.
     let is_steady = known_s == 0.0;
     let ran = |state: State| match is_steady {
         true => f64::from(u8::from(state == State::Running)),

@@ -67,7 +67,7 @@ pub(super) fn contract(inside: &mut Inside) -> anyhow::Result<()> {
         let vcpus = sample.vms.iter().flat_map(|vm| &vm.vcpus);
         ensure!(
             vcpus.clone().count() == 1 && vcpus.clone().all(|vcpu| vcpu.waiting_ns.is_some()),
-            "expected how long {name} waited, saw {:?}",
+            "expected a waiting time of {name}, saw {:?}",
             vcpus.collect::<Vec<_>>()
         );
         inside.destroy_domu(&domu)?;
@@ -75,7 +75,7 @@ pub(super) fn contract(inside: &mut Inside) -> anyhow::Result<()> {
     let failures = host.restore().failures;
     ensure!(
         failures.is_empty(),
-        "expected everything restored, saw {failures:?}"
+        "expected every domain restored, saw {failures:?}"
     );
     Ok(())
 }
@@ -110,7 +110,8 @@ fn strayed(inside: &Inside, name: &str, node: u32, (kind, by): (Kind, Toolstack)
     Ok(domu)
 }
 
-/// vCPUs come to the node that has the memory. Once the agent is killed or stopped, they have their operator's CPUs again.
+/// Checks that vCPUs come to the node that has the memory, and that they have their operator's CPUs again once the agent is
+/// killed or stopped.
 pub(super) fn homes(inside: &mut Inside) -> anyhow::Result<()> {
     let pv = strayed(inside, "pv", 3, (Kind::Pv, Toolstack::Libvirt))?;
     let pvh = strayed(inside, "pvh", 2, (Kind::Pvh, Toolstack::Xl))?;
@@ -150,7 +151,8 @@ pub(super) fn homes(inside: &mut Inside) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `homenode release` lifts the cap of an agent that died without a guard; the operator's cap is in force again.
+/// Checks that `homenode release` lifts the cap of an agent that died without a guard, and that the operator's cap is in force
+/// again.
 pub(super) fn caps(inside: &mut Inside) -> anyhow::Result<()> {
     let domu = inside.create_domu(
         &DomuSpec::new("held", Kind::Pv, "3").doing(Behaviour::busy(1)),
@@ -180,7 +182,7 @@ pub(super) fn caps(inside: &mut Inside) -> anyhow::Result<()> {
             .map(|found| found.vcpus[0].running_ns.as_f64())
     };
     let (Some(before), Some(after)) = (ran(&begun), ran(&ended)) else {
-        return Err(anyhow!("the domU has ended"));
+        return Err(anyhow!("the domU ended before it could be measured"));
     };
     let share = (after - before) / ended.at.saturating_sub(begun.at).as_f64();
     inside.note(format!(
@@ -189,12 +191,12 @@ pub(super) fn caps(inside: &mut Inside) -> anyhow::Result<()> {
     ));
     ensure!(
         (0.15..=0.33).contains(&share),
-        "expected a share of 0.15 to 0.33, saw {share:.3}"
+        "expected the capped domU to use 0.15 to 0.33 of a CPU, saw {share:.3}"
     );
-    // Dropped as if the agent and its guard had died.
+    // Dropping the host looks as if the agent and its guard had died.
     drop(host);
     let state = inside.dir().join("state");
-    let state = state.to_str().context("a path that is no text")?;
+    let state = state.to_str().context("a path is not UTF-8")?;
     let mut release = inside.start_homenode(&["release", "--host", "xen", "--state", state])?;
     let ended = release.wait_end(SOON)?;
     ensure!(
@@ -202,7 +204,10 @@ pub(super) fn caps(inside: &mut Inside) -> anyhow::Result<()> {
         "expected `release` to end with status 0, saw {ended:?}"
     );
     let cap = domu.cap()?;
-    ensure!(cap == 80, "expected its operator's cap of 80 percent, saw {cap}");
+    ensure!(
+        cap == 80,
+        "expected the domU's own cap of 80 percent again, saw {cap}"
+    );
     inside.destroy_domu(&domu)
 }
 
@@ -234,7 +239,7 @@ pub(super) fn placed(inside: &mut Inside) -> anyhow::Result<()> {
                 );
                 ensure!(
                     vcpus[0].hard == on[0].to_string(),
-                    "expected its CPU on node {}, saw {vcpus:?}",
+                    "expected the domU's vCPU on node {}, saw {vcpus:?}",
                     on[0]
                 );
                 homes.push(on[0]);

@@ -47,7 +47,9 @@ fn target_kib(domu: &Domu) -> anyhow::Result<u64> {
         "xenstore-read",
         &[&format!("/local/domain/{}/memory/target", domu.id)],
     )?;
-    text.trim().parse().context("its target is no number")
+    text.trim()
+        .parse()
+        .context("the domU's balloon target is not a number")
 }
 
 /// Waits until the domU has this much memory, as Xen counts it.
@@ -74,7 +76,7 @@ fn expect_whole(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     inside.note(format!("{}: {checked}", domu.spec.name));
     ensure!(
         pages == u64::from(TOUCHED_MIB) * 256 && wrong == 0,
-        "expected {} to have its memory as it was, saw {checked}",
+        "expected the memory of {} to be unchanged, saw {checked}",
         domu.spec.name
     );
     Ok(())
@@ -85,7 +87,7 @@ fn hold(host: &mut XenHost, name: &str) -> anyhow::Result<()> {
     let balloon = vm.balloon.with_context(|| format!("{name} has no balloon"))?;
     ensure!(
         balloon.maximum == Bytes::from_mib(MEMORY_MIB),
-        "expected all its memory to be what its operator gave it, saw {balloon:?}"
+        "expected the maximum to be what the operator gave the domU, saw {balloon:?}"
     );
     let limit = Act::Limit {
         limit: Limit::Memory(Bytes::from_mib(HELD_MIB)),
@@ -94,7 +96,7 @@ fn hold(host: &mut XenHost, name: &str) -> anyhow::Result<()> {
     let outcomes = commit(host, vm.id, limit)?;
     ensure!(
         outcomes == [Outcome::Done],
-        "expected {name} to be held, saw {outcomes:?}"
+        "expected the memory limit of {name} to be set, saw {outcomes:?}"
     );
     Ok(())
 }
@@ -114,7 +116,8 @@ fn guarded(inside: &Inside) -> anyhow::Result<(XenHost, guard::Guard)> {
     Ok((host, guard))
 }
 
-/// See this case's row in the table of cases.
+/// Checks that the agent's memory limit on two domUs takes effect, that it is undone when the agent is gone, and that the domUs
+/// keep what they wrote.
 pub(super) fn held(inside: &mut Inside) -> anyhow::Result<()> {
     let mut pv = create(inside, "pv", (Kind::Pv, Toolstack::Xl))?;
     let pvh = create(inside, "pvh", (Kind::Pvh, Toolstack::Libvirt))?;
@@ -126,8 +129,8 @@ pub(super) fn held(inside: &mut Inside) -> anyhow::Result<()> {
         wait_has(inside, domu, HELD_MIB)?;
         expect_whole(inside, domu)?;
     }
-    // Dropped as if the agent had died: its lock and its end of the guard's pipe are gone, but it has not told the guard to
-    // end.
+    // Dropping the host looks as if the agent had died: its lock and its end of the guard's pipe are gone, but it has not told
+    // the guard to end.
     drop(host);
     drop(guard);
     for domu in [&pv, &pvh] {
@@ -136,7 +139,7 @@ pub(super) fn held(inside: &mut Inside) -> anyhow::Result<()> {
         let target = target_kib(domu)?;
         ensure!(
             target == MEMORY_MIB << 10,
-            "expected {} to have its operator's target, saw {target} KiB",
+            "expected the operator's memory target of {} again, saw {target} KiB",
             domu.spec.name
         );
     }
@@ -145,7 +148,7 @@ pub(super) fn held(inside: &mut Inside) -> anyhow::Result<()> {
     inside.destroy_domu(&pv)
 }
 
-/// `xl` saves the agent's limit together with the domU. Once restored, the domU gets its operator's memory back.
+/// Checks that a domU that `xl` saved together with the agent's limit gets its operator's memory back once it is restored.
 fn saved(inside: &Inside, domu: &mut Domu) -> anyhow::Result<()> {
     let mut host = super::xen_agent::host(inside)?;
     let name = domu.spec.name.clone();
@@ -174,7 +177,7 @@ fn saved(inside: &Inside, domu: &mut Domu) -> anyhow::Result<()> {
     let failures = host.restore().failures;
     ensure!(
         failures.is_empty(),
-        "expected nothing to be left, saw {failures:?}"
+        "expected every domain restored, saw {failures:?}"
     );
     Ok(())
 }

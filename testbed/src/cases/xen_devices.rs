@@ -20,7 +20,7 @@ use crate::outside::xen::DISKS;
 
 /// The bridge in dom0 that the domUs' NICs are on.
 const BRIDGE: &str = "xenbr0";
-/// How much of its disk each domU writes repeatedly, in MiB.
+/// Size of the part of its disk that each domU writes repeatedly, in MiB.
 const WRITTEN_MIB: u32 = 2;
 /// How long a NIC may take to answer after its domU resumes. It announces itself once its driver has connected.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(90);
@@ -63,7 +63,7 @@ fn expect_answers(inside: &Inside, domu: &Domu, at: usize) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Checks that the disk has what the domU wrote last, and that the domU goes on writing to it.
+/// Checks that the disk has the blocks that the domU wrote last, and that the domU continues to write to it.
 fn expect_disk(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     let name = &domu.spec.name;
     let look = || {
@@ -71,7 +71,7 @@ fn expect_disk(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
         let (written, wrong) = (count(&said, "written=")?, count(&said, "wrong=")?);
         ensure!(
             wrong == 0,
-            "expected what {name} wrote to its disk to be there, saw {said}"
+            "expected the blocks that {name} wrote to be on its disk, saw {said}"
         );
         anyhow::Ok(written)
     };
@@ -89,8 +89,8 @@ fn expect_disk(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that dom0 serves one connected disk and one connected NIC of each domU, and none of the domains that they were
-/// before.
+/// Checks that dom0 serves one connected disk and one connected NIC of each domU, and no device of the domains that they were
+/// before the move.
 fn expect_served_once(domus: [&Domu; 2]) -> anyhow::Result<()> {
     for (kind, number) in [("vbd", "51712"), ("vif", "0")] {
         let all = format!("/local/domain/0/backend/{kind}");
@@ -129,12 +129,13 @@ fn expect_mac(domu: &Domu, at: usize) -> anyhow::Result<()> {
 
 /// Returns the bridge's ports.
 fn ports() -> anyhow::Result<Vec<String>> {
-    let entries = fs::read_dir(format!("/sys/class/net/{BRIDGE}/brif")).context("there is no bridge")?;
+    let entries = fs::read_dir(format!("/sys/class/net/{BRIDGE}/brif")).context("dom0 has no bridge")?;
     let names = entries.flatten().map(|entry| entry.file_name());
     Ok(names.map(|name| name.to_string_lossy().into_owned()).collect())
 }
 
-/// See this case's row in the table of cases.
+/// Checks that the memory of a PV and a PVH domU with a disk and a NIC moves to their vCPUs' node, that what they wrote is on
+/// their disks, and that they answer on the bridge.
 pub(super) fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     if !fs::exists(format!("/sys/class/net/{BRIDGE}"))? {
         run("ip", &["link", "add", BRIDGE, "type", "bridge"])?;
@@ -142,7 +143,7 @@ pub(super) fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     run("ip", &["link", "set", BRIDGE, "up"])?;
     let mut pv = create(inside, 0, ("still", Kind::Pv), "")?;
     let mut pvh = create(inside, 1, ("roams", Kind::Pvh), "")?;
-    // This domU cannot be moved: a NIC with a fixed name in dom0 cannot exist twice.
+    // The domU `named` cannot be moved: a NIC with a fixed name in dom0 cannot exist twice.
     let named = create(inside, 2, ("named", Kind::Pv), ",vifname=named0")?;
     for (at, domu) in [&pv, &pvh].into_iter().enumerate() {
         expect_answers(inside, domu, at)?;

@@ -21,7 +21,7 @@ use crate::inside::xen::{IMAGE_DIR, Stopped, domains, node_affinity, xl};
 /// The operator's cap, and the agent's, in percent.
 const OPERATORS: u32 = 80;
 const OURS: u32 = 30;
-/// How soon the agent must go on if xenstored does not answer.
+/// Time within which the agent must continue if xenstored does not answer.
 const WITHOUT_STORE: Duration = Duration::from_secs(20);
 
 fn does(host: &mut XenHost, vm: VmId, act: &Act) -> anyhow::Result<()> {
@@ -78,14 +78,14 @@ fn is_operators(domu: &Domu) -> anyhow::Result<()> {
     let cap = domu.cap()?;
     ensure!(
         cap == OPERATORS,
-        "expected its operator's cap of {OPERATORS} percent, saw {cap}"
+        "expected the operator's cap of {OPERATORS} percent, saw {cap}"
     );
     Ok(())
 }
 
 fn release(inside: &Inside) -> anyhow::Result<Program> {
     let state = inside.dir().join("state");
-    let state = state.to_str().context("a path that is no text")?;
+    let state = state.to_str().context("a path is not UTF-8")?;
     inside.start_homenode(&["release", "--host", "xen", "--state", state])
 }
 
@@ -103,7 +103,7 @@ pub(super) fn lives(inside: &mut Inside) -> anyhow::Result<()> {
     for notice in host.take_notices() {
         inside.note(notice);
     }
-    // Dropped as if the agent and its guard had died. Then the domain reboots.
+    // Dropping the host looks as if the agent and its guard had died. Then the domain reboots.
     drop(host);
     xl(&["reboot", "lives"])?;
     again(&mut domu)?;
@@ -128,7 +128,7 @@ fn paused_and_renamed(host: &mut XenHost, domu: &Domu) -> anyhow::Result<()> {
     xl(&["unpause", "lives"])?;
     ensure!(
         paused.immovable == Some(Immovable::Paused),
-        "expected a paused domU to be said to be so, saw {:?}",
+        "expected the sample to show the domU as paused, saw {:?}",
         paused.immovable
     );
     xl(&["rename", "lives", "renamed"])?;
@@ -142,7 +142,7 @@ fn paused_and_renamed(host: &mut XenHost, domu: &Domu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The domU is saved and restored. `xl` writes the agent's cap into the file.
+/// Saves and restores the domU. `xl` writes the agent's cap into the file.
 fn saved_and_restored(inside: &Inside, host: &mut XenHost, domu: &mut Domu) -> anyhow::Result<()> {
     let file = format!("{IMAGE_DIR}/lives.save");
     xl(&["save", "lives", &file])?;
@@ -167,7 +167,7 @@ fn saved_and_restored(inside: &Inside, host: &mut XenHost, domu: &mut Domu) -> a
     let share = settings.quota.map(CpuQuota::share);
     ensure!(
         share.is_some_and(|share| (share - 0.8).abs() < 0.01),
-        "expected the agent to see its operator's cap, saw {settings:?}"
+        "expected the agent to see the operator's cap, saw {settings:?}"
     );
     Ok(())
 }
@@ -193,12 +193,12 @@ fn stood_still(inside: &Inside, host: &mut XenHost, domu: &Domu) -> anyhow::Resu
     ));
     ensure!(
         took < WITHOUT_STORE,
-        "expected the agent to go on within {WITHOUT_STORE:?}, saw {took:?}"
+        "expected the agent to continue within {WITHOUT_STORE:?}, saw {took:?}"
     );
     let said = host.take_notices();
     let count = said.iter().filter(|text| text.contains("xenstored")).count();
-    ensure!(count == 1, "expected it to be said once, saw {said:?}");
-    ensure!(domu.cap()? == OURS, "expected the agent's cap");
+    ensure!(count == 1, "expected one notice about xenstored, saw {said:?}");
+    ensure!(domu.cap()? == OURS, "expected the agent's cap to be in force");
     wait_until("xenstored to answer the agent", SOON, || {
         xl(&["rename", "lives", "awake"])?;
         let is_seen = find(host, "awake").is_ok();
@@ -236,7 +236,8 @@ fn released_without_xenstored(inside: &Inside, domu: &Domu) -> anyhow::Result<()
     Ok(())
 }
 
-/// After its release, a domU whose memory followed its CPUs follows them again, and one with explicit nodes keeps its nodes.
+/// Checks that after its release a domU whose memory followed its CPUs follows them again, and that one with explicit nodes keeps
+/// its nodes.
 pub(super) fn nodes(inside: &mut Inside) -> anyhow::Result<()> {
     let follows = inside.create_domu(&DomuSpec::new("follows", Kind::Pv, "1-3"), Toolstack::Xl)?;
     let placed = inside.create_domu(&DomuSpec::anywhere("placed", Kind::Pv), Toolstack::Xl)?;
@@ -262,10 +263,13 @@ pub(super) fn nodes(inside: &mut Inside) -> anyhow::Result<()> {
     let failures = host.restore().failures;
     ensure!(
         failures.is_empty(),
-        "expected everything restored, saw {failures:?}"
+        "expected every domain restored, saw {failures:?}"
     );
     let after = seen("released")?;
-    ensure!(after == before, "expected {before:?} again, saw {after:?}");
+    ensure!(
+        after == before,
+        "expected node affinity {before:?} again, saw {after:?}"
+    );
     for domu in [&follows, &placed] {
         domu.pin(0, "1")?;
     }

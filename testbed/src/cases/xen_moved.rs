@@ -23,11 +23,11 @@ use crate::inside::xen::{domains, userdata, xl};
 const FROM: u32 = 3;
 pub(super) const TO: u32 = 2;
 const FULL: u32 = 1;
-/// How much of a node's 1 GiB is filled, so that another domU finds no room.
+/// Part of a node's 1 GiB that is filled, in MiB, so that another domU finds no room.
 const FILLING_MIB: u64 = 848;
 /// Limit for a move, which takes 10 to 20 s on an idle machine and minutes on a busy one.
 const MOVED_WITHIN: Duration = Duration::from_secs(900);
-/// How much memory a moved domU holds, in MiB, and how often it writes it.
+/// Memory that a moved domU holds, in MiB, and how often the domU writes it.
 const TOUCHED_MIB: u32 = 40;
 const WRITE_EVERY_MS: u32 = 150;
 /// Directory in which the agent notes moves.
@@ -73,7 +73,7 @@ pub(super) fn wait_said(agent: &mut Program, words: &[&str]) -> anyhow::Result<S
     agent.wait_json(&words.join(" … "), MOVED_WITHIN, |line| has(&line.to_string()))?;
     let lines = agent.lines();
     let said = lines.iter().find(|line| has(line));
-    said.cloned().context("what was said is gone")
+    said.cloned().context("the agent's output no longer has the line")
 }
 
 /// Waits until the domU is another domain, the only one of its name, and has all its pages on this node.
@@ -102,7 +102,7 @@ pub(super) fn wait_moved(inside: &Inside, domu: &mut Domu, node: u32) -> anyhow:
     Ok(())
 }
 
-/// Checks that the domU goes on computing, and that its memory is as written.
+/// Checks that the domU continues to compute, and that its memory is as written.
 pub(super) fn expect_whole(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     let (before, _) = domu.progress()?;
     let checked = domu.command("check", MARKER_CHECKED)?;
@@ -112,7 +112,7 @@ pub(super) fn expect_whole(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     inside.note(format!("{name}: {checked}, {} loops meanwhile", loops - before));
     ensure!(
         pages == u64::from(TOUCHED_MIB) * 256 && wrong == 0 && loops > before,
-        "expected {name} to go on with its memory as it was, saw {checked}, loops {before} to {loops}"
+        "expected {name} to continue with unchanged memory, saw {checked}, loops {before} to {loops}"
     );
     Ok(())
 }
@@ -124,7 +124,7 @@ fn expect_as_before(domu: &Domu, cpus: u32) -> anyhow::Result<()> {
     let name = &domu.spec.name;
     ensure!(
         vcpus.iter().all(is_so),
-        "expected {name} on CPU {cpus}, preferring CPU {FROM} as xl was told, saw {vcpus:?}"
+        "expected {name} on CPU {cpus}, with a preference for CPU {FROM} as in xl's file, saw {vcpus:?}"
     );
     let kept = userdata(domu.id)?;
     ensure!(
@@ -144,10 +144,10 @@ fn of_uuid(uuid: &str) -> anyhow::Result<Vec<String>> {
 pub(super) fn uuid(domu: &Domu) -> anyhow::Result<String> {
     let path = run("xenstore-read", &[&format!("/local/domain/{}/vm", domu.id)])?;
     let uuid = path.trim().rsplit('/').next().map(str::to_owned);
-    uuid.context("xenstore has no UUID of it")
+    uuid.context("xenstore has no UUID of the domU")
 }
 
-/// Checks that one domain of this UUID is left, and nothing of the move: no file of the plan, no process, no lock of `xl`'s.
+/// Checks that one domain of this UUID is left, and that the move left no file of its plan, no process, and no lock of `xl`.
 pub(super) fn expect_one(inside: &Inside, domu: &Domu, uuid: &str) -> anyhow::Result<()> {
     let left = of_uuid(uuid)?;
     ensure!(
@@ -168,10 +168,13 @@ pub(super) fn expect_one(inside: &Inside, domu: &Domu, uuid: &str) -> anyhow::Re
     }
     ensure!(
         files.is_empty(),
-        "expected no files of a move to be left, saw {files:?}"
+        "expected no leftover files of a move, saw {files:?}"
     );
     let movers = movers();
-    ensure!(movers.is_empty(), "expected no mover to be left, saw {movers:?}");
+    ensure!(
+        movers.is_empty(),
+        "expected no leftover mover process, saw {movers:?}"
+    );
     inside.note(format!(
         "{}: one domain of its UUID, no file, lock or process of the move is left",
         domu.spec.name
@@ -237,7 +240,7 @@ impl Watched {
                     .filter_map(|line| line.split_whitespace().nth(4))
                     .collect();
                 let runs = states.len() == 1 && !states[0].contains(['p', 's']);
-                ensure!(runs, "expected {named} to run, alone, saw {list}");
+                ensure!(runs, "expected {named} to be the only domU, saw {list}");
                 looks += 1;
                 std::thread::sleep(Duration::from_millis(500));
             }
@@ -252,7 +255,10 @@ impl Watched {
 
     fn end(self, inside: &Inside) -> anyhow::Result<()> {
         self.is_over.store(true, Ordering::Relaxed);
-        let looks = self.looks.join().map_err(|_| anyhow!("a thread panicked"))??;
+        let looks = self
+            .looks
+            .join()
+            .map_err(|_| anyhow!("the thread that watches the domU panicked"))??;
         inside.note(format!(
             "{} ran, alone of its name, at each of {looks} looks",
             self.name
@@ -284,7 +290,8 @@ fn expect_stayed(inside: &Inside, domu: &Domu) -> anyhow::Result<()> {
     expect_whole(inside, domu)
 }
 
-/// See this case's row in the table of cases.
+/// Checks that the memory of a PV and a PVH domU moves to their vCPUs' node, even if the agent or the mover is killed meanwhile,
+/// and that the agent says why other domUs cannot be moved.
 pub(super) fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     let mut pv = plain(inside, "still", TO, (Kind::Pv, Toolstack::Xl))?;
     let mut pvh = plain(inside, "roams", TO, (Kind::Pvh, Toolstack::Xl))?;
@@ -338,7 +345,7 @@ pub(super) fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     let again = lines
         .iter()
         .find(|line| line.contains("is on its way") && !line.contains("cut"));
-    ensure!(again.is_none(), "expected nothing to move again, saw {again:?}");
+    ensure!(again.is_none(), "expected no second move, saw {again:?}");
     for domu in [&pv, &orphan] {
         expect_as_before(domu, TO)?;
         inside.destroy_domu(domu)?;
@@ -346,7 +353,7 @@ pub(super) fn moved(inside: &mut Inside) -> anyhow::Result<()> {
     inside.destroy_domu(&cut)
 }
 
-/// The agent dies in mid-move, and the move goes on without it.
+/// Checks that a move continues when the agent dies in the middle of it.
 fn orphaned(inside: &Inside, mut agent: Program) -> anyhow::Result<Domu> {
     let mut orphan = plain(inside, "orphan", TO, (Kind::Pv, Toolstack::Xl))?;
     let id = uuid(&orphan)?;
@@ -365,8 +372,8 @@ fn orphaned(inside: &Inside, mut agent: Program) -> anyhow::Result<Domu> {
     Ok(orphan)
 }
 
-/// Everything that moves a domU is killed, and so are the agent and its guard. `homenode release` leaves one domU, which goes
-/// on.
+/// Everything that moves a domU is killed, and so are the agent and its guard. Checks that `homenode release` leaves one domU,
+/// which continues.
 fn cut_off(inside: &Inside) -> anyhow::Result<Domu> {
     let mut cut = plain(inside, "cut", TO, (Kind::Pv, Toolstack::Xl))?;
     let id = uuid(&cut)?;
@@ -378,7 +385,7 @@ fn cut_off(inside: &Inside) -> anyhow::Result<Domu> {
     let mover = movers()
         .into_iter()
         .find(|(_, _, line)| line.contains("move-domain"));
-    let (_, session, _) = mover.context("the domU has arrived already")?;
+    let (_, session, _) = mover.context("the domU arrived before the test could cut the move off")?;
     let of_it: Vec<Running> = processes().filter(|(_, of, _)| *of == session).collect();
     for (pid, ..) in &of_it {
         let _ = kill_process(*pid, Signal::KILL);

@@ -35,7 +35,7 @@ const SETTLING: Duration = Duration::from_secs(15);
 const WATCHED: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Who places the domUs.
+/// The program or person that places the domUs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Placer {
     Xl,
@@ -107,7 +107,7 @@ struct Seen {
     /// Loops per second of all guests, and the average share of the time for which a guest was kept from running.
     loops_per_s: f64,
     steal: f64,
-    /// That share, for the guest that was kept from running most.
+    /// Largest share of the time for which a guest was kept from running.
     steal_max: f64,
 }
 
@@ -140,8 +140,8 @@ fn measure(inside: &Inside, domus: &[Domu]) -> anyhow::Result<Seen> {
         let stolen = (steal_now - steal).as_secs_f64() / took_s;
         let pages = domu.pages_by_node()?;
         let sum = pages.iter().sum::<u64>().max(1) as f64;
-        let of = ran.get(names.get(name).context("a domU was not seen")?);
-        let of = of.with_context(|| format!("{name} was not seen to run"))?;
+        let of = ran.get(names.get(name).context("a sample lacks a domU")?);
+        let of = of.with_context(|| format!("no sample shows {name} running"))?;
         for (cpu, ran_s) in of {
             all_s += ran_s;
             // Each node has one CPU, with the node's number.

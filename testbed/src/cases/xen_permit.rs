@@ -89,7 +89,7 @@ fn expect_attributed(inside: &Inside, page: Page<'_>, tags: [u8; 2]) -> anyhow::
         ));
         ensure!(
             own >= OWN_PERCENT,
-            "expected {OWN_PERCENT} percent of them on its CPU, saw {own}"
+            "expected {OWN_PERCENT} percent of the misses on the domU's CPU, saw {own}"
         );
     }
     Ok(())
@@ -123,7 +123,7 @@ fn expect_lasting(
     ensure!(
         thrasher.abs_diff(booked) * 100 <= booked * NEAR_PERCENT
             && victim * 100 <= free.victim * VICTIM_PERCENT,
-        "expected misses of {booked} a slice, and fewer than {} of the victim, saw {thrasher} and {victim} on average",
+        "expected {booked} misses per slice of the thrasher, and fewer than {} of the victim, saw {thrasher} and {victim} on average",
         free.victim
     );
     Ok(())
@@ -133,8 +133,8 @@ fn start(inside: &Inside) -> anyhow::Result<Program> {
     start_acting(inside, "xen", &[])
 }
 
-/// A cap that the agent sets holds a thrasher to its permit, and its neighbour misses less. The cap is lifted when the agent
-/// is killed.
+/// Checks that a cap that the agent sets holds a thrasher to its permit, that its neighbour then misses less, and that the cap is
+/// lifted when the agent is killed.
 pub(super) fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     let page = modelled_pmu::find(Path::new("/"))?.context("this host has no modelled PMU")?;
     // The model rests first: a killed agent may have left it running, and domUs boot faster without it.
@@ -158,7 +158,7 @@ pub(super) fn permit_held(inside: &mut Inside) -> anyhow::Result<()> {
     let cap = thrasher.cap()?;
     ensure!(
         victim.cap()? == 0,
-        "expected no cap of the victim, saw {}",
+        "expected the victim to have no cap, saw {}",
         victim.cap()?
     );
     inside.note(format!("with it {held}; a cap of {cap} percent"));

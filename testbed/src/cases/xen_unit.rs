@@ -22,7 +22,9 @@ const SETTINGS_AT: &str = "/etc/homenode/homenode.toml";
 const SETTINGS: &str = "mode = \"act\"\npolicies = \"tavo\"\n[local_migration]\nallow = \"paused\"\ntime_max = \"1000s\"\npause_max = \"500s\"\n";
 
 fn write(path: &str, text: &str) -> anyhow::Result<()> {
-    let dir = Path::new(path).parent().context("a file in no directory")?;
+    let dir = Path::new(path)
+        .parent()
+        .context("a file to write has no directory")?;
     fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     fs::write(path, text).with_context(|| format!("cannot write {path}"))
 }
@@ -63,7 +65,8 @@ fn install(inside: &Inside) -> anyhow::Result<()> {
     systemctl(&["daemon-reload"]).map(drop)
 }
 
-/// See this case's row in the table of cases.
+/// Checks the agent's unit with its drop-in for dom0: it becomes ready, brings a domU home, and restores the domU when it is killed
+/// or stopped.
 pub(super) fn unit(inside: &mut Inside) -> anyhow::Result<()> {
     let busy = Behaviour::busy(1).with_touch(20);
     let domu = inside.create_domu(&DomuSpec::new("tenant", Kind::Pv, "3").doing(busy), Toolstack::Xl)?;
@@ -83,7 +86,7 @@ pub(super) fn unit(inside: &mut Inside) -> anyhow::Result<()> {
     ));
     ensure!(
         alone.is_err(),
-        "expected the unit alone not to start in dom0: its drop-in is not needed any more"
+        "expected the unit not to start in dom0 without its drop-in, but it did"
     );
     systemctl(&["stop", "homenode"])?;
 
@@ -155,7 +158,7 @@ fn moved(inside: &Inside, mut domu: Domu) -> anyhow::Result<()> {
     ));
     ensure!(
         pages.iter().sum::<u64>() == pages[2],
-        "expected all its pages on node 2, saw {pages:?}"
+        "expected all pages of the domU on node 2, saw {pages:?}"
     );
     systemctl(&["stop", "homenode"])?;
     wait_runs_on(&domu, "2")?;

@@ -68,8 +68,8 @@ fn cpu_time(pid: i32) -> anyhow::Result<Ns> {
     Ok(sum)
 }
 
-/// Waiting matches the guests' steal, the part due to a cap is reported, and the operator can use the trace once the host is
-/// gone.
+/// Checks that waiting matches the guests' steal, that the part due to a cap is reported, and that the operator can use the trace
+/// once the host is gone.
 pub(super) fn waiting(inside: &mut Inside) -> anyhow::Result<()> {
     let busy = Behaviour::busy(1);
     let mut domus = Vec::new();
@@ -105,7 +105,7 @@ pub(super) fn waiting(inside: &mut Inside) -> anyhow::Result<()> {
     );
     ensure!(
         operator()?,
-        "expected the operator's xentrace to run when the host is gone"
+        "expected the operator's xentrace to run after the agent's host was dropped"
     );
 
     killed(inside)?;
@@ -142,7 +142,7 @@ fn compare(inside: &Inside, host: &mut XenHost, domus: &[Domu]) -> anyhow::Resul
             let vcpu = vm.and_then(|vm| vm.vcpus.first()).context("no vCPU")?;
             let waiting = vcpu
                 .waiting_ns
-                .with_context(|| format!("waiting of {name} is not known"))?;
+                .with_context(|| format!("the waiting time of {name} is unknown"))?;
             anyhow::Ok((waiting.as_secs_f64(), vcpu.throttled_ns.as_secs_f64()))
         };
         let time = after.0.at.saturating_sub(before.0.at).as_secs_f64();
@@ -158,7 +158,7 @@ fn compare(inside: &Inside, host: &mut XenHost, domus: &[Domu]) -> anyhow::Resul
         ));
         ensure!(
             (waited - stolen).abs() <= NEAR,
-            "expected {name} to wait as its kernel counts, {stolen:.3}, saw {waited:.3}"
+            "expected {name} to wait as long as its kernel counts, {stolen:.3}, saw {waited:.3}"
         );
         let of_cap = if name == "capped" {
             1.0 - f64::from(CAP) / 100.0
@@ -173,7 +173,7 @@ fn compare(inside: &Inside, host: &mut XenHost, domus: &[Domu]) -> anyhow::Resul
     Ok(())
 }
 
-/// When an agent is killed, its xentrace ends, too.
+/// Checks that the xentrace of an agent ends when the agent is killed.
 fn killed(inside: &Inside) -> anyhow::Result<()> {
     let mut agent = start_acting(inside, "xen", &["--trace-waiting"])?;
     ensure!(
@@ -200,7 +200,7 @@ fn killed(inside: &Inside) -> anyhow::Result<()> {
     ));
     ensure!(
         operator()?,
-        "expected the operator's xentrace to run when the agent was killed"
+        "expected the operator's xentrace to run after the agent was killed"
     );
     Ok(())
 }

@@ -29,9 +29,9 @@ const DOUBLE_FAULT: &str = "PANIC: double fault";
 pub struct GuestVanished {
     /// The guest.
     pub name: String,
-    /// What happened to it.
+    /// How the guest vanished.
     pub what: &'static str,
-    /// The end of its output.
+    /// The end of the guest's output.
     pub console: String,
 }
 
@@ -40,7 +40,7 @@ pub struct GuestVanished {
 pub struct Console {
     /// The guest.
     pub guest: String,
-    /// The file with its output.
+    /// The file with the guest's output.
     pub log: PathBuf,
 }
 

@@ -53,7 +53,7 @@ impl Device {
             .into_owned();
         fs::write(path.join("driver_override"), "vfio-pci")?;
         fs::write("/sys/bus/pci/drivers_probe", &address)?;
-        let driver = fs::read_link(path.join("driver")).context("it has no driver")?;
+        let driver = fs::read_link(path.join("driver")).context("the device has no driver")?;
         ensure!(
             driver.ends_with("vfio-pci"),
             "expected VFIO's driver, saw {}",

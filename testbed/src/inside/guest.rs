@@ -24,7 +24,7 @@ const READY_LIMIT: Duration = Duration::from_secs(120);
 /// The nodes from which a guest's memory may come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Memory {
-    /// Any: there is no `<numatune>`.
+    /// Any node: there is no `<numatune>`.
     Default,
     /// `<numatune>` with this mode (`strict`, `preferred`, `restrictive`, `interleave`) and these nodes.
     Nodes {
@@ -33,7 +33,7 @@ pub enum Memory {
         /// The node list, as libvirt writes it.
         nodeset: String,
     },
-    /// One cell of equal size for each of these nodes. Its memory is bound to the node (`<memnode mode='strict'>`) and
+    /// One cell of equal size for each of these nodes. The cell's memory is bound to the node (`<memnode mode='strict'>`) and
     /// allocated at the start.
     BoundCells(Vec<u32>),
     /// Huge pages from the host's pool, on these nodes.
@@ -102,16 +102,16 @@ pub struct GuestSpec {
     pub vcpus: u32,
     /// Memory in MiB. Below 128 MiB the stock kernel does not boot reliably.
     pub memory_mib: u64,
-    /// The CPUs on which its vCPUs may run.
+    /// The CPUs on which the guest's vCPUs may run.
     pub cpus: Cpus,
-    /// The nodes on which its memory may be.
+    /// The nodes on which the guest's memory may be.
     pub memory: Memory,
-    /// The host nodes for the memory of its virtual nodes, each of which has an equal part of memory and vCPUs. Empty if the
-    /// guest sees one node. A guest with virtual nodes has a topology device, so an agent must listen when it starts.
+    /// The host nodes for the memory of the guest's virtual nodes. Each virtual node has an equal part of memory and vCPUs. Empty
+    /// if the guest sees one node. A guest with virtual nodes has a topology device, so an agent must listen when it starts.
     pub virtual_nodes: Vec<u32>,
-    /// What the guest does.
+    /// The guest's orders.
     pub orders: Orders,
-    /// Its balloon.
+    /// The guest's balloon.
     pub balloon: Balloon,
     /// Further XML inside `<domain>`, such as `<metadata>`.
     pub extra_xml: String,
@@ -143,13 +143,13 @@ impl GuestSpec {
         Self { vcpus, ..self }
     }
 
-    /// Sets its CPUs.
+    /// Sets the guest's CPUs.
     #[must_use]
     pub fn cpus(self, cpus: Cpus) -> Self {
         Self { cpus, ..self }
     }
 
-    /// Sets its memory.
+    /// Sets the guest's memory.
     #[must_use]
     pub fn memory(self, memory: Memory) -> Self {
         Self { memory, ..self }
@@ -173,14 +173,14 @@ impl GuestSpec {
         }
     }
 
-    /// Sets its behaviour from the start.
+    /// Sets the guest's behaviour from the start.
     #[must_use]
     pub fn doing(mut self, behaviour: Behaviour) -> Self {
         self.orders.first = behaviour;
         self
     }
 
-    /// Adds a behaviour that begins this many seconds after it is ready.
+    /// Adds a behaviour that begins this many seconds after the guest is ready.
     #[must_use]
     pub fn then(mut self, at_s: u32, behaviour: Behaviour) -> Self {
         self.orders.phases.push(Phase { at_s, behaviour });
@@ -319,11 +319,11 @@ fn bound_cells(nodes: &[u32]) -> String {
 
 /// A running guest.
 pub struct Guest {
-    /// Its description.
+    /// The guest's description.
     pub spec: GuestSpec,
     /// libvirt's handle of the domain. It becomes stale when libvirtd is restarted: see [`super::Inside::refresh`].
     pub domain: Domain,
-    /// Its QEMU process.
+    /// The guest's QEMU process.
     pub process: Process,
 }
 
@@ -405,7 +405,7 @@ impl Guest {
                 return Ok(());
             }
         }
-        bail!("the guest answered {heard} to the order {order}, three times")
+        bail!("the guest answered {heard} three times to the order {order}")
     }
 
     /// Sends a command, and waits for its answer: a new line with this text.

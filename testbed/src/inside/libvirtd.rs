@@ -171,7 +171,7 @@ pub fn kill() -> anyhow::Result<()> {
     let pid = i32::try_from(process.0)
         .ok()
         .and_then(Pid::from_raw)
-        .context("libvirtd has no valid number")?;
+        .context("libvirtd has no valid process number")?;
     kill_process(pid, Signal::KILL).context("cannot kill libvirtd")?;
     wait_until("libvirtd to be gone", Duration::from_secs(20), || {
         Ok(if process.alive() {

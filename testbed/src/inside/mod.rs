@@ -272,7 +272,7 @@ pub fn run_case(root: &Path, name: &str) -> anyhow::Result<()> {
     let programs = std::env::current_exe()?
         .parent()
         .map(Path::to_owned)
-        .context("this program is in no directory")?;
+        .context("the path of this program has no directory")?;
     let connection = libvirtd::connect_within(Duration::from_secs(60))?;
     let mut inside = Inside {
         connection,

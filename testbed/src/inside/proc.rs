@@ -20,7 +20,7 @@ pub fn parse_list(text: &str) -> anyhow::Result<Vec<u32>> {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let read = |text: &str| {
             text.parse::<u32>()
-                .with_context(|| format!("'{part}' is no range of numbers"))
+                .with_context(|| format!("'{part}' is not a range of numbers"))
         };
         numbers.extend(read(first)?..=read(last)?);
     }

@@ -28,9 +28,9 @@ pub struct Program {
 /// How a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// It exited with this status.
+    /// The program exited with this status.
     Status(i32),
-    /// This signal ended it.
+    /// This signal ended the program.
     Signal(i32),
 }
 
@@ -38,7 +38,7 @@ impl Program {
     /// Starts a program in a process group of its own. Its output goes to `NAME.out` and `NAME.err` in `dir`.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// When the program cannot be started.
     pub fn start(name: &str, program: &Path, arguments: &[&str], dir: &Path) -> anyhow::Result<Self> {
         let stderr = dir.join(format!("{name}.err"));
         let stdout = dir.join(format!("{name}.out"));
@@ -82,13 +82,13 @@ impl Program {
         Process(self.child.id())
     }
 
-    /// Returns the lines that it has printed to standard output so far.
+    /// Returns the lines that the program has printed to standard output so far.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns those of these lines that are JSON.
+    /// Returns those lines of standard output that are JSON.
     #[must_use]
     pub fn json(&self) -> Vec<Value> {
         self.lines()
@@ -112,7 +112,7 @@ impl Program {
             let ended = self
                 .child
                 .try_wait()
-                .context("cannot ask for the state of a program")?;
+                .context("cannot read the state of a program")?;
             if let Some(value) = self.json().into_iter().find(|value| accept(value)) {
                 return Ok(Look::Done(value));
             }
@@ -132,7 +132,7 @@ impl Program {
         })
     }
 
-    /// Returns the last lines of its standard error.
+    /// Returns the last lines of the program's standard error.
     #[must_use]
     pub fn stderr_tail(&self) -> String {
         let text = fs::read_to_string(&self.stderr).unwrap_or_default();
@@ -148,12 +148,12 @@ impl Program {
         match self
             .child
             .try_wait()
-            .context("cannot ask for the state of a program")?
+            .context("cannot read the state of a program")?
         {
             None => Ok(()),
             Some(status) => {
                 bail!(
-                    "expected {} to be running, it ended with {status}; standard error: {}",
+                    "expected {} to be running, but it ended with {status}; standard error: {}",
                     self.name,
                     self.stderr_tail()
                 )
@@ -184,7 +184,7 @@ impl Program {
             let Some(status) = self
                 .child
                 .try_wait()
-                .context("cannot ask for the state of a program")?
+                .context("cannot read the state of a program")?
             else {
                 return Ok(Look::NotYet("it runs".to_owned()));
             };

@@ -94,7 +94,7 @@ pub fn serve(root: &Path) -> anyhow::Result<()> {
         })?;
         let kept = exchange.root().join(CAPABILITIES_DIR);
         if !kept.exists() {
-            // Not required: it only saves time in later boots.
+            // A failure is ignored, because the files only save time in later boots.
             let _ = libvirtd::save_capabilities(&kept);
         }
     }
@@ -103,8 +103,11 @@ pub fn serve(root: &Path) -> anyhow::Result<()> {
 
 /// Prepares the host. The returned VM keeps KVM in use while it lives; a dom0 has none.
 fn prepare() -> anyhow::Result<Option<kvm::HeldVm>> {
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
-    let bin = program.parent().context("this program is in no directory")?;
+    let program =
+        std::env::current_exe().context("cannot find this program's own file, which cases run from")?;
+    let bin = program
+        .parent()
+        .context("the path of this program has no directory")?;
     if xen::is_dom0() {
         xen::prepare(bin)?;
         libvirtd::start()?;
@@ -140,12 +143,14 @@ fn run(exchange: &Exchange, number: u64, job: &Job) -> anyhow::Result<()> {
         }
         Job::Case(name) => {
             let case = cases::find(name).with_context(|| format!("no case is called '{name}'"))?;
-            let mut command =
-                Command::new(std::env::current_exe().context("cannot find this program's own file")?);
+            let mut command = Command::new(
+                std::env::current_exe()
+                    .context("cannot find this program's own file, which cases run from")?,
+            );
             command.arg("inside-case").arg(exchange.root()).arg(name);
             let outcome = follow(exchange, number, command, case.limit);
             if outcome.is_err() {
-                // Best effort: the case's own error is the one to report.
+                // A failure is ignored, because the case's own error is the one to report.
                 let _ = keep_logs(&exchange.case_dir(name));
             }
             let cleaned =
@@ -189,7 +194,7 @@ fn follow(exchange: &Exchange, job: u64, mut command: Command, limit: Duration) 
     let said = said.trim();
     match outcome? {
         None => anyhow::bail!(
-            "did not end within its limit of {} s; it said: {said}",
+            "the case did not end within its limit of {} s; its last output: {said}",
             limit.as_secs()
         ),
         Some(status) if status.success() => Ok(()),

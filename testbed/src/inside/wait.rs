@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-/// The result of one look.
+/// The result of looking once.
 #[derive(Debug)]
 pub enum Look<T> {
-    /// It has happened, with this result.
+    /// The event has happened, with this result.
     Done(T),
-    /// It has not happened yet. The text says what was seen instead.
+    /// The event has not happened yet. The text says what was seen instead.
     NotYet(String),
 }
 

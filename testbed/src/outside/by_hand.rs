@@ -59,7 +59,7 @@ pub fn up(options: &Options, kind: HostKind) -> anyhow::Result<()> {
         Lost::Interrupted => {
             ensure!(
                 interrupt.load(Ordering::Relaxed),
-                "stopped without being asked to"
+                "the session was interrupted without a request"
             );
             fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))
         }
@@ -123,7 +123,7 @@ fn follow(options: &Options, job: &Job) -> anyhow::Result<()> {
                 _ => {}
             }
         }
-        running_boot(options).context("the emulated host has gone")?;
+        running_boot(options).context("the emulated host has ended")?;
         thread::sleep(Duration::from_millis(200));
     }
 }

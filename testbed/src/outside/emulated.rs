@@ -135,7 +135,7 @@ const KERNEL_OPTIONS: [&str; 3] = [
     "panic=5 oops=panic",
 ];
 
-/// What does not change between boots.
+/// Files and settings that do not change between boots.
 #[derive(Debug)]
 pub struct Workshop {
     /// `target/testbed`, the directory of everything that the testbed makes.
@@ -334,7 +334,7 @@ impl EmulatedHost {
         let Some(status) = self
             .process
             .try_wait()
-            .context("cannot ask for the state of the emulated host")?
+            .context("cannot read the state of the emulated host")?
         else {
             return Ok(None);
         };
@@ -389,7 +389,7 @@ impl EmulatedHost {
     pub fn end(mut self, guard: &mut Guard) -> anyhow::Result<()> {
         end_group(self.group);
         let _ = self.process.wait();
-        // Not required: it only saves time in later boots.
+        // A failure is ignored, because the files only save time in later boots.
         let _ = copy_files(&self.exchange.root().join(CAPABILITIES_DIR), &self.capabilities);
         // The programs are copies. The logs stay, as they are worth keeping.
         let _ = fs::remove_dir_all(self.dir.join("bin"));

@@ -30,7 +30,7 @@ const STOCK_PREFIX: &str = "vmlinuz-6.1.";
 pub struct Kernel {
     /// The compressed image, for the emulated host.
     pub image: PathBuf,
-    /// Its release, from `uname -r`.
+    /// The kernel's release, from `uname -r`.
     pub release: String,
 }
 

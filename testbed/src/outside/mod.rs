@@ -140,7 +140,7 @@ impl Session {
                 .host
                 .last_words()
                 .unwrap_or_else(|| "the console shows no panic".to_owned());
-            // Best effort: a QEMU that itself hangs does not answer.
+            // A failure is ignored: a QEMU that itself hangs does not answer.
             let _ = self.host.describe_hang();
             return Ok(Err(Lost::Host(format!(
                 "no heartbeat for {} s; {words}",
@@ -228,7 +228,7 @@ impl Session {
     }
 }
 
-/// One run of the testbed.
+/// A run of the testbed.
 struct Run {
     options: Options,
     interrupt: Interrupt,

@@ -134,12 +134,12 @@ impl Outside<'_> {
                 // The firmware's output may precede the marker on its line.
                 Ok(line) if line.contains(marker) => return Ok(line),
                 Ok(line) if line.starts_with(MARKER_ERROR) || line.contains("Kernel panic") => {
-                    bail!("the guest says: {line}")
+                    bail!("the guest reported an error: {line}")
                 }
                 Ok(_) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     bail!(
-                        "the guest ended before it said {marker}: {}",
+                        "the guest ended before it printed {marker}: {}",
                         guest.console.display()
                     )
                 }
@@ -150,7 +150,7 @@ impl Outside<'_> {
                     );
                     ensure!(
                         Instant::now() < self.until,
-                        "the guest did not say {marker} in time"
+                        "the guest did not print {marker} in time"
                     );
                 }
             }
@@ -214,7 +214,7 @@ impl PlainGuest {
             .skip_while(|line| !line.contains("/memfd:memory-backend"));
         let line = lines
             .find_map(|line| line.strip_prefix("Referenced:"))
-            .context("no memfd is mapped")?;
+            .context("QEMU maps no memfd")?;
         let kib = line.split_whitespace().next().and_then(|text| text.parse().ok());
         kib.with_context(|| format!("{path}: Referenced is '{line}'"))
     }

@@ -48,7 +48,7 @@ impl Qmp {
     /// When QEMU answers with an error, or does not answer.
     pub fn run(&mut self, command: &str, arguments: &Value) -> anyhow::Result<Value> {
         let order = json!({"execute": command, "arguments": arguments});
-        writeln!(self.stream.get_mut(), "{order}").context("QEMU's monitor has gone")?;
+        writeln!(self.stream.get_mut(), "{order}").context("QEMU's monitor closed its socket")?;
         // Events may arrive before the answer.
         loop {
             let mut answer = self.line()?;
@@ -66,7 +66,8 @@ impl Qmp {
         self.stream
             .read_line(&mut line)
             .context("QEMU's monitor does not answer")?;
-        serde_json::from_str(&line).with_context(|| format!("QEMU's monitor says {line:?}"))
+        serde_json::from_str(&line)
+            .with_context(|| format!("QEMU's monitor sent an invalid answer: {line:?}"))
     }
 }
 

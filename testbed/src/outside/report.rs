@@ -11,9 +11,9 @@ use crate::cases::Case;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// It passed.
+    /// The case passed.
     Pass,
-    /// It failed.
+    /// The case failed.
     Fail,
     /// The emulated host or a guest died each time, or the host never came up. The case shows nothing.
     Infrastructure,
@@ -32,15 +32,15 @@ impl fmt::Display for Verdict {
 /// The result of one case.
 #[derive(Debug, Clone, Serialize)]
 pub struct CaseReport {
-    /// Its name.
+    /// The case's name.
     pub name: String,
-    /// Its group.
+    /// The case's group.
     pub group: String,
-    /// How it ended.
+    /// How the case ended.
     pub verdict: Verdict,
     /// Wall time of the run whose verdict counts.
     pub seconds: f64,
-    /// What was expected and what was seen, if it failed.
+    /// The expected state and the state that was seen, if the case failed.
     pub error: Option<String>,
     /// Deaths of the emulated host or a guest during the case. They are reported even if a later run of the case passed.
     pub infrastructure: Vec<String>,
@@ -100,10 +100,10 @@ impl fmt::Display for CaseReport {
     }
 }
 
-/// One boot that became ready.
+/// A boot that became ready.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct BootReport {
-    /// The group for which it was booted.
+    /// The group for which the host was booted.
     pub group: String,
     /// The host's kernel.
     pub kernel: String,

@@ -74,7 +74,7 @@ pub fn files(dir: &Path) -> anyhow::Result<Files> {
     let mut files = Files::new();
     for file in JVM_FILES {
         let path = Path::new(JVM).join(file);
-        // This file exists only on some machines.
+        // This file of the JVM exists only on some machines.
         if file != "lib/server/classes.jsa" || path.exists() {
             put(&mut files, path);
         }
@@ -129,7 +129,7 @@ fn needed(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let output = Command::new("ldd")
         .arg(path)
         .output()
-        .context("cannot start ldd")?;
+        .context("cannot start ldd, which lists a program's libraries")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let paths = text.split_whitespace().filter(|word| word.starts_with('/'));
     // The JVM's own libraries are left out: it finds them by itself.

@@ -105,7 +105,7 @@ pub(super) fn workspace() -> &'static Path {
 pub fn build_module(headers: &Path, dir: &Path) -> anyhow::Result<PathBuf> {
     ensure!(
         headers.is_dir(),
-        "no headers in {}: run scripts/testbed-setup.sh",
+        "{} has no kernel headers: run scripts/testbed-setup.sh",
         headers.display()
     );
     let module = dir.join("module");
@@ -250,8 +250,8 @@ impl Machine {
             .spawn()
             .context("cannot start qemu-system-x86_64: run scripts/testbed-setup.sh")?;
         outside.guard.add(child.id())?;
-        let input = child.stdin.take().context("no pipe to QEMU")?;
-        let mut output = BufReader::new(child.stdout.take().context("no pipe from QEMU")?);
+        let input = child.stdin.take().context("QEMU has no input pipe")?;
+        let mut output = BufReader::new(child.stdout.take().context("QEMU has no output pipe")?);
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
             let mut line = Vec::new();
@@ -399,7 +399,7 @@ impl TopologyGuest {
         let server = TopologyServer::listen(&self.machine.socket())?;
         ensure!(
             server.serves(self.process.pid()),
-            "a new server does not find the guest's page"
+            "the new server does not serve the guest's QEMU"
         );
         self.server = Some(server);
         Ok(())
@@ -430,7 +430,7 @@ impl TopologyGuest {
     /// # Errors
     /// When QEMU has no such memory.
     pub fn scribble(&mut self, words: impl Iterator<Item = (usize, u64)>) -> anyhow::Result<()> {
-        let memory = region_of(self.process.pid())?.context("QEMU holds no page")?;
+        let memory = region_of(self.process.pid())?.context("QEMU maps no topology page")?;
         let page = Mapping::new(&memory)?;
         Publisher::new(page.words(), 0).publish(&self.topology()?);
         for (at, value) in words {

@@ -40,24 +40,24 @@ pub enum Toolstack {
 /// A domU to be created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DomuSpec {
-    /// Its name.
+    /// The domU's name.
     pub name: String,
-    /// How it is virtualised.
+    /// How the domU is virtualised.
     pub kind: Kind,
     /// Memory in MiB. Below 128 MiB the stock kernel does not boot reliably.
     pub memory_mib: u64,
     /// For each vCPU, the list of CPUs on which it may run. `xl` also tells the hypervisor that the vCPU prefers them, which
     /// decides where the memory is.
     pub cpus: Vec<String>,
-    /// Its disk, which is a device of dom0, in `xl`'s notation; `None` if it has none.
+    /// The domU's disk, which is a device of dom0, in `xl`'s notation; `None` if it has none.
     pub disk: Option<String>,
-    /// Its NIC, with the bridge of dom0 that it is on and its MAC, in `xl`'s notation; `None` if it has none.
+    /// The domU's NIC, with its bridge in dom0 and its MAC, in `xl`'s notation; `None` if it has none.
     pub nic: Option<String>,
-    /// The pool of CPUs into which `xl` puts it; empty for the first pool.
+    /// The pool of CPUs into which `xl` puts the domU; empty for the first pool.
     pub pool: String,
-    /// Its orders.
+    /// The domU's orders.
     pub orders: Orders,
-    /// What happens when it reboots, as `xl` calls it.
+    /// What happens when the domU reboots, as `xl` calls it.
     pub on_reboot: &'static str,
 }
 
@@ -186,24 +186,24 @@ impl DomuSpec {
 
 /// A running domU.
 pub struct Domu {
-    /// Its description.
+    /// The domU's description.
     pub spec: DomuSpec,
-    /// Its number in the hypervisor.
+    /// The domU's number in the hypervisor.
     pub id: u32,
     /// libvirt's handle, if libvirt created it. Becomes stale when libvirtd is restarted.
     pub domain: Option<Domain>,
-    /// Whether it was moved here by a migration.
+    /// Whether a migration moved the domU here.
     was_moved: bool,
 }
 
-/// One vCPU, as `xl vcpu-list` shows it.
+/// A vCPU, as `xl vcpu-list` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vcpu {
-    /// The CPU on which it runs or last ran, if any.
+    /// The CPU on which the vCPU runs or last ran, if any.
     pub cpu: Option<u32>,
-    /// The CPUs on which it may run, as a list in Xen's notation.
+    /// The CPUs on which the vCPU may run, as a list in Xen's notation.
     pub hard: String,
-    /// The CPUs that it prefers, in the same notation.
+    /// The CPUs that the vCPU prefers, in the same notation.
     pub soft: String,
 }
 

@@ -198,7 +198,7 @@ impl Stopped {
     /// When it does not run.
     pub fn xenstored() -> anyhow::Result<Self> {
         let pid = fs::read_to_string("/run/xenstored.pid").context("cannot find xenstored")?;
-        let pid = Pid::from_raw(pid.trim().parse()?).context("xenstored has no number")?;
+        let pid = Pid::from_raw(pid.trim().parse()?).context("xenstored has no process number")?;
         kill_process(pid, Signal::STOP)?;
         Ok(Self(pid))
     }

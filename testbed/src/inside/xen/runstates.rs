@@ -62,7 +62,7 @@ impl Stretches {
 pub fn trace(dir: &Path, name: &str, time: Duration) -> anyhow::Result<Stretches> {
     let mhz: f64 = info("cpu_mhz")?
         .parse()
-        .context("xl info: cpu_mhz is no number")?;
+        .context("xl info: cpu_mhz is not a number")?;
     // Written to dom0's own memory, as the shared directory is slow.
     let path = format!("/run/{name}.trace");
     run(
@@ -79,13 +79,13 @@ pub fn trace(dir: &Path, name: &str, time: Duration) -> anyhow::Result<Stretches
 fn changes(bytes: &[u8]) -> anyhow::Result<Vec<Change>> {
     let mut records = Records::default();
     let changes = records.read(bytes);
-    ensure!(!records.is_within(), "a trace ends in mid-record");
+    ensure!(!records.is_within(), "the trace ends within a record");
     Ok(changes)
 }
 
 /// Builds stretches from pairs of changes that fit together; between other pairs, records were lost.
 fn stretches(mut changes: Vec<Change>, cycles_per_s: f64) -> anyhow::Result<Stretches> {
-    ensure!(!changes.is_empty(), "a trace without a change of a vCPU's state");
+    ensure!(!changes.is_empty(), "the trace has no change of the vCPU's state");
     changes.sort_by_key(|change| change.cycles);
     let (begin, end) = (changes[0].cycles, changes[changes.len() - 1].cycles);
     let seconds = |from: u64, to: u64| (to - from) as f64 / cycles_per_s;
