@@ -49,7 +49,7 @@ pub(crate) struct Metadata {
 pub(crate) struct Package {
     /// The name in `[package]`.
     pub name: String,
-    /// Its Cargo.toml.
+    /// Path of the package's Cargo.toml.
     pub manifest_path: PathBuf,
     /// Dependencies of all kinds.
     pub dependencies: Vec<Dependency>,
@@ -63,7 +63,7 @@ pub(crate) struct Package {
 pub(crate) struct Dependency {
     /// The name of the package, regardless of renaming.
     pub name: String,
-    /// The kind; `None` for a normal dependency.
+    /// The kind of the dependency; `None` for a normal one.
     pub kind: Option<DependencyKind>,
     /// The features that the package requests of this dependency.
     #[serde(default)]
@@ -93,21 +93,21 @@ fn told<T: serde::de::DeserializeOwned>(command: &mut Command) -> anyhow::Result
         "cargo metadata: {}",
         String::from_utf8_lossy(&output.stderr).trim_end()
     );
-    serde_json::from_slice(&output.stdout).context("cannot read what cargo metadata says")
+    serde_json::from_slice(&output.stdout).context("cannot parse the output of cargo metadata")
 }
 
 /// A package that the workspace is built with, and its licence.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Licensed {
-    /// Its name.
+    /// The package's name.
     pub name: String,
-    /// Its licence, as an SPDX expression; `None` if its manifest states none.
+    /// The package's licence, as an SPDX expression; `None` if its manifest states none.
     pub license: Option<String>,
-    /// Where it comes from; `None` for a member of the workspace.
+    /// Where the package comes from; `None` for a member of the workspace.
     pub source: Option<String>,
 }
 
-/// Returns all packages from outside the workspace that it is built with on Linux.
+/// Returns all packages from outside the workspace with which the workspace is built on Linux.
 pub(crate) fn packages() -> anyhow::Result<Vec<Licensed>> {
     #[derive(Deserialize)]
     struct Found {

@@ -29,7 +29,7 @@ pub(crate) struct FuzzArgs {
     /// How long each target runs
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
-    /// How many inputs each target gets instead, however long that takes
+    /// Give each target this number of inputs, however long that takes, instead of a time
     #[arg(long, conflicts_with = "seconds", value_parser = clap::value_parser!(u32).range(1..))]
     inputs: Option<u32>,
     /// Targets [default: all]
@@ -131,7 +131,7 @@ fn fuzz(place: &Path, name: &str, limit: &str) -> anyhow::Result<Tally> {
     let found = place.join("corpus").join(name);
     let broken = place.join("artifacts").join(name);
     for folder in [&found, &broken] {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
     let program = program(place, name)?;
     for _ in 0..TRIES {
@@ -188,7 +188,7 @@ fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     entries.map(|entry| Ok(entry?.path())).collect()
 }
 
-/// Returns the path of a target's program, which cargo-fuzz puts into a folder named after the host's triple.
+/// Returns the path of a target's program. cargo-fuzz puts it into a folder named after the host's triple.
 fn program(place: &Path, name: &str) -> anyhow::Result<PathBuf> {
     let mut folders = fs::read_dir(place).with_context(|| format!("cannot list {}", place.display()))?;
     let program = folders.find_map(|folder| {

@@ -157,7 +157,7 @@ fn minutes(time: Duration) -> String {
     format!("{:.1}", time.as_secs_f64() / 60.0)
 }
 
-/// A finished step, with what it counted and how long it took.
+/// A finished step, with its counts and its duration.
 struct Done {
     name: &'static str,
     tally: Tally,
@@ -166,7 +166,7 @@ struct Done {
 }
 
 impl Done {
-    /// Whether the step took more than twice its budget. It has then failed, whatever it counted.
+    /// Whether the step took more than twice its budget. Such a step has failed, whatever its counts are.
     fn is_over(&self) -> bool {
         self.budget.is_some_and(|budget| self.time > 2 * budget)
     }
@@ -195,7 +195,7 @@ impl std::fmt::Display for Done {
     }
 }
 
-/// Runs a step, and counts one failure if it cannot start. Its requirements are installed before its time is measured.
+/// Runs a step, and counts one failure if it cannot start. The step's requirements are installed before its time is measured.
 fn run(step: &Step) -> Done {
     println!("\n== {}: {}", step.name(), step.about());
     let mut begin = Instant::now();

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-/// The version of the toolchain. It is updated by hand, together with a run of the checks that use it.
+/// The version of the toolchain. Update it by hand, and run the checks that use it.
 const TOOLCHAIN: &str = "nightly-2026-10-15";
 
 /// Installs the toolchain with these components if it is missing.

@@ -62,7 +62,7 @@ const PLUGIN: [&str; 5] = [
     "crates/units",
     "qemu-plugin",
 ];
-/// Sources that the numbers of the claims depend on.
+/// Sources on which the numbers of the claims depend.
 const TWIN: [&str; 14] = [
     "crates/control",
     "crates/formats",
@@ -168,7 +168,7 @@ impl Record {
     /// The record does not parse.
     pub(crate) fn read() -> anyhow::Result<Self> {
         let text = fs::read_to_string(root().join(RECORD)).unwrap_or_default();
-        let passed = toml::from_str(&text).with_context(|| format!("{RECORD} does not read"))?;
+        let passed = toml::from_str(&text).with_context(|| format!("{RECORD} cannot be read"))?;
         Ok(Self {
             passed,
             digests: BTreeMap::new(),
@@ -194,7 +194,8 @@ impl Record {
         known.map_or(UNKNOWN, |passed| Duration::from_secs(passed.seconds))
     }
 
-    /// Computes the digest of a group's files before its cases run, because changes made during the run are not tested.
+    /// Computes the digest of a group's files before the group's cases run, because the run does not test changes that are made
+    /// meanwhile.
     ///
     /// # Errors
     /// git cannot list the files.
@@ -270,7 +271,7 @@ fn digest_of(paths: &[&str]) -> anyhow::Result<String> {
         "git ls-files: {}",
         String::from_utf8_lossy(&listed.stderr)
     );
-    let listed = String::from_utf8(listed.stdout).context("a path is not text")?;
+    let listed = String::from_utf8(listed.stdout).context("git listed a path that is not UTF-8")?;
     let mut names: Vec<&str> = listed
         .lines()
         .filter(|name| root().join(name).is_file())
@@ -297,12 +298,15 @@ fn hash(arguments: &[&str], input: &str) -> anyhow::Result<String> {
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot start git")?;
-    let mut into = child.stdin.take().context("git takes no input")?;
+    let mut into = child.stdin.take().context("git has no input pipe")?;
     let input = input.to_owned();
     // git writes its answers while it still reads, so a separate thread writes its input.
     let writer = std::thread::spawn(move || into.write_all(input.as_bytes()));
     let output = child.wait_with_output()?;
-    writer.join().ok().context("the writer panicked")??;
+    writer
+        .join()
+        .ok()
+        .context("the thread that writes to git panicked")??;
     ensure!(output.status.success(), "git hash-object failed");
     Ok(String::from_utf8(output.stdout)?)
 }

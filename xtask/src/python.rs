@@ -49,7 +49,7 @@ fn environment() -> anyhow::Result<(PathBuf, PathBuf)> {
     let made = succeeds(&mut Command::new(root().join("scripts/python-setup.sh")))?;
     ensure!(
         made.failed == 0,
-        "the environment of Python's tests cannot be made: see above"
+        "the environment of the Python tests cannot be created: see above"
     );
     let python = target.join("python/venv/bin/python");
     Ok((target, python))
@@ -60,7 +60,7 @@ fn install(library: &Path, package: &Path) -> anyhow::Result<()> {
     if package.exists() {
         fs::remove_dir_all(package).with_context(|| format!("cannot remove {}", package.display()))?;
     }
-    fs::create_dir_all(package).with_context(|| format!("cannot make {}", package.display()))?;
+    fs::create_dir_all(package).with_context(|| format!("cannot create {}", package.display()))?;
     let copy = |from: &Path, name: &str| {
         fs::copy(from, package.join(name)).with_context(|| format!("cannot copy {}", from.display()))
     };
@@ -151,7 +151,10 @@ fn tutorial(target: &Path, wheels: &Path) -> anyhow::Result<Tally> {
         fs::remove_dir_all(&new).with_context(|| format!("cannot remove {}", new.display()))?;
     }
     let made = succeeds(Command::new("python3").args(["-m", "venv"]).arg(&new))?;
-    ensure!(made.failed == 0, "python3 cannot make an environment: see above");
+    ensure!(
+        made.failed == 0,
+        "python3 cannot create an environment: see above"
+    );
     let python = new.join("bin/python");
     let pip = |args: &[&str]| {
         let mut pip = Command::new(&python);
@@ -163,7 +166,7 @@ fn tutorial(target: &Path, wheels: &Path) -> anyhow::Result<Tally> {
     let others = succeeds(&mut pip(&["matplotlib"]))?;
     ensure!(
         own.failed + others.failed == 0,
-        "what the tutorial needs cannot be installed: see above"
+        "the packages that the tutorial needs cannot be installed: see above"
     );
     let mut commands = Command::new(&python);
     commands

@@ -39,7 +39,7 @@ const LOG_HEAD: &str = "\
 /// Options of `reproduction`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct ReproductionArgs {
-    /// Write docs/ and add this run to the log, with what changed since the last one and its source
+    /// Write docs/ and add this run to the log; the text says what changed since the last run, and names the source
     #[arg(long, value_name = "WHAT CHANGED")]
     log: Option<String>,
 }
@@ -55,7 +55,7 @@ struct Entry {
     date: String,
     commit: String,
     changed: String,
-    /// What changed in how numbers are judged; written by hand.
+    /// How the judging of numbers changed; written by hand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     measure: Option<String>,
     #[serde(flatten)]
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally
     let begin = Instant::now();
     let metadata = metadata()?;
     let root: &Path = metadata.workspace_root.as_ref();
-    // Taken before the run, because commits made during the run are not part of it.
+    // The commit is read before the run, because commits made during the run are not part of it.
     let commit = args.log.is_some().then(|| committed(root)).transpose()?;
     build(Build::BesideTests)?;
     let made = Path::new(&metadata.target_directory).join("reproduction");
@@ -127,11 +127,11 @@ pub(crate) fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally
         beside,
     } = make(&program, &made, &root.join(LOG))?;
     let log = fs::read_to_string(root.join(LOG)).unwrap_or_default();
-    let mut log: Log = toml::from_str(&log).with_context(|| format!("{LOG} does not read"))?;
+    let mut log: Log = toml::from_str(&log).with_context(|| format!("{LOG} cannot be read"))?;
     if let (Some(changed), Some(commit)) = (&args.log, commit) {
         ensure!(
             !changed.trim().is_empty(),
-            "say what was changed since the last run"
+            "name the change since the last run: --log 'what changed, and its source'"
         );
         ensure!(
             committed(root)? == commit,
@@ -147,12 +147,13 @@ pub(crate) fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally
             beside: beside.clone(),
         });
         fs::write(root.join(LOG), format!("{LOG_HEAD}\n{}", toml::to_string(&log)?))?;
-        // The document includes the log's entry of this run, so it is made a second time, from the cached runs of the twin.
+        // The document includes the log's entry of this run, so the document is made a second time, from the cached runs of the
+        // twin.
         make(&program, &made, &root.join(LOG))?;
         for name in MADE {
             fs::copy(made.join(name), root.join("docs").join(name))?;
         }
-        // The files just written are among the tested ones, so their digest is computed again.
+        // The files just written are among the tested ones, so the record is read again with their new digest.
         record = Record::read()?;
         record.begin(NAME)?;
     }

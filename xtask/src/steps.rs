@@ -221,7 +221,7 @@ impl Step {
             let done = succeeds(&mut Command::new(root().join(script)))?;
             ensure!(
                 done.failed == 0,
-                "{script} could not install what is needed: see above"
+                "{script} failed to install the packages of this step: see above"
             );
         }
         Ok(())
@@ -234,7 +234,7 @@ impl Step {
             Self::Clippy => clippy(),
             Self::Rules => rules::run(),
             Self::Test => {
-                // Also builds what later steps require, so that it is built only once.
+                // This step also builds what later steps require, so that it is built only once.
                 build(Build::BesideTests)?;
                 test(&["--workspace"])
             }
@@ -291,8 +291,8 @@ fn clippy() -> anyhow::Result<Tally> {
 
 /// Runs `cargo test`, shows its output while it runs, and counts the tests in it.
 fn test(which: &[&str]) -> anyhow::Result<Tally> {
-    // One pipe for both: cargo names a test program on standard error, and then the program prints its result to standard
-    // output.
+    // Both outputs share a pipe, because cargo names a test program on standard error, and then the program prints its result to
+    // standard output.
     let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
     let mut command = cargo(&["test", "--no-fail-fast"]);
     command.args(which);

@@ -20,20 +20,20 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// One check that passed.
+    /// One check, which passed.
     pub(crate) const PASSED: Self = Self {
         passed: 1,
         failed: 0,
         skipped: 0,
     };
-    /// One check that failed.
+    /// One check, which failed.
     pub(crate) const FAILED: Self = Self {
         passed: 0,
         failed: 1,
         skipped: 0,
     };
 
-    /// One check that did not finish.
+    /// One check, which did not finish.
     pub(crate) const SKIPPED: Self = Self {
         passed: 0,
         failed: 0,

@@ -169,7 +169,7 @@ mod tests {
         let (chosen, skipped) = changed(listed, &mut record, left).expect("lines");
         assert_eq!(chosen, ["boot", "quota"], "boot is always run");
         assert_eq!(skipped, Tally::SKIPPED);
-        // Enough for a boot and a case of a second, but not for a case that may take two minutes.
+        // The time suffices for a boot and a case of a second, but not for a case that may take two minutes.
         let (chosen, skipped) = changed(listed, &mut record, Duration::from_secs(180)).expect("lines");
         assert_eq!(chosen, ["boot"], "what would not end in time is not begun");
         assert_eq!(skipped, Tally::SKIPPED + Tally::SKIPPED);

@@ -65,8 +65,8 @@ fn install(inside: &Inside) -> anyhow::Result<()> {
     systemctl(&["daemon-reload"]).map(drop)
 }
 
-/// Checks the agent's unit with its drop-in for dom0: it becomes ready, brings a domU home, and restores the domU when it is killed
-/// or stopped.
+/// Checks the agent's unit with its drop-in for dom0: the unit becomes ready, brings a domU home, and restores the domU when the
+/// unit is killed or stopped.
 pub(super) fn unit(inside: &mut Inside) -> anyhow::Result<()> {
     let busy = Behaviour::busy(1).with_touch(20);
     let domu = inside.create_domu(&DomuSpec::new("tenant", Kind::Pv, "3").doing(busy), Toolstack::Xl)?;

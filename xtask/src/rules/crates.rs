@@ -160,7 +160,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 36] = [
             "homenode-tracking",
         ],
     ),
-    // This crate knows the best decisions, so no crate that decides may depend on it.
+    // `homenode-search` knows the best decisions, so no crate that decides may depend on it.
     (
         "homenode-search",
         &[

@@ -1,5 +1,5 @@
-//! Rules on what scripts write into files: figures that documents quote, and drawn programs. A script says what differs with
-//! `--check`, and writes the files again without it.
+//! The rules on files that scripts write: figures that documents quote, and drawn programs. With `--check` a script reports the
+//! differences; without it, the script writes the files again.
 
 use std::io;
 use std::path::Path;
@@ -22,7 +22,7 @@ pub(super) fn held_out_programs(workspace: &Workspace) -> Vec<Finding> {
     told_by(workspace, DRAWN)
 }
 
-/// Returns what a script finds in the workspace; nothing in a workspace without the script.
+/// Returns the findings of a script on the workspace; none if the workspace lacks the script.
 fn told_by(workspace: &Workspace, script: &str) -> Vec<Finding> {
     let Some(file) = workspace.file(script) else {
         return Vec::new();
@@ -46,7 +46,7 @@ fn checked(script: &str, folder: &Path) -> io::Result<Vec<Finding>> {
     Err(io::Error::other(error.trim().to_owned()))
 }
 
-/// Reads a line of a script: `docs/A.md:3: message`.
+/// Parses a script's line such as `docs/A.md:3: message`.
 fn finding(line: &str) -> Finding {
     let (place, message) = line.split_once(": ").unwrap_or(("scripts", line));
     Finding {

@@ -49,7 +49,7 @@ pub(super) fn mechanisms(workspace: &Workspace) -> Vec<Finding> {
     of_rows.chain(without).collect()
 }
 
-/// What rows may name.
+/// The names that rows may use.
 #[derive(Default)]
 struct Names<'a> {
     paths: BTreeSet<&'a str>,
@@ -59,7 +59,7 @@ struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// Reads each file once.
+    /// Reads each file once, and collects its names.
     fn of(workspace: &'a Workspace) -> Self {
         let mut names = Self::default();
         for file in &workspace.files {
@@ -95,7 +95,7 @@ impl<'a> Names<'a> {
         })
     }
 
-    /// Returns what a name in the column 'shown by' would have to be, if it does not exist.
+    /// Describes what a name in the column 'shown by' should refer to, if nothing of that name exists.
     fn missing(&self, name: &str) -> Option<String> {
         if self.tests.contains(name) || self.cases.contains(name) || self.claims.contains(name) {
             return None;

@@ -1,8 +1,8 @@
 //! House rules of this code base that clippy cannot check.
 //!
 //! A rule is a pure function of the workspace's text and cargo's metadata, so each has a test with an example that breaks it.
-//! Only those in [`figures`] run something: the script that writes the text that they check.
-//! To add a rule, write its function in one of the modules here, and add it to [`RULES`].
+//! Only the rules in [`figures`] run a program: the script that writes the checked text. To add a rule, write its function in one
+//! of the modules here, and add it to [`RULES`].
 //!
 //! Most rules allow no findings. The others limit the number of findings.
 
@@ -31,7 +31,7 @@ use tree::Workspace;
 struct Finding {
     /// `file` or `file:line`, from the root of the workspace.
     place: String,
-    /// What breaks the rule, and how to repair it.
+    /// The breach of the rule, and how to repair it.
     message: String,
 }
 
@@ -45,9 +45,9 @@ struct Rule {
 /// How many findings a rule allows.
 #[derive(Clone, Copy)]
 enum Limit {
-    /// None.
+    /// No findings.
     None,
-    /// Up to this many.
+    /// Up to this number of findings.
     AtMost(usize),
 }
 

@@ -97,7 +97,7 @@ fn pure_members(workspace: &Workspace) -> BTreeSet<&str> {
 fn is_impure(path: &Named) -> bool {
     let names: Vec<&str> = path.names.iter().map(String::as_str).collect();
     match names[1..] {
-        // `std` imported under another name, or everything in it.
+        // The path imports `std` under another name, or everything in it.
         [] | ["*", ..] => true,
         ["time", "Duration", ..] => false,
         [module, ..] => IMPURE.contains(&module) || PRINTING.contains(&module),

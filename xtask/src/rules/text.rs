@@ -87,7 +87,7 @@ fn titles_but_one(file: &SourceFile) -> Vec<Finding> {
         .collect()
 }
 
-/// Checks that the tests that the threat model names exist. A test's name has at least four words.
+/// Checks that the tests that docs/SECURITY.md names exist. A test's name has at least four words.
 pub(super) fn promised_tests(workspace: &Workspace) -> Vec<Finding> {
     let Some(promises) = workspace.file("docs/SECURITY.md") else {
         return Vec::new();
@@ -117,7 +117,7 @@ pub(super) fn promised_tests(workspace: &Workspace) -> Vec<Finding> {
 
 /// Finds paths of developers' home directories and work trees, which do not exist on other machines.
 pub(super) fn developer_paths(workspace: &Workspace) -> Vec<Finding> {
-    // Split in two so that this file passes the rule.
+    // The names are split in two so that this file passes the rule.
     const DIRECTORIES: [&str; 3] = [
         concat!("/wo", "rk/"),
         concat!("/ro", "ot/"),
@@ -135,7 +135,7 @@ pub(super) fn developer_paths(workspace: &Workspace) -> Vec<Finding> {
 
 /// Finds host names of package registries: downloads must use the package managers' configuration, which may name a mirror.
 pub(super) fn registry_hosts(workspace: &Workspace) -> Vec<Finding> {
-    // Split in two so that this file passes the rule.
+    // The names are split in two so that this file passes the rule.
     const HOSTS: [&str; 8] = [
         concat!("crates", ".io"),
         concat!("deb.debian", ".org"),

@@ -15,7 +15,7 @@ use crate::cargo::{Licensed, Metadata, Package};
 pub(super) struct SourceFile {
     /// Path from the root of the workspace.
     pub path: String,
-    /// Its whole text.
+    /// The file's whole text.
     pub text: String,
     /// For a Rust file its text with string and character literals emptied; for any other file its whole text.
     pub text_without_literals: String,
@@ -61,9 +61,9 @@ impl SourceFile {
 /// A member of the workspace with its directory, relative to the root of the workspace.
 #[derive(Debug)]
 pub(super) struct Member {
-    /// For example `crates/units`.
+    /// Directory of the package, such as `crates/units`.
     pub directory: String,
-    /// Its metadata from cargo.
+    /// The package's metadata from cargo.
     pub package: Package,
 }
 
