@@ -43,7 +43,7 @@ struct Entry<S, T> {
 pub enum Found<T> {
     /// The run.
     Run(Box<T>),
-    /// There is no run, or another program made it.
+    /// The cache has no result, or another program made it.
     Nothing,
     /// The file is not a finished run; the text says why.
     Unusable(String),

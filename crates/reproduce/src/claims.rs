@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::vary::{Open, name};
 
-/// The published claims and the tables they refer to, as committed.
+/// The published claims and the tables to which they refer, as committed.
 pub const CLAIMS: &str = include_str!("../../../data/published/claims.toml");
 /// Homenode's own claims.
 pub const OWN_CLAIMS: &str = include_str!("../../../data/own/claims.toml");
@@ -22,7 +22,7 @@ pub const TABLE_1: &str = include_str!("../../../data/published/numa-policies-ta
 /// Table 4 of \[Policies\].
 pub const TABLE_4: &str = include_str!("../../../data/published/numa-policies-table4.csv");
 
-/// One measurable claim.
+/// A measurable claim.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
@@ -87,7 +87,7 @@ pub struct StatedKind {
     pub because: String,
 }
 
-/// How much of a result was put into the model; a result into which less was put is worth more.
+/// How much of a result was put into the model. A result into which less was put is worth more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -157,7 +157,7 @@ pub struct Contradiction {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Values {
-    /// One number; its name is [`ONLY`].
+    /// One number, whose name is [`ONLY`].
     One(Number),
     /// Numbers by name.
     Named(BTreeMap<String, Number>),
@@ -197,7 +197,7 @@ impl Values {
 }
 
 impl Claim {
-    /// Returns true if this is one of Homenode's own claims.
+    /// Returns true if this claim is one of Homenode's own.
     pub fn is_own(&self) -> bool {
         self.source == OWN
     }

@@ -12,7 +12,7 @@ use crate::verdict::{Part, Score, Verdict, show};
 use homenode_units::stats::mean;
 use homenode_units::with_reading_time;
 
-/// Both parts, as Markdown.
+/// Both documents, as Markdown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
     /// The page, with the answers that a reader looks for first.

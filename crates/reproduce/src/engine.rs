@@ -16,7 +16,7 @@ pub struct Run {
     pub policy: String,
     /// Number of decisions that were carried out.
     pub decisions: usize,
-    /// What each VM and each node did; VMs are in the scenario's order.
+    /// The results of each VM and each node; VMs are in the scenario's order.
     pub report: TwinReport,
 }
 
@@ -90,7 +90,7 @@ impl<W: FnMut(&Cycle, &Control) -> Result<()>> Probe for Watched<W> {
     }
 }
 
-/// A run that has ended.
+/// The result of a run that has ended.
 pub(crate) struct Ended<P> {
     pub(crate) twin: Twin,
     pub(crate) control: Control,

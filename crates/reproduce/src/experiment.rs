@@ -30,7 +30,7 @@ pub struct Decision {
 /// A table of the document.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Table {
-    /// Its subject, in a sentence.
+    /// The table's subject, in a sentence.
     pub title: String,
     /// Column heads.
     pub header: Vec<String>,
@@ -107,7 +107,7 @@ pub(crate) fn fitted_to(runs: &[Run]) -> BTreeSet<String> {
     workloads.flat_map(|workload| workload.calibrated_to).collect()
 }
 
-/// Returns true if a claim rests on profiles fitted to another claim of the same paper.
+/// Returns true if a claim rests on profiles that were fitted to another claim of the same paper.
 pub(crate) fn rests_on_own_paper(claim: &Claim, fitted: &BTreeSet<String>) -> bool {
     let others = fitted.iter().filter(|id| **id != claim.id);
     others

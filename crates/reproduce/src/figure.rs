@@ -40,9 +40,9 @@ const GROUP: f64 = 0.8;
 /// A figure of one claim.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
-    /// Name of its file, without extension.
+    /// Name of the figure's file, without extension.
     pub name: String,
-    /// Its subject.
+    /// The figure's subject.
     pub title: String,
     /// Label of the horizontal axis.
     pub x_label: String,
@@ -103,7 +103,7 @@ impl Figure {
         renumbered(&SvgBackend::default().render_scene(&self.scene()))
     }
 
-    /// Returns the figure as PNG. It has 300 pixels per inch when it is as wide as a column.
+    /// Returns the figure as PNG. As wide as a column, the figure has 300 pixels per inch.
     ///
     /// # Errors
     /// The encoding failed.
@@ -119,7 +119,7 @@ impl Figure {
             Shape::Bars(categories, series) => (vec![bars(categories, series)], names(series)),
             Shape::Lines(series) => (lines(series), names(series)),
         };
-        // If a name is too long for half of the width, each name gets a line.
+        // If a name is too long for half of the width, each name gets its own line.
         let columns = if names.iter().all(|name| letters(name) < AXIS / 2.0 - 30.0) {
             2
         } else {

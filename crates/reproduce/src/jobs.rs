@@ -96,7 +96,7 @@ impl Progress {
         progress
     }
 
-    /// Returns this progress for a known number of items. Needed if the work goes through [`each`] in parts.
+    /// Returns the same progress for a known number of items. Needed if the work goes through [`each`] in parts.
     #[must_use]
     pub fn of(self, all: usize) -> Progress {
         self.expect(all);
@@ -185,7 +185,7 @@ fn left(spent_s: f64, done: f64) -> String {
     }
 }
 
-/// Returns the number of CPUs of the machine.
+/// Returns the number of CPUs of this machine.
 pub fn available() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }

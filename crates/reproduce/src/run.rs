@@ -1,4 +1,4 @@
-//! One run of the twin: its inputs and its recorded outcome.
+//! A run of the twin: its inputs and its recorded outcome.
 
 use anyhow::Result;
 use homenode_control::{Config, Control, Cycle, Mode};
@@ -55,7 +55,7 @@ pub struct Moment {
     pub vms: Vec<VmMoment>,
 }
 
-/// One VM at one time.
+/// A VM at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmMoment {
@@ -65,9 +65,9 @@ pub struct VmMoment {
     pub llc_references: u64,
     /// LLC misses.
     pub llc_misses: u64,
-    /// Balance of its permit's account; 0 if it has no permit.
+    /// Balance of the VM's permit account; 0 if the VM has no permit.
     pub balance_units: i64,
-    /// Number of its pages outside its home; 0 if it has no home.
+    /// Number of the VM's pages outside its home; 0 if the VM has no home.
     pub pages_away: u64,
 }
 
@@ -92,7 +92,7 @@ pub struct Window {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VcpuCounts {
-    /// Node of the CPU on which it was at the end.
+    /// Node of the CPU on which the vCPU was at the end.
     pub node: u32,
     /// Unhalted cycles.
     pub cycles: u64,
@@ -128,8 +128,8 @@ impl Run {
         }
     }
 
-    /// Returns a text that identifies this run, regardless of its scenario's name. The text only names embedded profiles and
-    /// machines. So a cache that stores it with a result must also store which program made the result.
+    /// Returns a text that identifies this run, regardless of the scenario's name. The text names embedded profiles and machines
+    /// without their contents, so a cache must store with it which program made the result.
     pub fn description(&self) -> String {
         let mut nameless = self.clone();
         nameless.scenario.name.clear();
@@ -204,7 +204,7 @@ fn moment(twin: &mut Twin) -> Result<Moment> {
     let sample = twin.sample()?;
     let report = twin.report();
     let away = |vm: &VmSample| vm.pages_outside(vm.settings.home.as_ref()?);
-    // Both lists are in the scenario's order. A VM that is absent has zero counts.
+    // Both lists are in the scenario's order. A VM without a report has zero counts.
     let vms = report.vms.iter().map(|vm| {
         let seen = sample.vms.iter().find(|seen| seen.name == vm.name);
         let vcpus = || seen.iter().flat_map(|seen| &seen.vcpus);
@@ -236,7 +236,7 @@ fn window(twin: &Twin, report: &TwinReport, begin: Option<&Sample>, end: &Sample
         let node = sample.nodes.get(node);
         node.and_then(|node| node.memory_traffic_bytes).unwrap_or(0)
     };
-    // The twin counts at the LLC. What it does not tell is no count of a run.
+    // The twin counts at the LLC. A figure that the twin does not report is not counted in a run.
     let grown = |before: Option<u64>, now: Option<u64>| now.unwrap_or(0) - before.unwrap_or(0);
     let vcpus = end
         .vms

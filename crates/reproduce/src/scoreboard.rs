@@ -42,7 +42,7 @@ pub struct Scoreboard {
     pub same_paper: Group,
     /// The other headline numbers.
     pub without_same_paper: Group,
-    /// Number of all numbers that were judged, whatever their kind.
+    /// Number of these that a prediction of no effect would get right within the tolerance.
     pub judged: usize,
     /// How many of these a prediction of no effect would get right within the tolerance.
     pub trivial: usize,
@@ -52,7 +52,7 @@ pub struct Scoreboard {
     pub by_source: BTreeMap<String, Group>,
     /// Headline numbers by what they depend on most.
     pub by_attribution: BTreeMap<Attribution, Group>,
-    /// Numbers, bounds, rankings and tests by how much of them was put into the model; inputs are excluded.
+    /// Numbers, bounds, rankings and tests by how much of each was put into the model; inputs are excluded.
     pub by_kind: BTreeMap<Kind, Worth>,
 }
 
@@ -472,7 +472,7 @@ pub(crate) mod tests {
                     .collect::<Vec<_>>(),
             )
         };
-        // The first rests on a calibration, and the second is predicted.
+        // The first value rests on a calibration, and the second is predicted.
         assert_eq!(named("xpv.under-load-balancing").headline.values, 0);
         assert_eq!(named("policies.consolidated").headline.values, 3);
         assert_eq!(Scoreboard::of(&[]).headline, Group::default());

@@ -96,7 +96,7 @@ pub struct Open {
     pub because: String,
 }
 
-/// One end of an open input.
+/// An end of an open input.
 #[derive(Clone, Debug, PartialEq)]
 pub enum End {
     /// A changed input of the runs.

@@ -48,7 +48,7 @@ pub enum Verdict {
     Partly,
     /// At most half of the values hold.
     Misses,
-    /// There is no experiment yet, or it could not be made.
+    /// The claim has no experiment yet, or the experiment could not be made.
     Pending,
     /// No model here covers the claim.
     NotModelled,
@@ -82,7 +82,7 @@ pub struct Measured {
 /// The test of a shape.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// What is tested, in a few words; unique in the claim.
+    /// The subject of the test, in a few words; unique in the claim.
     pub name: String,
     /// The outcome, in words.
     pub ours: String,
@@ -162,7 +162,7 @@ impl Score {
         effect_ratio(self.published, self.ours, self.null)
     }
 
-    /// Returns our effect over the published one or its inverse, whichever is larger. Infinite if the effects differ in sign
+    /// Returns our effect divided by the published one, or the inverse if that is larger. Infinite if the effects differ in sign
     /// or one of them is zero.
     pub fn factor(&self) -> f64 {
         libm::exp(self.error())

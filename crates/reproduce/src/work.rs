@@ -21,8 +21,8 @@ pub struct Outcomes {
 }
 
 impl Outcomes {
-    /// Returns these outcomes under one change: experiments that use them see the changed outcomes, without being told. If
-    /// the change is of an input of runs, the changed runs must have been made, too.
+    /// Returns these outcomes under one change: experiments that use them see the changed outcomes as if they were the usual
+    /// ones. If the change is of an input of runs, the changed runs must have been made, too.
     pub fn at(&self, end: &End) -> Outcomes {
         let mut outcomes = self.clone();
         match end {
@@ -49,8 +49,8 @@ impl Outcomes {
     }
 }
 
-/// Returns these runs, and each of them again at each of these ends. An end that changes a value of an experiment's file
-/// changes no run.
+/// Returns these runs, and each of them again at each of these ends. An end that changes a value of an experiment's file changes
+/// no run.
 pub(crate) fn with_ends(runs: Vec<Run>, ends: impl Iterator<Item = End>) -> Vec<Run> {
     let at = |end| match end {
         End::Run(change) => runs.iter().map(|run| changed(run, &[change])).collect(),
@@ -60,7 +60,7 @@ pub(crate) fn with_ends(runs: Vec<Run>, ends: impl Iterator<Item = End>) -> Vec<
     [runs, others].concat()
 }
 
-/// Returns the run with more of its inputs changed.
+/// Returns the run with further inputs changed.
 fn changed(run: &Run, changes: &[Change]) -> Run {
     let mut run = run.clone();
     run.changes.extend(changes);

@@ -31,12 +31,12 @@ pub(crate) enum Cell {
     Text(String),
 }
 
-/// One axis.
+/// An axis of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Axis {
-    /// Its name.
+    /// The axis's name.
     pub name: String,
-    /// Its labels, in order.
+    /// The axis's labels, in order.
     pub labels: Vec<String>,
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn places(axes: &[Axis]) -> impl Iterator<Item = Vec<usize>> {
     })
 }
 
-/// Pairs of an axis name and a label.
+/// Labels, each with the name of its axis.
 pub(crate) type Labels = Vec<(String, String)>;
 
 /// Returns the combinations of labels of these axes, in the order of [`places`].
@@ -123,7 +123,7 @@ pub(crate) fn labels(axes: &[Axis]) -> impl Iterator<Item = Labels> {
 }
 
 impl Array {
-    /// Creates an array of one cell without axes.
+    /// Creates an array without axes, which has one cell.
     pub(crate) fn one(cell: Cell) -> Array {
         Array {
             axes: Vec::new(),
@@ -217,13 +217,13 @@ impl Array {
             axes => {
                 let names: Vec<&str> = axes.iter().map(|axis| axis.name.as_str()).collect();
                 let names = names.join("` and `");
-                bail!("it still varies along `{names}`: choose a label, or take the mean, max, …")
+                bail!("the value still varies along `{names}`: choose a label, or take the mean, max, …")
             }
         }
     }
 
-    /// Returns, for each own axis that is also among `others`, its position there, and for each label there the own
-    /// position.
+    /// Returns, for each of this array's axes that is also among `others`, the axis's position there, and for each label there
+    /// the position of the label here.
     fn places(&self, others: &[Axis]) -> Vec<(usize, Vec<Option<usize>>)> {
         let of = |axis: &Axis| {
             let at = others.iter().position(|other| other.name == axis.name)?;

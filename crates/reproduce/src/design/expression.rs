@@ -44,11 +44,11 @@ pub(crate) enum Expression {
 /// The labels that a part selects.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Which {
-    /// One label; the axis is dropped.
+    /// One label, whose axis is dropped.
     One(Box<Expression>),
-    /// These labels.
+    /// The labels to keep.
     Some(Vec<String>),
-    /// All except these labels.
+    /// The labels to leave out.
     But(Vec<String>),
 }
 
@@ -201,7 +201,10 @@ impl Parser<'_> {
 
     fn deeper(&mut self, read: impl Fn(&mut Self) -> Result<Expression>) -> Result<Expression> {
         self.depth += 1;
-        ensure!(self.depth <= DEPTH_MAX, "it is nested deeper than {DEPTH_MAX}");
+        ensure!(
+            self.depth <= DEPTH_MAX,
+            "the expression is nested deeper than {DEPTH_MAX} levels"
+        );
         let found = read(self);
         self.depth -= 1;
         found

@@ -185,7 +185,8 @@ pub(crate) fn profile(name: &str) -> Result<Program> {
 /// Returns a machine's timing figures.
 ///
 /// # Errors
-/// The machine has none.
+///
+/// The machine has no timing figures.
 pub(crate) fn hardware(machine: &Machine) -> Result<&Hardware> {
     machine
         .hardware

@@ -7,7 +7,7 @@
 //! # Properties (tests of the same names)
 //!
 //! - Every committed file reads, and every name in it stands for something.
-//! - What is wrong with a file is said with its line and what to write instead.
+//! - An error in a file names the line, and what to write instead.
 //! - The same file gives the same runs, whatever the order of its tables.
 
 pub(crate) mod array;
@@ -44,8 +44,8 @@ struct File {
     claim: Option<String>,
     /// The subject, in a sentence.
     title: String,
-    /// File of settings and values that several experiments share. Own keys override its keys; its tables and reasons follow
-    /// the own ones.
+    /// File of settings and values that several experiments share. The experiment's own keys override keys of this file; its own
+    /// tables and reasons come before those of this file.
     base: Option<String>,
     set_up: Vec<String>,
     why: Vec<String>,
@@ -70,7 +70,7 @@ struct File {
     order_cost: Option<(String, String)>,
     /// Code that provides further values, which no run of the twin yields.
     model: Option<String>,
-    /// Whether the model measures time on the machine on which it runs.
+    /// Whether the model measures time on the machine on which the model runs.
     measured_here: bool,
     /// Names of results that are inputs of the model.
     inputs: Vec<String>,
@@ -130,10 +130,10 @@ struct Grid {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Csv {
-    /// Its file in `data/published`.
+    /// The table's file in `data/published`.
     file: String,
     axis: String,
-    /// Replacements for labels that are written differently here.
+    /// Replacements for labels that the experiment writes differently.
     #[serde(default)]
     write: BTreeMap<String, String>,
 }

@@ -22,12 +22,12 @@ use homenode_units::stats::regret;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Test {
-    /// What is tested: a text.
+    /// The subject of the test: a text.
     name: String,
     /// Axes; there is a test for every combination of their labels.
     #[serde(default)]
     each: Vec<String>,
-    /// The outcome: a text.
+    /// The outcome of the test: a text.
     ours: String,
     /// An expression for whether the test passed; it must be true at every place.
     holds: String,
@@ -44,11 +44,11 @@ pub(super) struct Test {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct TableOf {
     title: String,
-    /// Axes; there is a row for every combination of their labels, …
+    /// Axes of the table. There is a row for every combination of their labels.
     over: Vec<String>,
-    /// … for which this expression holds, …
+    /// Condition for a row, an expression; by default every combination has a row.
     only: Option<String>,
-    /// … sorted by this expression, the greatest first.
+    /// Expression that sorts the rows, the greatest first.
     order: Option<String>,
     /// First cell of a row: a text; by default the row's labels.
     row: Option<String>,
@@ -197,7 +197,7 @@ fn test(scope: &Scope<'_>, measured: &mut Measured) -> Result<()> {
                     let number = |text| at(scope.value(text)?, &labels)?.only()?.number();
                     let both = number(published).and_then(|published| Ok(published.zip(number(ours)?)));
                     let both = both
-                        .and_then(|both| both.context("it was not measured"))
+                        .and_then(|both| both.context("the value was not measured"))
                         .map_err(wrong)?;
                     measured.tabled.insert(name.clone(), both);
                 }

@@ -49,11 +49,11 @@ pub(super) struct Settings {
     pub words: BTreeMap<String, Value>,
     /// Preset of the machine.
     pub machine: Option<String>,
-    /// When counting begins …
+    /// When counting begins.
     pub from: Option<String>,
-    /// … and when the run ends, if its programs have not ended before.
+    /// When the run ends, if its programs have not ended before.
     pub until: Option<String>,
-    /// Interval at which VMs are sampled during that time, for measures over time.
+    /// Interval at which VMs are sampled from then until the end, for measures over time.
     pub watch: Option<String>,
     /// The policies that act.
     pub policies: Option<String>,
@@ -383,7 +383,7 @@ pub(super) struct Nesting {
 }
 
 impl<'a> Words<'a> {
-    /// Creates the words of a run from its settings, published tables, and labels by axis.
+    /// Creates the words of a run from the run's settings, published tables, and labels by axis.
     pub(super) fn new(
         settings: &'a Settings,
         csv: &'a BTreeMap<String, Named>,
@@ -438,7 +438,7 @@ impl<'a> Words<'a> {
         }
         let whole = Template::parse(text)?.filled(|expression, digits| {
             match evaluate(expression, self)?.only()? {
-                // Machines read the text, so every digit counts.
+                // Machines read the text, so no digit is dropped.
                 Cell::Number(number) => {
                     Ok(digits.map_or(number.to_string(), |digits| format!("{number:.digits$}")))
                 }

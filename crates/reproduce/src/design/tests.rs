@@ -257,7 +257,7 @@ fn expressions_by_hand() {
         ("tau(a, a * a, x)", "1"),
         ("power(a, 2)", "9 1 4"),
         ("regret(a, a, x)", "0"),
-        // Choosing the lower of two costs 1, 1 and 2 more.
+        // Choosing the lower of the two costs 1, 1 and 2 more.
         ("regret(0 - a, a, x)", "1.33"),
         ("mean(rsd(g, x), y)", "95.5"),
     ] {
@@ -286,7 +286,7 @@ fn a_straight_line_fits_wholly_and_a_step_does_not() {
     let xs: Vec<f64> = (0..6).map(f64::from).collect();
     let line: Vec<f64> = xs.iter().map(|x| 3.0 + 2.0 * x).collect();
     assert!((r_squared(&line, &xs).unwrap() - 1.0).abs() < 1e-12);
-    // x - mean: -1.5 -.5 .5 1.5, y - mean: -.25 thrice and .75: 1.5² / (5 · 0.75).
+    // Deviations from the mean: x -1.5, -.5, .5, 1.5; y -.25 three times, then .75. So the result is 1.5² / (5 · 0.75).
     let step = r_squared(&[0.0, 0.0, 0.0, 1.0], &xs[..4]).unwrap();
     assert!((step - 0.6).abs() < 1e-12);
 }

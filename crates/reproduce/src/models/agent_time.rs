@@ -38,8 +38,8 @@ fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     (result, cpu_s() - begin)
 }
 
-/// Reads the kernel files that an agent on a real host reads in each period: two for the host, one for each VM, and three
-/// for each vCPU. A file that cannot be read costs only the failed attempt.
+/// Reads the kernel files that an agent on a real host reads in each period: two for the host, one for each VM, and three for
+/// each vCPU. If a file cannot be read, only the failed attempt is measured.
 fn read_kernel(vms: usize) -> usize {
     let read = |path: &str| fs::read(path).map_or(0, |text| text.len());
     let mut bytes = read("/proc/stat") + read("/proc/meminfo");

@@ -26,8 +26,8 @@ pub(super) fn permits(value: Values<'_>) -> Result<Named> {
     Ok(named([("period_ns", periods), ("state_bytes", bytes)]))
 }
 
-/// Returns the nanoseconds of a period with this number of VMs, in which each is metered and all are settled. It is the
-/// minimum of several trials.
+/// Returns the nanoseconds of a period with this number of VMs, in which each VM is metered and all are settled. The result is
+/// the minimum of several trials.
 fn period_ns(vms: usize) -> f64 {
     let permit = Permit::pollution(250_000).expect("the paper's permit");
     let mut ledger = Ledger::new(Terms::default());

@@ -122,9 +122,11 @@ fn side_by_side(machine: &Machine, programs: &[&Streaming]) -> Result<Vec<Done>>
         .values()
         .next()
         .and_then(|node| node.memory_bandwidth);
-    let bandwidth = bandwidth.context("the machine's memory bandwidth is not known")?;
+    let bandwidth = bandwidth.context("the machine file does not state the bandwidth of memory")?;
     let llc = &machine.llcs[0];
-    let ways = llc.ways.context("the machine's ways are not known")? as usize;
+    let ways = llc
+        .ways
+        .context("the machine file does not state the ways of the cache")? as usize;
     let shape = CacheShape::of_lines(lines(machine), ways, llc.replacement.unwrap_or_default());
     let paths = Paths {
         controllers: vec![Server {

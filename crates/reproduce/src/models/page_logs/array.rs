@@ -21,7 +21,7 @@ pub(crate) const GEM5_NS: f64 = 30e9 / (PASSES * ARRAY) as f64;
 /// Nanoseconds per page on the real machine: 60 s for 63 G instructions, with 26 instructions per turn (profile
 /// `array.rrww`).
 pub(crate) const NATIVE_NS: f64 = 60e9 / (63e9 / 26.0);
-/// Number of intervals in each half. Tau is reached in the third interval, and the loop ends four intervals later.
+/// Number of intervals in each half. Tau is reached in the third interval, and PRL's loop ends four intervals later.
 const HALF: u64 = 8;
 const SAMPLES: u64 = 30;
 
@@ -66,7 +66,7 @@ fn prl(program: &Program, page_ns: f64, start: Start) -> Ended {
             let estimate = model.close(&mut estimator, MU);
             let hot = mb(estimate.hot.to_pages().0);
             ended.dist_mb.push(hot);
-            // If the loop ends before any page is hot, that is not an estimate.
+            // An estimate at which the loop ends before any page is hot does not count.
             if estimate.settled == Settled::Yes && hot > 0.0 && ended.estimate_mb.is_none() {
                 ended.estimate_mb = Some(hot);
             }
@@ -113,7 +113,7 @@ fn pml_and_poll(program: &Program) -> ([f64; 2], f64, f64) {
     (estimates, mb(model.kernel_logged()), rms)
 }
 
-/// Programs other than a constant loop, at a tenth of the size. They show what each repair is for.
+/// Programs other than a constant loop, at a tenth of the size. Each shows what one of the repairs is for.
 mod repairs {
     use super::*;
 

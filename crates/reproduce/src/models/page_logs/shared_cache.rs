@@ -22,7 +22,7 @@ pub(crate) fn shared(value: Values<'_>) -> Result<Named> {
     let llc = machine.llcs.first().context("the machine has no cache")?;
     let ways = llc
         .ways
-        .context("the machine does not say how many ways its cache has")?;
+        .context("the machine file does not state the ways of the cache")?;
     let way_bytes = llc.size_bytes.as_f64() / f64::from(ways);
     let (mut some, mut lost) = (Vec::new(), Vec::new());
     for pair in pairs.cells() {
