@@ -125,7 +125,7 @@ impl Contender {
             let setup = setup_with(alone(&setup.scenario, at));
             engine::run(&setup, self.name(), control(), &mut watch)
         });
-        let mut run = runs.next().context("a scenario has a VM")??;
+        let mut run = runs.next().context("a scenario has at least one VM")??;
         for (at, other) in (1..).zip(runs) {
             run.report.vms[at] = other?.report.vms.swap_remove(at);
         }

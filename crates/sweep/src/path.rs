@@ -23,7 +23,7 @@ pub(crate) enum PathError {
     #[error("the seeds are chosen with --seeds (`seeds` in a plan)")]
     Seeds,
     /// The path ends at a table.
-    #[error("`{0}` is a table, not a key: go on with a dot")]
+    #[error("`{0}` is a table, not a key: continue the path after a dot")]
     Table(String),
     /// No event has this number.
     #[error("there is no event `{number}`: the scenario has {count} events, numbered from 0")]

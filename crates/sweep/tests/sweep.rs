@@ -163,7 +163,7 @@ fn every_key_and_value_is_checked_before_anything_runs() {
         ),
         ("\"vm.fluid.vcpus\" = \"1..3/3,4\"", "is not a number of values"),
         ("\"vm.fluid.vcpus\" = \"1,900\"", "vm.fluid.vcpus = 900: "),
-        ("\"vm.fluid\" = \"1\"", "go on with a dot"),
+        ("\"vm.fluid\" = \"1\"", "continue the path after a dot"),
         ("\"vm.fluid.name.x\" = \"1\"", "`name` is string, not a table"),
         (
             "\"workload.lbn.about\" = \"x\"",

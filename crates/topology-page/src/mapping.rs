@@ -29,7 +29,8 @@ impl Mapping {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at any free address; nothing else in this process refers to it.
         let start = unsafe { mmap(ptr::null_mut(), BYTES, access, MapFlags::SHARED, file.as_fd(), 0) }?;
-        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
+        let start = NonNull::new(start.cast())
+            .ok_or_else(|| io::Error::other("the kernel mapped the page at address 0"))?;
         Ok(Mapping { start })
     }
 

@@ -263,7 +263,7 @@ pub struct Happening {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WhyError {
     /// The VM did not run at that time.
-    #[error("VM {vm} did not run at that time: `homenode record show` says when it came and went")]
+    #[error("VM {vm} did not run at that time: `homenode record show` lists when it appeared and vanished")]
     NotThere {
         /// The VM.
         vm: VmId,

@@ -68,9 +68,9 @@ pub struct ScheduleError {
 /// The mistake in a line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum LineError {
-    #[error("it has no time")]
+    #[error("the text has no time")]
     NoTime,
-    #[error("it has no `: `")]
+    #[error("the text has no `: `")]
     NoColon,
     #[error(transparent)]
     Time(#[from] ParseQuantityError),
@@ -84,7 +84,7 @@ enum LineError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GoalError {
     /// A place without nodes.
-    #[error("it names no node")]
+    #[error("the text names no node")]
     NoNode,
     /// The nodes cannot be parsed.
     #[error(transparent)]
@@ -254,8 +254,8 @@ mod tests {
     #[test]
     fn a_bad_line_says_why() {
         for (line, why) in [
-            ("nonsense", "it has no time"),
-            ("1s a unplaced", "it has no `: `"),
+            ("nonsense", "the text has no time"),
+            ("1s a unplaced", "the text has no `: `"),
             ("1s x: unplaced", "there is no VM `x`"),
             ("1s a: home", "`home` is not a place"),
             ("1s a: home 0-", "0-"),

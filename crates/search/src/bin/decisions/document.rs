@@ -37,7 +37,7 @@ pub(crate) struct Held {
     /// Number of cases
     #[arg(long, default_value_t = 24)]
     cases: usize,
-    /// Seeds of each case, as 1-3 or 7
+    /// Seeds of each case, such as 1-3 or 7
     #[arg(long, default_value = "1-3", value_parser = seeds)]
     seeds: RangeInclusive<u64>,
     /// Commit to draw cases from [default: the last one that touched the policies]
@@ -56,13 +56,13 @@ pub(crate) struct Document {
     /// Folder of `cases`, `known` and `held-out.toml`
     #[arg(long, default_value = "data/decisions")]
     data: PathBuf,
-    /// The document; its figure is written next to it
+    /// File for the document; its figure is written next to it
     #[arg(long, default_value = "docs/DECISIONS.md")]
     out: PathBuf,
     /// Number of seeds, from 1 on
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
-    /// One machine's sweep and no lone VMs: for a quick look, not to commit
+    /// Sweep one machine only, without lone VMs: for a quick look, not to commit
     #[arg(long)]
     quick: bool,
     /// Runs at the same time [default: as many as there are CPUs]
@@ -240,7 +240,7 @@ fn disturbed(
             let config = Config::default();
             let beginning = Point::beginning(&setup, &config)?;
             let whole = rollout(&setup, &config, base, &beginning, &schedule, None)?;
-            Ok::<_, anyhow::Error>(whole.context("a run without a bound was cut")?.run)
+            Ok::<_, anyhow::Error>(whole.context("a run without a time limit was cut short")?.run)
         })?;
         let bases: Vec<Run> = bases.into_iter().map(|(_, base)| base.clone()).collect();
         best.push(score(setup, &bases, &again));

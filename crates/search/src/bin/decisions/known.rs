@@ -28,7 +28,7 @@ pub(crate) struct Search {
     /// Runs on the twin per case and seed
     #[arg(long, default_value_t = 300)]
     evaluations: usize,
-    /// Seeds, as 1-5 or 7
+    /// Seeds, such as 1-5 or 7
     #[arg(long, default_value = "1-3", value_parser = seeds)]
     seeds: RangeInclusive<u64>,
     /// Seed of the search's own draws
@@ -40,7 +40,7 @@ pub(crate) struct Search {
 }
 
 pub(crate) fn search(args: &Search) -> anyhow::Result<()> {
-    fs::create_dir_all(&args.known).with_context(|| format!("cannot make {}", args.known.display()))?;
+    fs::create_dir_all(&args.known).with_context(|| format!("cannot create {}", args.known.display()))?;
     let commit = last_commit(".").unwrap_or_default();
     for path in &args.cases {
         let case = read(path)?;

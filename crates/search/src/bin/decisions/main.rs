@@ -43,7 +43,7 @@ struct Cli {
 enum Command {
     /// Write cases drawn by seeds into a folder
     Generate {
-        /// Seeds of the cases, as 1-24 (1-40 are for training)
+        /// Seeds of the cases, such as 1-24 (1-40 are for training)
         #[arg(long, value_parser = seeds)]
         seeds: RangeInclusive<u64>,
         /// The folder
@@ -67,7 +67,7 @@ enum Command {
 /// Options of most commands.
 #[derive(Debug, Args)]
 struct Common {
-    /// Seeds, as 1-5 or 7
+    /// Seeds, such as 1-5 or 7
     #[arg(long, default_value = "1-3", value_parser = seeds)]
     seeds: RangeInclusive<u64>,
     /// Policies compared with default, or autonuma (repeatable) [default: homenode]
@@ -134,7 +134,7 @@ fn main() -> anyhow::Result<()> {
 
 /// Writes cases, each with its name, into a folder.
 fn write_all(folder: &Path, cases: impl Iterator<Item = (String, String)>) -> anyhow::Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     for (name, text) in cases {
         let path = folder.join(format!("{name}.toml"));
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;

@@ -26,7 +26,7 @@ pub(crate) struct Operations {
     /// Kinds of hosts (repeatable)
     #[arg(long, value_enum, default_values_t = [Hosts::Today, Hosts::Old])]
     hosts: Vec<Hosts>,
-    /// Seeds of each case, as 1-5 or 7
+    /// Seeds of each case, such as 1-5 or 7
     #[arg(long, default_value = "1-5", value_parser = seeds)]
     seeds: RangeInclusive<u64>,
     /// Commit to draw cases from, or any word to draw cases for inspection [default: the last one that touched the policies]
