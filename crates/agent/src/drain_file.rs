@@ -40,7 +40,10 @@ impl DrainFile {
         let text = String::from_utf8_lossy(&bytes);
         text.trim().parse().map_err(|e| {
             let path = dir.path_of(FILE);
-            anyhow!("cannot read which nodes were drained: {}: {e}", path.display())
+            anyhow!(
+                "the list of drained nodes cannot be read: {}: {e}",
+                path.display()
+            )
         })
     }
 
@@ -55,7 +58,9 @@ impl DrainFile {
             false => dir.replace(FILE, format!("{nodes}\n").as_bytes()).map(drop),
         });
         written.map_err(|error| {
-            anyhow!("this lasts only as long as this agent, because it cannot be saved: {error}")
+            anyhow!(
+                "the drain ends with this agent, because the list of drained nodes cannot be saved: {error}"
+            )
         })
     }
 }

@@ -390,7 +390,8 @@ fn start_guard(
     vms: &Managed,
     heartbeat: &Heartbeat,
 ) -> anyhow::Result<(Guard, Option<String>)> {
-    let exe = std::env::current_exe().context("cannot find the program's own file, which the guard runs")?;
+    let exe = std::env::current_exe()
+        .context("cannot find the file of the running program, which the guard needs")?;
     // An upgrade replaces the file of a running agent, but the kernel still has the old program.
     let exe = if exe.exists() {
         exe

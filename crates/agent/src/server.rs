@@ -72,11 +72,12 @@ impl Server {
         );
         let listener = listen(state, &path, readers)?;
         let mut listener = UnixListener::from_std(listener);
-        let poll = Poll::new().context("cannot wait for clients")?;
+        let poll = Poll::new().context("cannot set up waiting for clients")?;
         let registry = poll.registry();
         let registered = registry.register(&mut listener, Token(LISTENER), Interest::READABLE);
-        registered.context("cannot wait for clients")?;
-        let waker = Arc::new(Waker::new(registry, Token(WOKEN)).context("cannot wait for clients")?);
+        registered.context("cannot set up waiting for clients")?;
+        let waker =
+            Arc::new(Waker::new(registry, Token(WOKEN)).context("cannot set up waiting for clients")?);
         let closing = Arc::new(AtomicBool::new(false));
         let serving = Serving {
             readers,
@@ -124,7 +125,7 @@ fn bind(
     let hidden = StateDir::open(state)?.path_of(name);
     let _ = std::fs::remove_file(&hidden);
     let bound = net::UnixListener::bind(&hidden);
-    let listener = bound.with_context(|| format!("cannot make {}", hidden.display()))?;
+    let listener = bound.with_context(|| format!("cannot create the socket {}", hidden.display()))?;
     if let Some(group) = group {
         std::os::unix::fs::lchown(&hidden, None, Some(group.number())).with_context(|| {
             format!(
@@ -135,7 +136,8 @@ fn bind(
         })?;
     }
     std::fs::set_permissions(&hidden, Permissions::from_mode(mode))?;
-    std::fs::rename(&hidden, path).with_context(|| format!("cannot move it to {}", path.display()))?;
+    std::fs::rename(&hidden, path)
+        .with_context(|| format!("cannot move the new socket to {}", path.display()))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }

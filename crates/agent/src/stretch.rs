@@ -32,10 +32,10 @@ pub struct Stretch {
 #[derive(Debug, thiserror::Error)]
 pub enum StretchError {
     /// The history has no samples of the requested time.
-    #[error("no samples are kept of that time")]
+    #[error("the history has no samples of that time")]
     Empty,
     /// The history has samples of the run with this number, but no row that describes the run.
-    #[error("the history has samples of run {0}, but not the run itself")]
+    #[error("the history has samples of run {0}, but not its machine and settings")]
     NoRun(i64),
     /// Another version wrote the run.
     #[error("machine and settings of run {run} cannot be read: {error}")]

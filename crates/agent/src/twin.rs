@@ -97,7 +97,7 @@ pub fn run(
     output: &mut dyn Show,
     wake_signal: &WakeSignal,
 ) -> anyhow::Result<Served> {
-    let mut twin = spec.start().context("the twin cannot start")?;
+    let mut twin = spec.start().context("the simulated host cannot start")?;
     let state = run.state.as_deref();
     let (usage_file, usage) = UsageFile::open(state, Clock::Host);
     let control = Control::new(config.clone(), run.mode).with_usage(usage);

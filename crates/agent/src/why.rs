@@ -65,7 +65,7 @@ pub fn ask(
 ) -> Result<Answer, AskError> {
     let (first, last) = archive.span(Kind::Sample)?.ok_or_else(|| {
         AskError::Nothing(
-            "no samples are recorded yet; none will be while samples_hours of [record] in the settings is 0"
+            "no samples are recorded yet; while samples_hours of [record] in the settings is 0, none are"
                 .to_owned(),
         )
     })?;
@@ -243,7 +243,7 @@ fn machine_of(archive: &Archive, run: i64) -> Result<Machine, AskError> {
     let detail = archive.runs()?.into_iter().find(|known| known.id == run);
     let detail = detail.and_then(|run| serde_json::from_value::<Detail>(run.detail).ok());
     let machine = detail.map(|detail| detail.machine);
-    machine.ok_or_else(|| AskError::Nothing(format!("run {run} does not say on which machine it ran")))
+    machine.ok_or_else(|| AskError::Nothing(format!("the history lacks the machine of run {run}")))
 }
 
 /// Returns the samples of one run, without those that cannot be read.
@@ -269,7 +269,7 @@ fn sparse(
         samples.push(frame?);
         if until.is_some_and(|until| Instant::now() >= until) {
             return Err(AskError::Nothing(
-                "that takes too long to read here: ask for a shorter window, or use `homenode why`"
+                "reading so long a window takes too long here: ask for a shorter one, or use `homenode why`"
                     .to_owned(),
             ));
         }

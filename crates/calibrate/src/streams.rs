@@ -105,7 +105,7 @@ impl<'scope, 'board: 'scope> Streams<'scope, 'board> {
             .into_iter()
             .map(ScopedJoinHandle::join);
         let error = results.filter_map(|result| result.ok()?.err()).next();
-        error.unwrap_or_else(|| io::Error::other("a stream ended without a reason"))
+        error.unwrap_or_else(|| io::Error::other("a thread that loads memory ended without an error"))
     }
 
     /// Makes the first `active` threads work for `duty` thousandths of the time, and the others rest.

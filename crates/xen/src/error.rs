@@ -17,7 +17,7 @@ pub enum XenError {
         cause: String,
     },
     /// The files do not show whether this is dom0.
-    #[error("cannot tell whether this system is dom0 of a Xen host: {cause}")]
+    #[error("it is unknown whether this system is dom0 of a Xen host: {cause}")]
     Unknown {
         /// The system's error.
         cause: String,
@@ -113,7 +113,7 @@ pub enum LeverError {
     NoTarget(#[from] NoTarget),
     #[error(transparent)]
     Xl(#[from] XlError),
-    #[error("it is still being created, and may yet get the cap that its earlier run had")]
+    #[error("the domain is still being created, and may yet get the cap that its earlier run had")]
     BeingBuilt,
     #[error("it has ended")]
     Ended,

@@ -28,10 +28,10 @@ pub enum EmulatorError {
         cause: std::io::Error,
     },
     /// The path is that of a directory or a device.
-    #[error("{}: is not a file", .0.display())]
+    #[error("{} is not a file", .0.display())]
     NoFile(PathBuf),
     /// The emulator does not start.
-    #[error("{}: cannot be started: {cause}", .file.display())]
+    #[error("{} cannot be started: {cause}", .file.display())]
     NotStarted {
         /// The file.
         file: PathBuf,
@@ -67,7 +67,7 @@ pub enum EmulatorError {
     #[error("--plugin {}: there is no such file", .0.display())]
     NoSuchPlugin(PathBuf),
     /// The path of this program, next to which the plugin is installed, is not known.
-    #[error("cannot tell where this program's own file is: {0}")]
+    #[error("cannot find this program's own file, next to which the plugin is: {0}")]
     NotKnownWhere(std::io::Error),
     /// The plugin is not installed.
     #[error(

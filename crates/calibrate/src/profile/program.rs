@@ -19,7 +19,7 @@ pub enum ProgramError {
         cause: std::io::Error,
     },
     /// The file is not executable.
-    #[error("{}: is not a program (a file that may be executed)", .0.display())]
+    #[error("{} is not an executable file: name a program", .0.display())]
     NotExecutable(PathBuf),
     /// The program is not in any directory of `PATH`.
     #[error("no program named `{}` is in PATH", .0.display())]

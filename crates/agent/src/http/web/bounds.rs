@@ -96,7 +96,7 @@ impl Bounds {
             .roots
             .retain(|authority| self.authorities.contains(authority));
         if roots.is_empty() {
-            anyhow::bail!("all of its authorities are new; accepting them takes a restart of the agent");
+            anyhow::bail!("all authorities in the file are new; restart the agent to accept them");
         }
         let new = count - roots.len();
         if new > 0 {
