@@ -111,7 +111,7 @@ fn main() {
         );
         return;
     }
-    // Under `cargo test --benches` the benchmark only has to run.
+    // Under `cargo test --benches` the benchmark only has to run, not to measure well.
     let quick = !std::env::args().any(|arg| arg == "--bench");
     let runs = if quick { 1 } else { 100 };
     let dir = tempfile::tempdir().expect("a directory for state");

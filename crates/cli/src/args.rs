@@ -280,7 +280,7 @@ is returned when the floor is removed, or when the agent stops or dies.
 
 Examples:
   homenode memory set web 2GiB         memory may be taken from VM web down to 2 GiB; that is stored with the VM
-  homenode memory set web none         it keeps all of its memory
+  homenode memory set web none         VM web keeps all of its memory
   homenode memory                      what each VM has and needs, and why"
     )]
     Memory(MemoryArgs),
@@ -453,7 +453,7 @@ mod tests {
         );
     }
 
-    /// All commands below this one, itself included, each with its name after its parents' names.
+    /// All commands below this one and the command itself, each with its name after its parents' names.
     fn commands(of: &clap::Command, parents: &[String]) -> Vec<(Vec<String>, clap::Command)> {
         let names = [parents, &[of.get_name().to_owned()]].concat();
         let below: Vec<_> = of
@@ -479,7 +479,7 @@ mod tests {
                     .iter()
                     .any(|begin| help.starts_with(begin));
                 let is_unchecked = kind == std::any::TypeId::of::<std::path::PathBuf>();
-                // These create missing directories themselves, before any work.
+                // The commands with these options create missing directories themselves, before any work.
                 let is_exempt = ["to", "history"].contains(&long);
                 assert!(
                     !is_output || !is_unchecked || is_exempt,
@@ -488,7 +488,7 @@ mod tests {
                 let (path, why) = match kind {
                     kind if kind == file => (
                         "/nonexistent/x.toml",
-                        "its directory does not exist; create it first",
+                        "the directory of this file does not exist; create it first",
                     ),
                     kind if kind == directory => ("/dev/null/x", "this directory cannot be created"),
                     _ => continue,

@@ -43,8 +43,9 @@ pub(crate) struct CalibrateArgs {
     /// twin's prediction
     #[arg(long)]
     pub validate: bool,
-    /// Instead of this host, measure how large a static pool of pages for I/O must be on the twin: for the scenario's first VM
-    /// that exchanges pages with a driver domain. Runs its programs and the twin's, each for at most --seconds of the twin's time
+    /// Measure, on the twin instead of this host, how large a static pool of pages for I/O must be for the scenario's first VM
+    /// that exchanges pages with a driver domain. Runs the VM's programs and the twin's, each for at most --seconds of simulated
+    /// time
     #[arg(long, value_name = "SCENARIO", conflicts_with_all = ["output", "node", "quick", "validate"])]
     pub pool: Option<String>,
     /// With --pool, run this program only; may be repeated
@@ -177,7 +178,8 @@ fn pool_of(what: &str, args: &CalibrateArgs) -> anyhow::Result<()> {
 }
 
 fn hold_against(file: &MachineFile, quick: bool) -> anyhow::Result<Validation> {
-    let program = std::env::current_exe().context("cannot find this program's own file, which the comparison runs")?;
+    let program =
+        std::env::current_exe().context("cannot find this program's own file, which the comparison runs")?;
     let spawn = |kernel: Kernel, cpu: CpuId, node: Option<NodeId>| {
         let mut command = Command::new(&program);
         command.args([

@@ -14,11 +14,11 @@ use crate::is_about_input;
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Complaint<'a> {
     kind: Kind,
-    /// What went wrong, and what to do about it.
+    /// The failure, and what to do about it.
     message: String,
     /// The command's exit status: 2 if its input is wrong, else 1.
     exit_status: u8,
-    /// The agent's error, if the agent was asked.
+    /// The agent's error, if the command asked the agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     agent: Option<&'a ApiError>,
 }
@@ -33,7 +33,7 @@ enum Kind {
     BadInput,
     /// The agent refused; `agent` has the kind of error.
     Agent,
-    /// Everything else.
+    /// Every other failure.
     Failed,
 }
 

@@ -17,7 +17,7 @@ const WIDTH_MAX: usize = 100;
 /// Options of `homenode doctor`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArgs {
-    /// Show more: the finding for each feature, and what this hardware lacks
+    /// Also show what was found for each feature, and what this hardware cannot have
     #[arg(long)]
     all: bool,
     #[command(flatten)]

@@ -40,7 +40,7 @@ pub(crate) struct ExperimentArgs {
     pub shown: ShownArgs,
 }
 
-/// One input and its factors.
+/// An input and its factors.
 #[derive(Clone, Debug)]
 pub(crate) struct Changes(Vec<End>);
 

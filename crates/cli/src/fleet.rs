@@ -56,13 +56,13 @@ pub(crate) struct FleetTopArgs {
     /// Time between updates
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = interval)]
     every: Ns,
-    /// CA certificate (PEM) that signed the agents' certificates, if browsers do not trust these already
+    /// CA certificate (PEM) that signed the agents' certificates, if they are not signed by a public CA
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
     /// A user named in the agents' web.yml
     #[arg(long, requires = "password_file")]
     user: Option<String>,
-    /// File with that user's password
+    /// File with the password of --user
     #[arg(long, value_name = "FILE", requires = "user")]
     password_file: Option<PathBuf>,
 }
@@ -81,11 +81,11 @@ pub(crate) struct Fleet {
 struct Shown {
     /// The host's name as given on the command line.
     host: String,
-    /// Why the host's agent did not answer, if it did not.
+    /// Why the host's agent did not answer; `null` if it did.
     trouble: Option<String>,
-    /// When it was last seen, by its own clock.
+    /// When the host was last seen, by the host's own clock.
     seen_at: Option<String>,
-    /// Summary of its last answer.
+    /// Summary of the host's last answer.
     summary: Option<Summary>,
 }
 

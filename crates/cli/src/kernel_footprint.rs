@@ -20,7 +20,7 @@ pub(crate) struct FootprintArgs {
     /// The kernel image that a boot loader starts (`/boot/vmlinuz-…`)
     #[arg(long, value_name = "FILE")]
     pub kernel: PathBuf,
-    /// An initramfs to load into the guest's memory, too; it is unpacked, but none of its programs run
+    /// An initramfs that the guest also unpacks into its memory; none of its programs run
     #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
     /// Precision of the result, such as `5%`; with --as-published, how much to shrink memory at each step

@@ -19,7 +19,7 @@ const LOOK_EVERY: Timespec = Timespec {
     tv_nsec: 100_000_000,
 };
 
-/// Returns how long the page stays: as requested, else a minute if the output is text on a terminal.
+/// Returns how long the page stays: as requested, else a minute if the output is text on a terminal, else no time.
 pub(crate) fn time(asked: Option<Ns>, style: Style) -> Ns {
     let usual = match style {
         Style::Terminal => AT_TERMINAL,

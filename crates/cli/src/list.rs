@@ -13,14 +13,14 @@ use crate::print::print_json;
 /// Options of `list`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ListArgs {
-    /// What to list; without it, the lists
+    /// The list to show; without it, show which lists there are
     #[arg(value_enum)]
     pub what: Option<What>,
     #[command(flatten)]
     pub shown: ShownArgs,
 }
 
-/// What comes with the program.
+/// A list of entries that come with the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum What {
@@ -41,7 +41,7 @@ pub(crate) enum What {
 /// A list of what comes with the program.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Listed {
-    /// What is listed; `null` if the entries are the lists themselves.
+    /// The list; `null` if the entries are the lists themselves.
     what: Option<What>,
     /// The entries, by name.
     entries: Vec<Entry>,
@@ -50,16 +50,17 @@ pub(crate) struct Listed {
 /// An entry.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Entry {
-    /// Its name on command lines and in files.
+    /// The entry's name on command lines and in files.
     pub name: String,
-    /// What it is, in a line.
+    /// A description of the entry, in a line.
     pub about: String,
 }
 
 /// `homenode list`.
 ///
 /// # Errors
-/// None but of writing JSON.
+///
+/// If JSON cannot be written.
 pub(crate) fn run(args: &ListArgs) -> anyhow::Result<()> {
     let listed = Listed {
         what: args.what,

@@ -132,14 +132,14 @@ fn main() -> ExitCode {
 /// Prints the manual page of the program or of one of its commands, or writes them all.
 fn manual(name: Option<&str>, to: Option<&std::path::Path>) -> anyhow::Result<()> {
     let mut all = Args::described();
-    // This names the commands' pages, and copies the global options into each command.
+    // Building names the commands' pages, and copies the global options into each command.
     all.build();
     let known: Vec<_> = all
         .get_subcommands()
         .filter(|command| !command.is_hide_set())
         .collect();
     if let Some(dir) = to {
-        std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let pages = known
             .iter()
             .map(|command| (format!("homenode-{}.1", command.get_name()), *command));

@@ -45,7 +45,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Waiting ends if what is left has not shrunk for this long, and for this many of the agent's samples.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PATIENCE_LOOKS: u32 = 10;
-/// After this many of the agent's samples, each VM on the nodes has its recommendation, if it needs one.
+/// Number of the agent's samples after which each VM on the nodes has its recommendation, if it needs one.
 const RECOMMENDED_LOOKS: u32 = 3;
 
 /// Options of `drain`.
@@ -132,8 +132,8 @@ fn wait_for_approval(count: usize) -> String {
     format!("{count} {wait} for your approval: `homenode recommend` lists them")
 }
 
-/// Waits until the nodes are empty, the VMs and memory left on them stop shrinking, another client ends the drain, or VMs move
-/// only once the operator approves it. Also returns the number of recommendations that wait for that.
+/// Waits until one of these holds: the nodes are empty, what is left on them no longer shrinks, another client ended the drain,
+/// or VMs move only once the operator approves that. Also returns the number of recommendations that wait for approval.
 fn wait(args: &DrainArgs, nodes: &NodeSet, begun: Maintenance) -> anyhow::Result<(Maintenance, usize)> {
     let (started, at_first) = (Instant::now(), memory(&begun, nodes));
     let of = |drains: &Maintenance| (left(drains, nodes).count(), memory(drains, nodes));
@@ -278,7 +278,7 @@ mod tests {
             paused_for_ns: None,
             note: None,
         };
-        // These give VM 1 a home.
+        // These settings give VM 1 a home.
         let all = [
             recommendation(1, State::Open, &[]),
             recommendation(2, State::Expired, &[]),

@@ -35,7 +35,7 @@ pub(crate) enum MemoryCommand {
 pub(crate) struct FloorArgs {
     /// The VM's name
     pub vm: String,
-    /// Memory that the VM always keeps (`2GiB`, `2G`; a bare number is MiB), or `none`: it keeps all of its memory
+    /// Memory that the VM always keeps (`2GiB`, `2G`; a bare number is MiB), or `none`: the VM keeps all of its memory
     pub floor: OrNone<Size>,
     #[command(flatten)]
     pub agent: AgentArgs,

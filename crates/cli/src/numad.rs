@@ -30,7 +30,7 @@ should run, and reserves them for it; with -H (in KiB, such as 2048) all of the 
 the running agent; without one, looks at the host itself.
 numad's own daemon options are not served: run `homenode run` instead.";
 
-/// Names under which other programs call it. SUSE's numa-preplace replaces numad and takes the same arguments.
+/// Names under which other programs call `homenode`. SUSE's numa-preplace replaces numad and takes the same arguments.
 pub(crate) const NAMES: [&str; 2] = ["numad", "numa-preplace"];
 
 /// Entry point under one of [`NAMES`].

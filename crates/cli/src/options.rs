@@ -18,7 +18,7 @@ use crate::bad_input;
 pub(crate) enum HostArg {
     /// The simulated host: the name or file of a scenario or a machine.
     Twin(Option<String>),
-    /// This host.
+    /// A real host: this one.
     Live(Managed),
 }
 
@@ -45,7 +45,7 @@ impl std::str::FromStr for HostArg {
 /// Options of `permit show`, `memory-policy show`, `memory show` and `topology`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ShowArgs {
-    /// Only this VM
+    /// Show only this VM
     pub vm: Option<String>,
     #[command(flatten)]
     pub agent: AgentArgs,
@@ -68,7 +68,7 @@ pub(crate) struct ShownArgs {
     pub json: bool,
 }
 
-/// What the twin's kernel does with memory on its own.
+/// Memory management of the twin's kernel that works without the agent.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct TwinKernelArgs {
     /// Turn NUMA balancing of the twin's kernel (`kernel.numa_balancing`) on or off, overriding the scenario
@@ -140,28 +140,28 @@ pub(crate) struct OutDir(PathBuf);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unwritable {
     /// The path of a file is that of a directory.
-    #[error("it is a directory; name a file")]
+    #[error("this path is a directory; name a file")]
     IsDirectory,
     /// The path of a file ends as that of a directory.
     #[error("a path that ends in a slash is that of a directory; name a file")]
     EndsAsDirectory,
     /// The file's directory does not exist.
-    #[error("its directory does not exist; create it first")]
+    #[error("the directory of this file does not exist; create it first")]
     NoDirectory,
     /// The user may not write to the existing file.
-    #[error("you may not write to this file; name another")]
+    #[error("you may not write to this file; name another file")]
     File,
     /// The user may not create a file in the directory.
-    #[error("you may not write into its directory; name another")]
+    #[error("you may not write into the directory of this file; name another file")]
     Directory,
     /// The user may write to the file, but not replace it by another.
-    #[error("a new file replaces this one, but you may not write into its directory; name another")]
+    #[error("a new file replaces this one, but you may not write into its directory; name another file")]
     Irreplaceable,
     /// The directory for results cannot be created.
-    #[error("this directory cannot be created: {0}; name another")]
+    #[error("this directory cannot be created: {0}; name another directory")]
     CannotCreate(String),
     /// The user may not write into the directory for results.
-    #[error("you may not write into this directory; name another")]
+    #[error("you may not write into this directory; name another directory")]
     NoEntry,
 }
 
@@ -355,7 +355,7 @@ mod tests {
         std::fs::create_dir(&new).unwrap();
         let refused = file.replaced_by("--known", new).unwrap_err().to_string();
         assert!(
-            refused.contains("--known") && refused.contains("known.toml.new, too: it is a directory"),
+            refused.contains("--known") && refused.contains("known.toml.new, too: this path is a directory"),
             "{refused}"
         );
     }

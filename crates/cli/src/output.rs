@@ -1,4 +1,4 @@
-//! What commands print. `run` prints events; on a terminal it also redraws a picture below them, and with `--json` it prints
+//! The output of commands. `run` prints events; on a terminal it also redraws a picture below them, and with `--json` it prints
 //! one object per line.
 
 use std::fmt;
@@ -27,9 +27,9 @@ use crate::print::unwritable;
 pub(crate) enum Style {
     /// Events scroll, with tables below them.
     Terminal,
-    /// One event per line.
+    /// Each event is a line.
     Lines,
-    /// One JSON object per line.
+    /// Each event is a JSON object on one line.
     Json,
 }
 
@@ -103,7 +103,7 @@ impl Output {
         Output { clock, ..self }
     }
 
-    /// Prints, after the last cycle, the repeats that were counted but not yet reported.
+    /// Prints, after the last cycle, the repeated events that were counted but not printed yet.
     pub(crate) fn end_of_cycles(&mut self) {
         let said = self.quiet.end(self.at);
         for line in self.stamped(said) {
@@ -128,10 +128,11 @@ impl Output {
             .map(move |text| format!("{stamp} {}", OneLine(&text)))
     }
 
-    /// Returns an output that never waits for its reader.
+    /// Returns an output that never waits for its reader, because a thread does the waiting.
     ///
     /// # Errors
-    /// If the writing thread cannot start.
+    ///
+    /// If the thread cannot start.
     pub(crate) fn unwaiting(self) -> anyhow::Result<Output> {
         // A duplicate of stdout: if the thread held the standard library's lock while the reader sleeps, the process could
         // not end.
@@ -141,7 +142,7 @@ impl Output {
             let written = file.write_all(screen.render(dropped, entry).as_bytes());
             written.inspect_err(unwritable)
         });
-        let to = To::Thread(backlog.context("cannot start the thread that writes what is shown")?);
+        let to = To::Thread(backlog.context("cannot start the thread that writes the output")?);
         Ok(Output { to, ..self })
     }
 
@@ -171,7 +172,8 @@ impl Output {
         self.object("notice", json!(Notice::new(text)));
     }
 
-    /// As [`Output::notice`], before the run begins. A program gets it after the document `start`, which comes first.
+    /// Like [`Output::notice`], but before the run begins. A program gets the notice after the document `start`, which comes
+    /// first.
     pub(crate) fn early_notice(&mut self, text: &str) {
         self.line(text);
         self.held.push(text.to_owned());

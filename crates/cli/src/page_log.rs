@@ -20,13 +20,13 @@ pub(crate) struct LogArgs {
     /// Use only windows with this label
     #[arg(long, value_name = "LABEL", requires = "log")]
     pub label: Option<String>,
-    /// Observation interval (mu) in seconds; hot frames are counted at the end of each. Default: one window of the log
+    /// Observation interval (mu) in seconds, at whose end hot frames are counted; default: one window of the log
     #[arg(long, value_name = "SECONDS", requires = "log")]
     pub mu: Option<f64>,
     /// How many times a frame must be logged before PRL calls it hot (tau)
     #[arg(long, value_name = "COUNT", default_value_t = 50, requires = "log", value_parser = clap::value_parser!(u8).range(1..))]
     pub tau: u8,
-    /// Follow a log that is being written: print the estimate after each mu, until the log ends
+    /// Follow a log that is being written: print the estimate after each interval mu, until the log ends
     #[arg(long, requires = "log")]
     pub follow: bool,
 }

@@ -1,4 +1,4 @@
-//! `homenode permit`: what VMs book, how well they keep to it, what they should book, and what they used.
+//! `homenode permit`: books permits, shows how well VMs keep to them, suggests permits, and shows what VMs used.
 
 use chrono::DateTime;
 use clap::Subcommand;
@@ -56,7 +56,7 @@ pub(crate) struct SetArgs {
 /// Options of `permit usage`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct UsageArgs {
-    /// Only this VM, which may have ended
+    /// Show only this VM, which may have ended
     pub vm: Option<String>,
     #[command(flatten)]
     pub agent: AgentArgs,
@@ -130,7 +130,7 @@ fn show(vm: Option<&str>, agent: &AgentArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns what else there is to say of a VM's permit, or of what it does for the permits of others.
+/// Returns further remarks on a VM's permit, and on what the VM does for the permits of others.
 fn note(status: &PermitStatus) -> String {
     let charged = || {
         status

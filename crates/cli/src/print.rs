@@ -68,8 +68,8 @@ pub(crate) fn print_json(kind: &str, value: &impl Serialize) -> anyhow::Result<(
     Ok(())
 }
 
-/// Prints what a command has done as a JSON document of this kind, and returns the command's result. That includes what it did
-/// before an error: a program cannot learn it in another way.
+/// Prints what a command has done as a JSON document of this kind, and returns the command's result. The document also has what
+/// was done before an error, because a program cannot learn that in another way.
 ///
 /// # Errors
 /// The command's error, or as [`print_json`].

@@ -41,16 +41,16 @@ pub(crate) struct ProfileArgs {
     /// The machine whose private caches to model: a preset's name, or a machine file
     #[arg(long, value_name = "NAME|FILE", default_value = twin::TWIN_MACHINE)]
     pub machine: String,
-    /// Share of cache lines to follow if the program uses many, such as `1%` or `0.01`; if it uses few, all are followed
+    /// Share of cache lines to sample, such as `1%` or `0.01`; if the program uses few lines, all are sampled
     #[arg(long, value_name = "SHARE", default_value = "1%")]
     pub rate: Share,
     /// Size of the core's reorder buffer in instructions, which limits the accesses in flight; docs/PROFILE.md has some sizes
     #[arg(long, value_name = "COUNT", default_value = "128", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub window: u64,
-    /// Count nothing until the program makes the unused system call 0x686f6d65 as a signal to start
+    /// Start counting only when the program makes the unused system call 0x686f6d65
     #[arg(long)]
     pub announced: bool,
-    /// Where to write the profile; default: the program's name with `.toml`, in this directory
+    /// File for the profile; default: the program's name with `.toml`, in this directory
     #[arg(long, visible_alias = "out", value_name = "FILE")]
     pub output: Option<OutFile>,
     /// Write the miss-ratio curve point by point, not as the nearest curve of the twin's family

@@ -28,7 +28,7 @@ pub(crate) struct MachineArgs {
     /// (`homenode list machines`)
     #[arg(value_name = "FILE|NAME", conflicts_with_all = ["sysfs", "preset"])]
     pub file: Option<PathBuf>,
-    /// Read the `sys` and `proc` trees below this directory
+    /// Directory that has the `sys` and `proc` trees to read
     #[arg(long, value_name = "ROOT", default_value = "/", conflicts_with = "preset")]
     pub sysfs: PathBuf,
     /// Show a machine that comes with the program instead, such as a published experiment's host
@@ -70,7 +70,7 @@ pub(crate) struct PlaceArgs {
 /// Options of `vm`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct VmArgs {
-    /// Only this VM
+    /// Show only this VM
     pub name: Option<String>,
     #[command(flatten)]
     pub agent: AgentArgs,

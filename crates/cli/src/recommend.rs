@@ -1,4 +1,4 @@
-//! `homenode recommend`, `mode` and `reservations`: what waits for the operator, how far the agent may go, and what it has
+//! `homenode recommend`, `mode` and `reservations`: list what waits for the operator, how far the agent may go, and what it has
 //! reserved.
 
 mod walk;
@@ -77,7 +77,7 @@ pub(crate) struct RecommendArgs {
 /// The operator's answers to recommendations.
 #[derive(Debug, Subcommand)]
 pub(crate) enum RecommendCommand {
-    /// Approve recommendations; the agent acts from its next sample on
+    /// Approve recommendations; the agent carries them out from its next sample on
     #[command(after_help = "Examples:\n  homenode recommend apply 7\n  homenode recommend apply 7 8 9")]
     Apply(IdArgs),
     /// Reject recommendations; the agent does not propose them again for a day
@@ -107,7 +107,8 @@ pub(crate) struct ModeArgs {
     pub vm: Option<String>,
     /// How far the agent may go with the VM: `observe`, `recommend`, `act`, or `none` for the run's mode
     pub mode: Option<OrNone<Mode>>,
-    /// Only for this long, such as `10min` (only with `observe`); `0s` ends it. Nothing is stored: the VM's own mode returns
+    /// Set the mode only for this long, such as `10min`, and then return to the VM's own mode. Works only with `observe`; `0s`
+    /// ends it
     #[arg(long = "for", value_name = "TIME", requires = "mode")]
     pub span: Option<Ns>,
     #[command(flatten)]
@@ -127,7 +128,7 @@ pub(crate) struct ReservationsArgs {
 /// Commands about reservations.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ReservationsCommand {
-    /// Drop reservations; their nodes are free at once
+    /// Drop reservations, and free their nodes at once
     #[command(after_help = "Examples:\n  homenode reservations drop 3")]
     Drop(IdArgs),
 }
@@ -360,7 +361,7 @@ pub(crate) fn reservations(args: &ReservationsArgs) -> anyhow::Result<()> {
 /// Reservations that were dropped.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Dropped {
-    /// Their numbers.
+    /// The reservations' numbers.
     ids: Vec<u64>,
 }
 
@@ -408,7 +409,7 @@ mod tests {
             "the predicted gain of 6 is for applying it together with 7, 14; apply the rest with \
              `homenode recommend apply 7 14`"
         );
-        // The others were approved by the same command, or nothing was approved.
+        // The same command approved the other recommendations, or no recommendation was approved.
         assert_eq!(partners(&decided, &[open(16)]), None);
         assert_eq!(partners(&[recommendation(6, State::Rejected, &[14])], &all), None);
     }

@@ -55,8 +55,8 @@ pub(crate) enum RecordCommand {
 /// Location of the history.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HistoryArgs {
-    /// The history's file [default: /var/lib/homenode/history.sqlite, or in the directory of --state; else that of a twin that
-    /// runs]
+    /// The history's file [default: /var/lib/homenode/history.sqlite, or the file in the directory of --state; if there is none,
+    /// that of a twin that is running]
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
     /// The directory of the agent that wrote the history
@@ -103,17 +103,17 @@ const LAST: u32 = 100;
 /// Options of `record show`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ShowArgs {
-    /// Only events of this VM
+    /// Show only events of this VM
     vm: Option<String>,
     #[command(flatten)]
     span: SpanArgs,
-    /// Only decisions and findings of this policy
+    /// Show only decisions and findings of this policy
     #[arg(long)]
     policy: Option<String>,
-    /// Only events of this kind: decided, found, refused, appeared, vanished, changed-by-other and so on
+    /// Show only events of this kind: decided, found, refused, appeared, vanished, changed-by-other and so on
     #[arg(long)]
     kind: Option<String>,
-    /// Maximum number of events to show, the latest; 0 for all
+    /// Number of events to show, the latest ones; 0 for all
     #[arg(long, value_name = "N", default_value_t = LAST)]
     last: u32,
     #[command(flatten)]
@@ -140,7 +140,7 @@ impl ShowArgs {
 /// Options of `record export`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ExportArgs {
-    /// Only this VM, with --csv and --parquet
+    /// With --csv or --parquet: export only this VM
     vm: Option<String>,
     #[command(flatten)]
     span: SpanArgs,
@@ -187,7 +187,7 @@ pub(crate) struct PruneArgs {
     history: HistoryArgs,
 }
 
-/// What to delete.
+/// The entries to delete.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = true)]
 pub(crate) struct PrunedArgs {
@@ -278,7 +278,7 @@ pub(crate) fn open(path: &Path) -> anyhow::Result<Archive> {
 pub(crate) struct RecordShow {
     /// The history's file.
     history: String,
-    /// Time of the first recorded period, by the wall clock.
+    /// When the first recorded period was, by the wall clock.
     from: Option<String>,
     /// Time of the last recorded period, by the wall clock.
     to: Option<String>,
@@ -295,28 +295,28 @@ pub(crate) struct RecordShow {
 /// A run of the agent.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct RecordRun {
-    /// Its number in this history.
+    /// The run's number in this history.
     run: i64,
-    /// When it began.
+    /// When the run began.
     begun: String,
     /// Version and commit.
     version: String,
-    /// The host it ran on.
+    /// The host that the run was on.
     host: String,
 }
 
 /// An event.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct RecordEvent {
-    /// Its number.
+    /// The event's number.
     id: i64,
-    /// The run it belongs to.
+    /// Number of the run that the event belongs to.
     run: i64,
-    /// When it happened, by the wall clock.
+    /// When the event happened, by the wall clock.
     at: String,
-    /// When it last occurred, by the wall clock.
+    /// When the event last occurred, by the wall clock.
     last: String,
-    /// How many times it occurred in a row.
+    /// How many times the event occurred in a row.
     count: i64,
     /// Kind: `decided`, `found`, `refused`, `appeared` and so on.
     kind: String,
@@ -326,7 +326,7 @@ pub(crate) struct RecordEvent {
     policy: Option<String>,
     /// The action that was decided.
     action: Option<String>,
-    /// Its outcome.
+    /// The decision's outcome.
     outcome: Option<String>,
     /// The event in words.
     text: String,
@@ -464,7 +464,7 @@ fn export_trace(archive: &Archive, span: (i64, i64), path: &Path) -> anyhow::Res
 fn export_parquet(archive: &Archive, span: (i64, i64), vm: Option<&str>, path: &Path) -> anyhow::Result<()> {
     let failed = || format!("cannot write {}", path.display());
     let mut frames = archive.iter(None, Kind::Status, span)?;
-    // Comes after the history was found readable: this replaces a former file.
+    // Creating the file replaces a former one, so it comes after the history was found readable.
     let mut parquet = Parquet::create(path)?;
     for frame in frames.by_ref() {
         parquet.frame(&frame?, vm).with_context(failed)?;
@@ -495,7 +495,8 @@ fn prune_now(args: &PruneArgs) -> anyhow::Result<()> {
     let was = size(&path);
     let PrunedArgs { older, most } = &args.what;
     let age = older.map(|days| Ns::from_secs(u64::from(days) * 24 * 3600));
-    prune(&path, age, most.map(|size| size.0)).with_context(|| format!("cannot prune {}", path.display()))?;
+    prune(&path, age, most.map(|size| size.0))
+        .with_context(|| format!("cannot delete entries of {}", path.display()))?;
     let after = open(&path)?.span(Kind::Status)?;
     let since = |span: Option<(i64, i64)>| {
         span.map_or("empty".to_owned(), |(from, _)| format!("since {}", Wall(from)))

@@ -26,7 +26,7 @@ pub(crate) struct ReplayArgs {
     /// Decide with these policies: `default` (none), `ff-pin`, `numad`, `memory`, `tavo` or `homenode` [default: the run's]
     #[arg(long)]
     policies: Option<PolicySet>,
-    /// Decide with this configuration file (TOML) [default: the run's settings]; its period does not matter
+    /// Decide with this configuration file (TOML), except for its period [default: the run's settings]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]

@@ -34,8 +34,8 @@ pub(crate) struct ReproduceArgs {
     /// With --document: report on the runs in this log instead of the log that comes with the program
     #[arg(long, value_name = "FILE", requires = "document")]
     pub log: Option<PathBuf>,
-    /// Compute how far values vary with the inputs that the papers leave open (four times as many runs), and write these bands to
-    /// FILE; it keeps its bands of other claims
+    /// Compute how far values vary with the inputs that the papers leave open, and write these bands to FILE, which keeps its
+    /// bands of other claims. Takes four times as many runs
     #[arg(long, value_name = "FILE")]
     pub bands: Option<OutFile>,
     #[command(flatten)]
@@ -50,7 +50,7 @@ pub(crate) struct RunsArgs {
     /// Number of runs at a time; default: the number of CPUs. Results do not depend on it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
-    /// Repeat every run: neither use nor store finished runs
+    /// Repeat every run, without using or storing finished runs
     #[arg(long)]
     pub fresh: bool,
     /// Directory for finished runs; default: `homenode/reproduce` in the user's cache directory

@@ -14,7 +14,7 @@ use crate::print::print_json;
 /// Options of `release`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReleaseArgs {
-    /// What manages the VMs: `libvirt[:URI]`, `qemu` or `xen`; default: as for `run`
+    /// Manager of the VMs: `libvirt[:URI]`, `qemu` or `xen`; default: as for `run`
     #[arg(long, value_name = "HOST")]
     pub host: Option<Managed>,
     #[command(flatten)]
@@ -24,7 +24,7 @@ pub(crate) struct ReleaseArgs {
 /// Options of `guard`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct GuardArgs {
-    /// What manages the VMs: `libvirt[:URI]`, `qemu` or `xen`
+    /// Manager of the VMs: `libvirt[:URI]`, `qemu` or `xen`
     #[arg(long)]
     pub host: Managed,
     /// Directory of the journal

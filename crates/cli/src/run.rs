@@ -49,7 +49,7 @@ fn web(args: &RunArgs, host: For, output: &mut Output) -> anyhow::Result<Web> {
     }
 }
 
-/// The host of a run, as far as it decides about the history.
+/// The kind of run, as far as it decides about the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum For {
     /// A real host, where the agent keeps a history anyway.
@@ -64,15 +64,16 @@ enum For {
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
     /// Host to manage: `twin[:NAME|:FILE.toml]` (a scenario or a machine), `libvirt[:URI]`, `qemu` (VMs without libvirt: Proxmox,
-    /// Incus, KubeVirt's pods, plain QEMU) or `xen` (all domains, from dom0); default: `xen` in dom0, else libvirt if it answers,
-    /// else `qemu` if such VMs run, else the twin, but never as root, as a service or without a terminal
+    /// Incus, KubeVirt's pods, plain QEMU) or `xen` (all domains, from dom0). Default: `xen` in dom0, else libvirt if it answers,
+    /// else `qemu` if such VMs run. If there are none, a user at a terminal gets the twin; root, a service or a script gets an
+    /// error
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,
     /// Plan and explain, but change nothing: the same as `--mode observe`
     #[arg(long, conflicts_with = "mode")]
     pub dry_run: bool,
-    /// How far decisions go: `observe` (reported only), `recommend` (they wait for `homenode recommend apply`) or `act`;
-    /// default: the configuration file's, else `recommend`, and `act` on the twin
+    /// How far decisions go: `observe` (reported only), `recommend` (they wait for `homenode recommend apply`) or `act` (carried
+    /// out); default: the configuration file's mode, else `recommend`, or `act` on the twin
     #[arg(long)]
     pub mode: Option<Mode>,
     /// On Xen, read the hypervisor's trace to learn how long vCPUs wait for a CPU; there is one trace per host, which no
@@ -104,16 +105,16 @@ pub(crate) struct RunArgs {
     /// Directory of the journal and the agent's socket; default: /run/homenode, or none for a twin
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
-    /// File for the history; default: /var/lib/homenode/history.sqlite, or in --state's directory, but none for a twin or with
-    /// --dry-run
+    /// File for the history; default: /var/lib/homenode/history.sqlite, or a file in the directory of --state. By default, a twin
+    /// and a run with --dry-run keep no history
     #[arg(long, value_name = "FILE")]
     pub history: Option<PathBuf>,
     /// Answer HTTP here, such as `127.0.0.1:9464` (port 0: any free port): metrics, and JSON below /v1. Addresses other than
     /// loopback need --web-config
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<Listen>,
-    /// Serve the page for browsers (docs/PAGE.md): at --listen, else at 127.0.0.1:9464, or at a free port if that one is taken.
-    /// If the run keeps no history, it keeps a temporary one until it ends
+    /// Serve the page for browsers (docs/PAGE.md) at --listen, else at 127.0.0.1:9464, or at a free port if that one is taken. A
+    /// run without a history then keeps a temporary one until it ends
     #[arg(long)]
     pub web: bool,
     /// On the twin, how long the page stays after the run [default: 1min at a terminal without --json, else 0s]
@@ -328,7 +329,7 @@ fn choose_host(args: &RunArgs, output: &mut Output) -> anyhow::Result<HostArg> {
     }
     let why = match Managed::here() {
         Ok(vms) => return Ok(HostArg::Live(vms)),
-        // This is a real host; the twin must not replace it.
+        // The error means that this is a real host, which the twin must not replace.
         Err(error @ FindError::Xen(_)) => return Err(error.into()),
         // Without libvirt on this host, the agent waits for the first QEMU. If libvirt is installed but does not answer, the
         // agent must not manage its machines in parallel.

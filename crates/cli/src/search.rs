@@ -40,7 +40,7 @@ pub(crate) struct SearchArgs {
     pub machine: Option<String>,
     #[command(flatten)]
     pub kernel: TwinKernelArgs,
-    /// Start from the best decisions in this file, and save better ones there; it is created if missing
+    /// Start from the best decisions in this file, and save better ones there; the file is created if missing
     #[arg(long, value_name = "FILE")]
     pub known: Option<OutFile>,
     /// Include this program among the policies: `exec:PROGRAM ARG...` (docs/POLICIES.md). May be given several times

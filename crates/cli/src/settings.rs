@@ -45,7 +45,7 @@ pub(crate) enum ConfigCommand {
         #[command(flatten)]
         shown: ShownArgs,
     },
-    /// Show all settings of a run on this host that result from a file, in the format of a settings file
+    /// Show all settings that a run on this host gets from a file, in the format of a settings file
     Show {
         /// The settings file [default: /etc/homenode/homenode.toml, if it exists]
         #[arg(value_name = "FILE")]
@@ -68,7 +68,7 @@ pub(crate) struct Shown {
     config: Config,
 }
 
-/// What is wrong with a file of settings.
+/// The errors in a file of settings.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Checked {
     /// The file.
@@ -115,7 +115,8 @@ fn show(file: Option<PathBuf>, defaults: bool, shown: &ShownArgs) -> anyhow::Res
 /// changes nothing before its operator has seen what it would do.
 pub(crate) const MODE_OF_HOST: Mode = Mode::Recommend;
 
-/// Returns false if there is no such file. One that this user may not look for counts as one that exists: reading it says why.
+/// Returns false if there is no such file. If this user may not look for the file, it counts as existing, and reading it then
+/// gives the reason.
 fn may_exist(file: &Path) -> bool {
     file.try_exists().unwrap_or(true)
 }

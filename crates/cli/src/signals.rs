@@ -31,14 +31,14 @@ const UNDOING_SILENT: Duration = Duration::from_secs(2);
 /// Exit status of a command that a signal cut short, as in shells; 0 before any signal.
 static SIGNALLED: AtomicU8 = AtomicU8::new(0);
 
-/// Whether everything is done but for a page that lingers.
+/// Whether the work is done, except that the page may still linger.
 static IS_DONE: AtomicBool = AtomicBool::new(false);
 
-/// What signals act on.
+/// The parts of a run that signals end.
 pub(crate) struct Reached {
     /// The run.
     pub run: WakeSignal,
-    /// The comparison after it, on the twin.
+    /// The comparison after the run, on the twin.
     pub comparison: Option<WakeSignal>,
     /// The settings.
     pub reload: Reload,
@@ -115,8 +115,8 @@ fn is_ignored(signal: i32) -> bool {
     ignored.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
-/// Returns those of these signals that end this process. A signal that was ignored when it started stays ignored: SIGINT is in
-/// a shell script's background jobs. Must be called before any of them is caught.
+/// Returns those of these signals that end this process. A signal that was ignored when it started stays ignored: SIGINT is in a
+/// shell script's background jobs. Call this before any of the signals is caught.
 pub(crate) fn heeded<const N: usize>(signals: [i32; N]) -> impl Iterator<Item = i32> {
     signals.into_iter().filter(|signal| !is_ignored(*signal))
 }
@@ -184,7 +184,8 @@ fn end_soon(signal: i32) {
     });
 }
 
-/// Does something after a while, if the process has not ended by then. Without a thread, it is not done.
+/// Calls a function after a while, if the process has not ended by then. If the thread for it cannot start, the function is not
+/// called.
 fn after(time: Duration, act: impl FnOnce() + Send + 'static) {
     let wait = move || {
         std::thread::sleep(time);

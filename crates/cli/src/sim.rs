@@ -44,8 +44,8 @@ pub(crate) struct SimArgs {
     /// Time limit for each answer of a policy that is a program
     #[arg(long, value_name = "DURATION", default_value_t = ANSWER_MAX)]
     pub answer_within: Ns,
-    /// Make what policies see differ from the simulated host, in any of these ways, separated by commas: memory-waits,
-    /// replacement, noise, no-bandwidth, no-llc-counters. A scenario's `[disturbance]` also sets the amounts
+    /// Show policies a host that differs from the simulated one in these ways, separated by commas: memory-waits, replacement,
+    /// noise, no-bandwidth, no-llc-counters. A scenario's `[disturbance]` also sets the amounts
     #[arg(long, value_name = "NAMES")]
     pub disturb: Option<Disturbance>,
     #[command(flatten)]

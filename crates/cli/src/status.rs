@@ -21,7 +21,7 @@ pub(crate) const HELP: &str = "Examples:
   homenode status                      ten lines; `homenode top` shows more, and keeps showing it
   homenode status --json               the same, as JSON";
 
-/// Lines of one kind beyond which only their number is shown.
+/// Maximum number of lines of one kind; beyond it, only their number is shown.
 const LINES_MAX: usize = 3;
 /// Names of VMs shown on a line.
 const NAMES_MAX: usize = 4;
@@ -54,7 +54,7 @@ pub(crate) struct Shown {
     wrong: Vec<String>,
     /// CPU time that the VMs that run saved through changes of their homes; `null` if no trial has measured one yet.
     time_gained_ns: Option<Ns>,
-    /// CPU time that they lost.
+    /// CPU time that the VMs that run lost through changes of their homes.
     time_lost_ns: Option<Ns>,
     /// The last decision that was carried out.
     last: Option<Happened>,
@@ -63,9 +63,9 @@ pub(crate) struct Shown {
 /// VMs that have something in common.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Group {
-    /// What they have in common, such as `a home`.
+    /// What the VMs have in common, such as `a home`.
     what: String,
-    /// Their names.
+    /// The VMs' names.
     vms: Vec<String>,
 }
 
@@ -178,7 +178,7 @@ impl Shown {
 }
 
 impl Group {
-    /// The names of its VMs, or their number and the first few names.
+    /// Returns the names of the group's VMs, or their number and the first few names.
     fn named(&self) -> String {
         let shown = self
             .vms
@@ -257,7 +257,7 @@ fn in_force(vms: &[VmStatus]) -> Vec<Group> {
     groups
 }
 
-/// What keeps the agent from managing VMs as their operators chose.
+/// Returns the troubles that keep the agent from managing VMs as their operators chose.
 fn wrong(vms: &[VmStatus]) -> impl Iterator<Item = String> {
     vms.iter().flat_map(|vm| {
         let name = &vm.name;
@@ -279,7 +279,7 @@ fn wrong(vms: &[VmStatus]) -> impl Iterator<Item = String> {
     })
 }
 
-/// Whether an event says that something failed lately.
+/// Whether an event reports a recent failure.
 fn is_trouble(event: &Happened) -> bool {
     let failed = event
         .outcome

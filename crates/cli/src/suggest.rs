@@ -3,7 +3,7 @@
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Commands, and the words that people type for them.
+/// Commands, each with the words that people type for it.
 const MEANT: [(&str, &[&str]); 28] = [
     ("status", &["stats", "stat", "info", "show", "state"]),
     (
@@ -67,7 +67,7 @@ fn meant(word: &str) -> Option<&'static str> {
 pub(crate) fn improve(mut error: clap::Error, all: &clap::Command, args: &[String]) -> clap::Error {
     let word = match (error.kind(), error.get(ContextKind::InvalidSubcommand)) {
         (ErrorKind::InvalidSubcommand, Some(ContextValue::String(word))) => word.clone(),
-        // `homenode list vms`: what comes with the program does not include VMs.
+        // For `homenode list vms`: VMs do not come with the program.
         (ErrorKind::InvalidValue, _) if args.first().is_some_and(|arg| arg == "list") => {
             let word = args.get(1).cloned().unwrap_or_default();
             if meant(&word) == Some("vm") || word == "vm" {

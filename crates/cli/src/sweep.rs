@@ -69,7 +69,7 @@ pub(crate) struct SweepArgs {
     sbatch: Vec<String>,
 }
 
-/// What to run.
+/// The runs of a sweep, as the user requests them.
 #[derive(Debug, Args)]
 struct AskedArgs {
     /// A key and its values: `vm.NAME.permit=50k..3M/20`, `machine=r910,amd48`, `config.period=1s,2s`. May be given several times
@@ -96,10 +96,10 @@ struct AskedArgs {
 #[derive(Debug, Args)]
 struct ResultArgs {
     /// A figure for the table (docs/SWEEPS.md lists them); may be given several times [default: each VM's runtime, or its
-    /// instructions per second if it does not end]
+    /// instructions per second if its program does not end]
     #[arg(long = "metric", value_name = "NAME")]
     metrics: Vec<String>,
-    /// A row for each run instead of means over seeds
+    /// Show a row for each run instead of means over seeds
     #[arg(long)]
     all_runs: bool,
     /// Print the table as CSV
@@ -175,7 +175,8 @@ pub(crate) fn run(args: &SweepArgs) -> anyhow::Result<()> {
 }
 
 fn open(directory: &Path) -> anyhow::Result<Store> {
-    let program = Program::running().context("cannot read this program's own file")?;
+    let program = Program::running()
+        .context("cannot read this program's own file, which identifies the results in a store")?;
     Store::open(directory, program).map_err(told)
 }
 
@@ -261,7 +262,7 @@ pub(crate) struct Swept<'a> {
     version: &'static str,
     /// Commit of the program's sources.
     commit: &'static str,
-    /// The plan's digest, which names it.
+    /// The plan's digest, which identifies the plan.
     plan: &'a str,
     /// Names of all columns, in order: the keys that are set, then the columns of docs/SWEEPS.md.
     columns: Vec<&'a str>,
@@ -299,7 +300,8 @@ fn picture(made: &Table) -> String {
 
 fn slurm(args: &SweepArgs, plan: &Plan, file: &Path) -> anyhow::Result<()> {
     let whole = |path: &Path| std::path::absolute(path).context("cannot find the current directory");
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let program =
+        std::env::current_exe().context("cannot find this program's own file, which the job array runs")?;
     let store = whole(args.store.as_deref().unwrap_or(Path::new(".")))?;
     let mut merge = args.result.words();
     if let (Some(path), Some(last)) = (&args.result.parquet, merge.last_mut()) {

@@ -58,7 +58,7 @@ pub(crate) struct TopArgs {
     /// Sort VMs by: worst, name, home, cpus, wait, local, llc, used, memory
     #[arg(long, value_name = "COLUMN", default_value = "worst")]
     sort: Sort,
-    /// Only VMs with this text in their name
+    /// Show only VMs with this text in their names
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     filter: String,
     #[command(flatten)]
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
         (None, true) => 1,
         (None, false) => {
             view.message = message;
-            // A missing agent is an error at the start only; later it may come back.
+            // A missing agent is an error only at the start; later the agent may come back.
             let view = first(view, args, past.is_some())?;
             let state = args.state.dir.clone();
             return top::run(Session {
@@ -132,7 +132,7 @@ pub(crate) fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Adds the first picture to the view, if that comes from the agent and is shown on a terminal.
+/// Adds the first picture to the view, if the picture comes from the agent and is shown on a terminal.
 fn first(mut view: View, args: &TopArgs, is_past: bool) -> anyhow::Result<View> {
     if !is_past && std::io::stdout().is_terminal() {
         view.show(ask_patiently(&args.state.dir)?);
@@ -184,7 +184,7 @@ fn print_pictures(
     Ok(())
 }
 
-/// Events since the last picture, or recent ones if there was none.
+/// Returns the events since the last picture, or recent events if there was no picture.
 fn new_events(picture: &Picture, last_at: Option<Ns>) -> &[Happened] {
     let events = &picture.overview.events;
     let from = match last_at {

@@ -42,7 +42,7 @@ impl TwinHistory {
 
     fn create_in(temporary: &Path) -> std::io::Result<TwinHistory> {
         let all = of_user(temporary);
-        // It may be there already; whether it may be used is checked next.
+        // The directory may exist already. The next lines check whether it may be used.
         let _ = DirBuilder::new().mode(0o700).create(&all);
         if !is_own(&all) {
             let why = format!(
@@ -53,7 +53,7 @@ impl TwinHistory {
         }
         for (process, directory) in runs(&all) {
             if !is_running(process) {
-                // It is only left over.
+                // The directory is a leftover of a run that was killed.
                 let _ = fs::remove_dir_all(directory);
             }
         }
@@ -84,18 +84,19 @@ fn of_running_twin_in(temporary: &Path) -> Option<PathBuf> {
     histories.max_by_key(|path| path.parent().and_then(begun))
 }
 
-/// The directory of all of this user's runs.
+/// Returns the directory that has all of this user's runs.
 fn of_user(temporary: &Path) -> PathBuf {
     temporary.join(format!("homenode-twin-{}", geteuid().as_raw()))
 }
 
-/// Whether this is a directory of this user, and closed to others. In a directory for temporary files, others may have made it.
+/// Whether this is a directory of this user, and closed to others. In a directory for temporary files, another user may have made
+/// it.
 fn is_own(directory: &Path) -> bool {
     fs::symlink_metadata(directory)
         .is_ok_and(|found| found.is_dir() && found.uid() == geteuid().as_raw() && found.mode() & 0o077 == 0)
 }
 
-/// The runs that have a directory, each with its process.
+/// Returns the runs that have a directory, each with its process.
 fn runs(all: &Path) -> impl Iterator<Item = (Pid, PathBuf)> {
     let entries = fs::read_dir(all).into_iter().flatten().flatten();
     entries.filter_map(|entry| {

@@ -20,10 +20,10 @@ use crate::record::{HistoryArgs, open};
 pub(crate) struct WhyArgs {
     /// The VM's name or UUID
     vm: String,
-    /// When it was slow: 03:12, '2026-11-23 03:12', or how long ago, such as 15m [default: the last recorded time]
+    /// When the VM was slow: 03:12, '2026-11-23 03:12', or how long ago, such as 15m [default: the last recorded time]
     #[arg(long, value_name = "TIME")]
     at: Option<Time>,
-    /// Length of the stretch around that time; it is compared with the stretch before it, four times as long
+    /// Length of the time to explain, around --at; it is compared with the time before it, four times as long
     #[arg(long, value_name = "DURATION", default_value = "5m")]
     window: Ns,
     #[command(flatten)]

@@ -44,7 +44,7 @@ const POLL: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long the agent keeps measuring for a client after its last request; each poll renews it.
 const WAIT: Ns = Ns::from_secs(15);
-/// What a working set does not tell; printed with each figure.
+/// A sentence on what a working set does not tell; printed with each figure.
 const NOT: &str = "not measured: whether the guest needs more memory than it has (one that swaps looks like one that fits), and how \
                    slow it would be with less";
 
@@ -165,7 +165,7 @@ pub(crate) struct Answered<'a> {
     figure: &'a Figure,
     /// The trackers that can measure how much memory VMs use on this host.
     trackers: &'a [TrackerChoice],
-    /// What a working set does not tell.
+    /// A sentence on what a working set does not tell.
     not: &'static str,
 }
 

@@ -28,7 +28,7 @@ pub(super) struct Address {
 }
 
 impl Address {
-    /// Its name: the address as written, without the scheme.
+    /// Returns the host's name: the address as written, without the scheme.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
@@ -169,8 +169,8 @@ impl Asker {
             let said = problem.map_or_else(|_| "not an agent's answer".to_owned(), |problem| problem.detail);
             return Err(format!("{}: {said}", status.as_u16()));
         }
-        let seen: Seen =
-            serde_json::from_str(&text).map_err(|error| format!("not an agent's answer: {error}"))?;
+        let seen: Seen = serde_json::from_str(&text)
+            .map_err(|error| format!("the answer is not that of an agent: {error}"))?;
         Ok(Picture {
             wall_ns: seen.time.0,
             overview: seen.overview,

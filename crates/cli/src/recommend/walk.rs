@@ -15,7 +15,7 @@ use crate::ask::ask_agent;
 use crate::options::AgentArgs;
 use crate::print::{print, print_done};
 
-/// What an operator must know before the first decision.
+/// The text that an operator must read before the first decision.
 const INTRODUCTION: &str = "A recommendation is a change that the agent would make to a VM; it waits until you apply or reject it.
 gain:   how much faster the VM's work is predicted to run than it does now; - where nothing is predicted
 until:  when it lapses, unless its policy still wants it
@@ -23,7 +23,7 @@ apply:  the agent makes the change; policy `arrange` then measures the speed, an
 reject: the agent does not propose it again for a day
 undo:   `homenode mode VM observe` lifts a VM's home and limits, stopping the agent those of all; moved memory stays";
 
-/// Returns what an operator must know, if recommendations wait and none was decided on yet.
+/// Returns this text if recommendations wait and none was decided on yet.
 pub(super) fn introduction(all: &[Recommendation]) -> Option<&'static str> {
     let is_decided =
         |one: &Recommendation| matches!(one.state, State::Approved | State::Applied | State::Rejected);
@@ -216,7 +216,7 @@ fn decide(
         for one in step {
             match ask(&request(one.id)) {
                 Ok(answer) => decided.push(answer),
-                // It lapsed or another operator decided on it while this one was reading.
+                // The recommendation expired, or another operator decided on it, while this operator was reading.
                 Err(error) if matches!(error.downcast_ref(), Some(AskError::Agent(_))) => {
                     talk.line(&format!("{}: {error:#}", one.id));
                 }
@@ -274,7 +274,7 @@ pub(super) mod tests {
             recommendation(4, State::Open, &[2, 3]),
             recommendation(1, State::Open, &[]),
             recommendation(2, State::Open, &[4, 3]),
-            // Decided on since: its partners are still one step.
+            // One recommendation of the step was decided on meanwhile; its partners are still one step.
             recommendation(3, State::Rejected, &[2, 4]),
         ];
         let ids: Vec<Vec<u64>> = steps(&all)

@@ -47,7 +47,7 @@ pub(crate) struct ScenarioArgs {
 pub(crate) struct RecordScenario {
     /// The scenario's file.
     file: String,
-    /// The machine's file next to it, if the machine is not a preset.
+    /// The machine's file next to the scenario's file, if the machine is not a preset.
     machine_file: Option<String>,
     /// The run in the history.
     run: i64,
@@ -64,9 +64,9 @@ pub(crate) struct RecordScenario {
 /// A VM of the scenario.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ScenarioVm {
-    /// Its name in the scenario.
+    /// The VM's name in the scenario.
     name: String,
-    /// The name of its workload.
+    /// The name of the VM's workload.
     workload: String,
     /// Figures from the recording.
     recorded: Figures,

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::common;
 use crate::common::{Agent, run, stderr, stdout};
 
-/// One VM that streams through memory, on a small twin.
+/// A VM that streams through memory, on a small twin.
 const POLLUTER: &str = "\
 name = \"polluter\"
 machine = \"r420\"
@@ -174,7 +174,7 @@ fn clients_that_take_all_files_that_the_agent_may_open_delay_nobody() {
         stdout(&agent.permit(&["show", "web"]));
         drop(silent);
     }
-    // This takes seconds if the agent answers every request, and minutes if it misses one.
+    // The loop takes seconds if the agent answers every request, and minutes if it misses one.
     assert!(began.elapsed() < std::time::Duration::from_secs(40));
 }
 

@@ -104,7 +104,7 @@ fn what_cannot_be_is_refused_before_anything_is_measured() {
             &["--output", "/no/such/place/file.toml"],
             "its directory does not exist",
         ),
-        (&["--output", "/"], "it is a directory"),
+        (&["--output", "/"], "this path is a directory"),
         (&["--seconds", "0"], "0 is not in"),
     ] {
         let begin = Instant::now();

@@ -226,7 +226,7 @@ fn a_simulation_is_the_same_every_time_and_names_every_option() {
             "{policy}"
         );
     }
-    // The same scenario with another machine, epoch and policy.
+    // A run of the same scenario with another machine, epoch and policy.
     let other = json(&[
         "sim",
         &path,

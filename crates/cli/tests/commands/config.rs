@@ -107,7 +107,7 @@ fn reserved_cpus_that_a_machine_does_not_have_are_refused_and_those_that_it_has_
             "{said}"
         );
     }
-    // This machine does not have that many CPUs either.
+    // The file names a CPU that this machine does not have either.
     let own = file(&dir, "[placement]\nreserved_cpus = [999]\n");
     let (status, said) = refused(&run(&["config", "check", own.to_str().unwrap()]));
     assert!(status == 2 && said.contains("has no CPU 999"), "{said}");

@@ -94,7 +94,7 @@ fn what_cannot_be_an_experiment_is_said_before_it_begins() {
     }
 }
 
-/// An operator's own lease is not ended by a run.
+/// Refuses a VM that has a lease of its operator, which a run must not end.
 fn refuses_a_leased_vm(agent: &Agent, to: &str) {
     agent.ask(&["mode", "db", "observe", "--for", "1h"]);
     agent.eventually("db is only observed", || {

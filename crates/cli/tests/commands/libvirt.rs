@@ -1,4 +1,4 @@
-//! libvirt's library is loaded only when it is needed.
+//! Checks that libvirt's library is loaded only when it is needed.
 
 use crate::common::{homenode, stderr, stdout};
 

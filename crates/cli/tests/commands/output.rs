@@ -1,4 +1,4 @@
-//! What commands do if the reader of their output is gone, or their output cannot be written.
+//! Checks what commands do if the reader of their output is gone, or their output cannot be written.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
@@ -158,7 +158,7 @@ fn names_that_others_chose_are_shown_and_not_obeyed_and_json_stays_exact() {
             serde_json::from_str(exact.lines().last().expect("lines")).expect("JSON");
         assert_eq!(last["policies"][0]["vms"][0]["name"], HOSTILE, "{args:?}");
     }
-    // Errors must not print the raw name either.
+    // Errors must not print the name unescaped either.
     let (status, said) = common::refused(&common::run(&[
         "whatif",
         &format!("{HOSTILE}=9"),

@@ -221,7 +221,7 @@ fn what_a_program_says_on_standard_error_is_seen_and_one_that_goes_on_is_killed(
     let policy = place.policy(&format!("print('I think', file=sys.stderr)\n{NOTHING}"));
     let output = place.sim(&policy, &[]);
     assert_eq!(common::stderr(&output).matches("I think").count(), 6);
-    // The program goes on after its input has ended.
+    // The program continues after its input has ended.
     let policy = place.policy(&format!(
         "{NOTHING}\nif json.loads(line)['at_ns'] >= 5e9: time.sleep(1000)"
     ));

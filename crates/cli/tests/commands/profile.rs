@@ -249,7 +249,7 @@ fn what_cannot_be_profiled_is_refused_with_a_reason() {
             "no program named `no-such-program` is in PATH",
         ),
         (&["--", "./no/such"], "No such file"),
-        (&["--", "/etc/passwd"], "is not a program"),
+        (&["--", "/etc/passwd"], "is not an executable file"),
         (
             &["--", &script],
             "is a script: profile its interpreter, as in 'homenode profile -- /bin/sh ",
@@ -293,7 +293,7 @@ fn an_emulator_that_is_too_old_or_takes_no_plugins_is_refused() {
         assert_eq!(code, 2, "{complaint}");
         assert!(complaint.contains(part), "{complaint}");
     }
-    // This emulator accepts the plugin but is not QEMU, so no log is written.
+    // This fake emulator accepts the plugin but is not QEMU, so no log is written.
     let text = b"#!/bin/sh\necho 'qemu-x86_64 version 8.0.0 -plugin'\n";
     let qemu = program(folder.path(), "qemu", text);
     let output = profile(folder.path(), &["--qemu", &qemu, "--", "true"]);

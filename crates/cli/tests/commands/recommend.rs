@@ -407,7 +407,7 @@ fn what_was_decided_before_an_error_is_printed() {
         true => (&both[0], &both[1]),
         false => (&both[1], &both[0]),
     };
-    // The second number is of a recommendation that is closed.
+    // The second number belongs to a recommendation that is closed.
     let (first, other) = (first["id"].to_string(), other["id"].to_string());
     let decided = done(&agent.ask(&["recommend", "reject", &other, &first, "--json"]));
     assert_eq!(decided.len(), 1, "{decided:?}");
@@ -436,7 +436,7 @@ fn a_walk_explains_then_asks_about_each_recommendation_and_does_what_is_answered
         said.ends_with("applied 0, rejected 0, left 2 as they were\n"),
         "{said}"
     );
-    // An answer that is none is asked again.
+    // After an answer that is not one of the known ones, the question is asked again.
     let said = text(&walk(&[], "yes\na\nr\n"));
     assert!(said.contains("`yes` is not an answer"), "{said}");
     assert!(

@@ -185,7 +185,7 @@ fn a_history_that_is_none_is_refused_with_the_remedy() {
     }
 }
 
-/// This happens after a downgrade.
+/// A downgrade leads to this situation.
 #[test]
 fn a_history_of_a_newer_version_is_left_as_it_is_and_the_agent_runs_without_one() {
     let dir = tempfile::tempdir().unwrap();

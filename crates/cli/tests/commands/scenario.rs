@@ -285,10 +285,10 @@ fn what_cannot_be_a_scenario_is_refused_with_a_remedy() {
     let mine = path("mine.toml").display().to_string();
     let (status, said) = refused(&history, &["--machine", &mine]);
     assert!(
-        status == 2 && said.contains("made.machine.toml, too: it is a directory"),
+        status == 2 && said.contains("made.machine.toml, too: this path is a directory"),
         "{said}"
     );
-    // `sim` would take the path of a file without `.toml` for the name of a scenario.
+    // `sim` would take a path that does not end in `.toml` for the name of a scenario.
     let other = path("made").display().to_string();
     let args = [
         "record",
@@ -328,7 +328,7 @@ fn what_cannot_be_a_scenario_is_refused_with_a_remedy() {
     .unwrap();
     let (status, said) = refused(&without, &[]);
     assert!(status == 2 && said.contains("record.samples_hours"), "{said}");
-    // Of a truncated file, the intact part is used, or an error names the file.
+    // From a truncated file, the command uses the intact part, or the error names the file.
     let whole = std::fs::read(&history).unwrap();
     for share in [0.1, 0.5, 0.9] {
         let torn = path("torn.sqlite");

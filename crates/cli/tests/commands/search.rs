@@ -80,7 +80,7 @@ fn the_best_known_is_found_said_and_kept() {
     let first = fs::read_to_string(&known).unwrap();
     assert!(first.contains("seed = 3"), "{first}");
 
-    // One job finds the same as two. A search that starts from the saved decisions finds nothing worse.
+    // A search with one job finds the same as one with two. A search that starts from the saved decisions finds nothing worse.
     let alone = text(&search(&[
         &path,
         "--evaluations",
@@ -124,7 +124,10 @@ fn a_search_whose_result_could_not_replace_the_known_file_does_not_begin() {
     let output = search(&[&path, "--known", known.to_str().unwrap()]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("known.toml.new, too: it is a directory"), "{said}");
+    assert!(
+        said.contains("known.toml.new, too: this path is a directory"),
+        "{said}"
+    );
     assert!(output.stdout.is_empty() && !known.exists());
 }
 

@@ -142,7 +142,7 @@ fn sigterm_ends_a_simulation_within_a_second_though_nobody_reads_what_it_says() 
     assert_eq!(status.code(), Some(143));
 }
 
-/// The service manager's side.
+/// The side of the service manager in a conversation with the agent.
 struct Manager {
     socket: UnixDatagram,
     path: PathBuf,
