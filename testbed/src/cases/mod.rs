@@ -218,7 +218,7 @@ pub static ALL: &[Case] = &[
     ),
     case(
         "live-pages",
-        Group::Record,
+        Group::Agent,
         600,
         "pages that a balloon took from a guest's virtual nodes come back where the guest was told, or the agent brings them there",
         live_topology::live_pages,
