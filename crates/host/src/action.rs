@@ -112,9 +112,9 @@ pub struct FrameMove {
     pub frame: u64,
     /// Number of pages: 1 on a real host.
     pub pages: Pages,
-    /// The node that they are on now.
+    /// The node that the pages are on now.
     pub from: NodeId,
-    /// The node that they move to.
+    /// The node that the pages move to.
     pub to: NodeId,
 }
 
@@ -124,21 +124,21 @@ pub struct FrameMove {
 pub enum Lever {
     /// The CPUs that the VM's vCPUs may run on.
     VcpuPlacement,
-    /// Its home.
+    /// The VM's home.
     Home,
-    /// The nodes of its pages.
+    /// The nodes of the VM's pages.
     Pages,
-    /// How its pages are placed and sampled.
+    /// How the VM's pages are placed and sampled.
     MemoryPolicy,
-    /// How long its vCPUs may run per period.
+    /// How long the VM's vCPUs may run per period.
     CpuQuota,
-    /// Its part of caches and memory bandwidth, if the hardware supports that.
+    /// The VM's part of caches and memory bandwidth, if the hardware supports that.
     Resctrl,
-    /// Whether and how the use of its memory is watched.
+    /// Whether and how the use of the VM's memory is watched.
     Watching,
-    /// How much memory its guest has.
+    /// How much memory the VM's guest has.
     Memory,
-    /// The topology that its guest sees.
+    /// The topology that the VM's guest sees.
     Topology,
 }
 

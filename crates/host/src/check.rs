@@ -49,7 +49,7 @@ impl Act {
                 possible(is_so, || Impossible::Window { window_ns })
             }
             Act::Lift { lever } => possible(lever.can_be_lifted(), || Impossible::NoLimit { lever: *lever }),
-            // The other acts can be tried on any VM; the host reports what it cannot do.
+            // Any other act can be tried on any VM, and the host reports what it cannot do.
             _ => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! Events, in the words used to report, keep and search them.
+//! Events, in the words that reports, histories and searches use.
 
 use homenode_units::{Ns, VmId};
 
@@ -7,13 +7,13 @@ use crate::plan::Outcome;
 /// An event of the agent. The control loop makes it, the history keeps it, and whatever shows or explains the past reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventRecord {
-    /// When it happened, by the host's monotonic clock.
+    /// When the event happened, by the host's monotonic clock.
     pub at: Ns,
-    /// Its kind: `decided`, `found`, `refused` and so on, as in JSON.
+    /// The event's kind: `decided`, `found`, `refused` and so on, as in JSON.
     pub kind: String,
     /// The VM that the event is about, if any.
     pub vm: Option<VmId>,
-    /// The VM's name at that time.
+    /// The VM's name when the event happened.
     pub name: Option<String>,
     /// The policy that made the decision or finding.
     pub policy: Option<String>,

@@ -86,7 +86,7 @@ pub struct NumaScanning {
 pub enum TransparentHugePages {
     /// All processes.
     Always,
-    /// Processes that ask for them (`madvise`), as QEMU does for a guest's memory.
+    /// Processes that ask for huge pages (`madvise`), as QEMU does for a guest's memory.
     Madvise,
     /// No process.
     Never,

@@ -23,7 +23,7 @@ pub enum Limit {
     CacheWays(Percent),
     /// A part of the memory bandwidth of each core (resctrl's MBA).
     MemoryBandwidth(Percent),
-    /// Memory of its guest, set through its balloon.
+    /// Memory of the VM's guest, set through its balloon.
     Memory(Bytes),
 }
 

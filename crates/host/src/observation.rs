@@ -48,7 +48,7 @@ pub enum Tracker {
 pub enum Sees {
     /// Reads and writes.
     All,
-    /// Writes only. Its reports lack pages that are only read.
+    /// The tracker sees only writes. Its reports lack pages that are only read.
     Writes,
 }
 
@@ -124,11 +124,11 @@ impl Tracker {
 /// A stretch of guest memory that a tracker treats as a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Region {
-    /// Its first guest frame.
+    /// The region's first guest frame.
     pub first: u64,
-    /// Its length.
+    /// The region's length.
     pub pages: Pages,
-    /// In how many of the interval's looks it was found used: at most the `looks` of [`UsedRef::Regions`].
+    /// In how many of the interval's looks the region was found used: at most the `looks` of [`UsedRef::Regions`].
     pub found: u32,
 }
 
@@ -149,7 +149,7 @@ pub enum UsedRef<'a> {
     Amount {
         /// Pages used in this interval.
         used: Pages,
-        /// Those of the used pages that are part of larger pages (2 MiB): using any part of a larger page counts all of it.
+        /// Used pages that are part of larger pages (2 MiB). Using any part of a larger page counts all of it.
         coarse: Pages,
     },
     /// How many pages of a random sample were used.
@@ -174,11 +174,11 @@ pub struct ObservationRef<'a> {
     pub interval: Ns,
     /// Memory that the VM has when the interval ends. Plugging and ballooning change it.
     pub memory: Pages,
-    /// One past the VM's highest guest frame. This is more than `memory` if guest memory has holes.
+    /// The VM's highest guest frame plus one. This is more than `memory` if guest memory has holes.
     pub frames: u64,
     /// The memory that was found used.
     pub seen: UsedRef<'a>,
-    /// Number of accesses that the tracker knows it lost.
+    /// Number of accesses that the tracker knows to have lost.
     pub lost: u64,
     /// The most memory that may be in use without the tracker seeing it. For logs of page walks and for accessed bits, that is
     /// the memory that the TLBs map.
@@ -196,13 +196,13 @@ pub struct Observation {
     pub interval: Ns,
     /// Memory that the VM had when the window ended.
     pub memory: Pages,
-    /// One past the VM's highest guest frame.
+    /// The VM's highest guest frame plus one.
     pub frames: u64,
     /// The memory that was found used.
     pub found: Used,
-    /// As [`ObservationRef::lost`].
+    /// Number of accesses that the tracker knows to have lost; see [`ObservationRef::lost`].
     pub lost: u64,
-    /// As [`ObservationRef::blind`].
+    /// The most memory that may be in use without the tracker seeing it; see [`ObservationRef::blind`].
     pub blind: Pages,
     /// CPU time that the host spent on looking in this window. Costs to the VM itself are not included.
     pub cost: Ns,
@@ -228,7 +228,7 @@ pub enum Used {
     Amount {
         /// Pages used.
         used: Pages,
-        /// Those of the used pages that are part of larger pages.
+        /// Used pages that are part of larger pages.
         coarse: Pages,
     },
 }

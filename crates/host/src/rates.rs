@@ -56,7 +56,7 @@ pub struct VmRates {
     pub llc_miss_rate: Option<f64>,
     /// LLC misses per second; `None` if the PMU does not count at the LLC.
     pub llc_misses_per_s: Option<f64>,
-    /// Share of its memory accesses that were local, in [0, 1]; `None` if accesses are not counted, or there were none.
+    /// Share of the VM's memory accesses that were local, in [0, 1]; `None` if accesses are not counted, or there were none.
     pub local_access_ratio: Option<f64>,
     /// Memory accesses in the period, by the node that holds the page, if counted.
     pub accesses_on: Option<NodeMap<u64>>,

@@ -50,12 +50,12 @@ pub enum Failure {
     },
     /// No tracker can report which memory the VM uses.
     NoTracker {
-        /// What each tracker lacks, with the remedy.
+        /// For each tracker, what it lacks, with the remedy.
         why: String,
     },
     /// The host refused, or did something other than what was asked.
     Host {
-        /// What was tried.
+        /// The attempted operation.
         what: String,
         /// The host's message, or the state that was read back.
         cause: String,

@@ -113,7 +113,7 @@ pub struct VmSample {
     pub vcpus: Vec<VcpuSample>,
     /// Memory that the guest may use now (after ballooning).
     pub memory_bytes: Bytes,
-    /// Its balloon, if it has one.
+    /// The VM's balloon, if it has one.
     pub balloon: Option<Balloon>,
     /// The guest's touched memory by node, if known.
     pub pages: Option<NodeMap<Pages>>,
@@ -192,16 +192,16 @@ impl VmSample {
 pub struct VcpuSample {
     /// Position in the VM, from 0.
     pub index: u16,
-    /// Time for which it ran.
+    /// Time for which the vCPU ran.
     pub running_ns: Ns,
     /// Time for which it was runnable and did not run: run-queue delay, including throttled time. `None` if the host does not
     /// know.
     pub waiting_ns: Option<Ns>,
     /// Time for which a CPU quota throttled it.
     pub throttled_ns: Ns,
-    /// CPU on which it last ran.
+    /// CPU on which the vCPU last ran.
     pub cpu: Option<CpuId>,
-    /// CPUs that it may run on: those in force, not those requested.
+    /// CPUs that the vCPU may run on: those in force, not those requested.
     pub affinity: CpuSet,
     /// CPU quota that is in force on it, from any source; `None` if there is none, or the host does not know.
     pub quota: Option<CpuQuota>,
@@ -269,17 +269,17 @@ pub enum Immovable {
     Vfio,
     /// The VM's memory is locked (`<memoryBacking><locked/>`).
     Locked,
-    /// It is encrypted for the guest, and the kernel moves none of its pages.
+    /// The memory is encrypted for the guest, and the kernel moves none of its pages.
     Encrypted {
         /// The mechanism, as QEMU or libvirt calls it: `sev-snp-guest`, `tdx`.
         kind: String,
     },
-    /// It is in huge pages, of which the other nodes have too few free.
+    /// The memory is in huge pages, of which the other nodes have too few free.
     HugePages {
         /// Size of one huge page.
         page_bytes: Bytes,
     },
-    /// It is in huge pages from its nodes' pools, and the operator did not allow moving them.
+    /// The memory is in huge pages from its nodes' pools, and the operator did not allow moving them.
     HugePagePool {
         /// Size of one huge page.
         page_bytes: Bytes,
@@ -289,7 +289,7 @@ pub enum Immovable {
         /// Nodes it is bound to.
         nodes: NodeSet,
     },
-    /// Its parts are bound to different nodes, guest cell by guest cell or page by page (interleaved).
+    /// Parts of the memory are bound to different nodes, guest cell by guest cell or page by page (interleaved).
     BoundInParts {
         /// All nodes that some part is bound to.
         nodes: NodeSet,
@@ -434,7 +434,8 @@ pub struct VmSettings {
     pub permit: Option<Permit>,
     /// The least memory that its balloon must leave it. Without a floor, the agent takes none of its memory.
     pub memory_floor: Option<Bytes>,
-    /// What its guest's kernel takes for itself, as the operator measured it: epsilon of [PRL, section 4.4]. `None` if unknown.
+    /// Memory that the guest's kernel takes for itself, as the operator measured it: epsilon of [PRL, section 4.4]. `None` if
+    /// unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_footprint: Option<Bytes>,
     /// CPU quota that the operator set for each vCPU (`<cputune><quota>`). It is in force again once the agent's limit is lifted.
@@ -444,13 +445,13 @@ pub struct VmSettings {
 /// A setting in [`VmSettings`] that can be changed while the VM runs. Changing one leaves the others unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setting {
-    /// Its permit.
+    /// The VM's permit.
     Permit(Option<Permit>),
-    /// How its memory is placed and moved.
+    /// How the VM's memory is placed and moved.
     MemoryPolicy(Option<MemoryPolicy>),
-    /// Its memory floor.
+    /// The VM's memory floor.
     MemoryFloor(Option<Bytes>),
-    /// How far decisions about it may go.
+    /// How far decisions about the VM may go.
     Mode(Option<Mode>),
 }
 

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 /// A NUMA node as the guest sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VirtualNode {
-    /// Its vCPUs at the guest's boot, by index.
+    /// The virtual node's vCPUs at the guest's boot, by index.
     pub vcpus: Vec<u16>,
-    /// Its memory.
+    /// The virtual node's memory.
     pub memory_bytes: Bytes,
-    /// Its touched memory by host node, if known.
+    /// The virtual node's touched memory by host node, if known.
     pub pages: Option<NodeMap<Pages>>,
 }
 

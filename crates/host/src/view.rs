@@ -50,7 +50,7 @@ pub struct Barred<'a> {
 pub struct VmView<'a> {
     /// The host's sample of it.
     pub sample: &'a VmSample,
-    /// Its activity since the last sample.
+    /// The VM's activity since the last sample.
     pub rates: Option<&'a VmRates>,
     /// Home nodes; `None` until the VM has been placed.
     pub home: Option<&'a NodeSet>,
@@ -72,7 +72,7 @@ pub enum HandsOff {
     PinnedByHand,
     /// Another program changed the CPU quota that the agent had set.
     QuotaByHand,
-    /// It is alone in its cache, or away from it, for a measurement of seconds ([Kyoto, section 3.2.3]).
+    /// The VM is alone in its cache, or away from it, for a measurement of seconds ([Kyoto, section 3.2.3]).
     Isolating,
     /// The VM is migrating. Meanwhile libvirt changes nothing on it, and the target host takes over its present settings.
     Migrating,

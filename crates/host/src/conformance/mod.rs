@@ -25,7 +25,7 @@ use crate::{
     Act, ActionError, Host, HostError, Impossible, Lever, Limit, Outcome, Plan, Refusal, Sample, VmSample,
 };
 
-/// One check: a name, and a function. If the check fails, the function's error tells what was expected and what was seen.
+/// A check: a name, and a function. If the check fails, the function's error tells what was expected and what was seen.
 #[derive(Debug)]
 pub struct Check {
     /// The property that is checked.
