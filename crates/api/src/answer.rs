@@ -55,32 +55,32 @@ pub enum ApiError {
         /// The VMs with that name.
         ids: Vec<VmId>,
     },
-    /// Nothing of this kind has this number.
+    /// The number in the request belongs to no recommendation or reservation.
     #[error("there is no {what} {id}; {}", there_are(.known))]
     NoSuchId {
-        /// The kind of thing: `recommendation`, `reservation`.
+        /// Kind of the numbered thing: `recommendation`, `reservation`.
         what: String,
         /// The requested number.
         id: u64,
-        /// Numbers that exist.
+        /// The numbers that exist.
         known: Vec<u64>,
     },
-    /// What the request would change is over, or was changed already.
+    /// The recommendation or setting that the request is about is over, or was changed already.
     #[error("{why}")]
     Conflict {
-        /// What the request conflicts with.
+        /// The reason, as a sentence: what the request conflicts with.
         why: String,
     },
     /// The request is invalid in itself.
     #[error("{why}")]
     BadInput {
-        /// What is wrong, with the remedy.
+        /// The mistake in the request, with the remedy.
         why: String,
     },
     /// The agent does not know enough yet.
-    #[error("{why}; ask again in a moment")]
+    #[error("{why}; try again in a moment")]
     NotYet {
-        /// What the agent waits for.
+        /// The data that the agent waits for.
         why: String,
     },
     /// The agent cannot carry out or answer the request.
@@ -92,13 +92,13 @@ pub enum ApiError {
     /// The request changes something, and this client may only read.
     #[error("{why}")]
     MayNot {
-        /// Who may change it.
+        /// The users who may change it.
         why: String,
     },
     /// The line is not a request.
     #[error("not a request: {why}")]
     Malformed {
-        /// What is wrong with it.
+        /// The mistake in the line.
         why: String,
     },
 }
@@ -168,51 +168,51 @@ macro_rules! answers {
 }
 
 answers! {
-    /// To [`crate::Request::Announce`].
+    /// The answer to [`crate::Request::Announce`].
     Noted,
-    /// To [`crate::Request::Reserve`].
+    /// The answer to [`crate::Request::Reserve`].
     #[serde(alias = "promised")]
     Reserved,
-    /// To [`crate::Request::Place`].
+    /// The answer to [`crate::Request::Place`].
     Placed,
-    /// To [`crate::Request::Vms`].
+    /// The answer to [`crate::Request::Vms`].
     Vms,
-    /// To [`crate::Request::Overview`].
+    /// The answer to [`crate::Request::Overview`].
     Overview,
-    /// To [`crate::Request::PermitSet`].
+    /// The answer to [`crate::Request::PermitSet`].
     PermitSet,
-    /// To [`crate::Request::PolicySet`].
+    /// The answer to [`crate::Request::PolicySet`].
     PolicySet,
-    /// To [`crate::Request::FloorSet`].
+    /// The answer to [`crate::Request::FloorSet`].
     FloorSet,
-    /// To [`crate::Request::PolicyAdvise`].
+    /// The answer to [`crate::Request::PolicyAdvise`].
     PolicyAdvice,
-    /// To [`crate::Request::Permits`].
+    /// The answer to [`crate::Request::Permits`].
     Permits,
-    /// To [`crate::Request::PermitSuggest`].
+    /// The answer to [`crate::Request::PermitSuggest`].
     Suggestion,
-    /// To [`crate::Request::WorkingSets`].
+    /// The answer to [`crate::Request::WorkingSets`].
     WorkingSets,
-    /// To [`crate::Request::WhatIf`].
+    /// The answer to [`crate::Request::WhatIf`].
     Forecast,
-    /// To [`crate::Request::Report`].
+    /// The answer to [`crate::Request::Report`].
     Report,
-    /// To [`crate::Request::PermitUsage`].
+    /// The answer to [`crate::Request::PermitUsage`].
     #[serde(alias = "bill")]
     PermitUsage,
-    /// To [`crate::Request::Recommendations`].
+    /// The answer to [`crate::Request::Recommendations`].
     Recommendations,
-    /// To [`crate::Request::RecommendationApply`] and [`crate::Request::RecommendationReject`].
+    /// The answer to [`crate::Request::RecommendationApply`] and [`crate::Request::RecommendationReject`].
     Recommendation,
-    /// To [`crate::Request::ModeSet`].
+    /// The answer to [`crate::Request::ModeSet`].
     ModeSet,
-    /// To [`crate::Request::Reservations`].
+    /// The answer to [`crate::Request::Reservations`].
     #[serde(alias = "promises")]
     Reservations,
-    /// To [`crate::Request::ReservationDrop`].
+    /// The answer to [`crate::Request::ReservationDrop`].
     #[serde(alias = "promise-dropped")]
     ReservationDropped,
-    /// To [`crate::Request::Maintenance`], [`crate::Request::Drain`] and [`crate::Request::Pause`].
+    /// The answer to [`crate::Request::Maintenance`], [`crate::Request::Drain`] and [`crate::Request::Pause`].
     Maintenance,
 }
 
@@ -228,9 +228,9 @@ pub struct Noted {
 pub struct Reserved {
     /// The nodes; never empty.
     pub nodes: NodeSet,
-    /// The VM's name, if the hook announced it.
+    /// The VM's name, if libvirt's hook announced it.
     pub name: Option<String>,
-    /// Why the VM was given all nodes, if so.
+    /// Why the VM was given all nodes; `None` if it fits somewhere.
     pub unplaceable: Option<String>,
 }
 
@@ -257,12 +257,12 @@ pub struct Placed {
 pub struct CrowdedHome {
     /// The nodes. They have room for the VM's memory.
     pub nodes: NodeSet,
-    /// What the nodes are short of.
+    /// The resources that the nodes have too little of.
     pub shortages: Vec<Shortage>,
     /// Predicted speed of the VM there, over its speed alone on this host; absent without an agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_speed: Option<f64>,
-    /// VMs that are predicted to be slowed by at least 1 percent, the worst first; empty without an agent.
+    /// VMs that would be slowed by at least 1 percent, the worst first; empty without an agent.
     #[serde(default)]
     pub slowed: Vec<Slowed>,
 }
@@ -324,9 +324,9 @@ pub enum PlacedFigures {
     Fits {
         /// How the home was found.
         matched: Match,
-        /// What the VM needs.
+        /// Shares of the host that the VM needs.
         needs: Shares,
-        /// What the home has available before the VM arrives.
+        /// Shares of the home that are free before the VM arrives.
         left: Shares,
         /// Share of the home's free hyperthreads that stay free with the VM there, from 0 to 1.
         cpus_stay: f64,
@@ -335,7 +335,7 @@ pub enum PlacedFigures {
     },
     /// The VM fits nowhere.
     Short {
-        /// What is short on each node, and on all nodes together.
+        /// The resources that are short on each node, and on all nodes together.
         shortages: Vec<Shortage>,
     },
 }
@@ -362,15 +362,15 @@ pub struct Overview {
 pub struct Happened {
     /// The host's clock at that time.
     pub at_ns: Ns,
-    /// Time since then.
+    /// Time since the event.
     pub age_ns: Ns,
     /// The event's kind: `decided`, `found`, `refused`, `appeared` and so on.
     pub kind: String,
     /// The VM's name, if the event is about a VM.
     pub vm: Option<String>,
-    /// The policy that decided or found it.
+    /// The policy that made the decision or finding.
     pub policy: Option<String>,
-    /// The outcome, if it is a decision.
+    /// The outcome, if the event is a decision.
     pub outcome: Option<String>,
     /// Number of consecutive occurrences.
     pub count: u64,
@@ -379,7 +379,7 @@ pub struct Happened {
 }
 
 impl Happened {
-    /// Returns an event that occurred `count` times in a row. `age_ns` is the time since the first.
+    /// Returns an event that occurred `count` times in a row, the first time `age_ns` ago.
     pub fn of(record: EventRecord, age_ns: Ns, count: u64) -> Happened {
         Happened {
             at_ns: record.at,
@@ -399,7 +399,7 @@ impl Happened {
 pub struct PermitSet {
     /// The VM.
     pub vm: String,
-    /// The permit that it booked.
+    /// The permit that the VM booked.
     pub permit: Option<Permit>,
     /// A note for the operator.
     pub note: Option<String>,
@@ -449,11 +449,11 @@ pub struct Permits {
 /// A VM's permit.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct VmPermit {
-    /// Its name.
+    /// The VM's name.
     pub name: String,
-    /// Its UUID.
+    /// The VM's UUID.
     pub id: VmId,
-    /// How the VM's pollution is counted, if it is.
+    /// How the VM's pollution is counted; `None` if it is not.
     pub counted_by: Option<CountedBy>,
     /// The permit, and whether the VM stayed within it.
     #[serde(flatten)]
@@ -465,11 +465,11 @@ pub struct VmPermit {
 pub struct Suggestion {
     /// The VM.
     pub vm: String,
-    /// The permit that suits its behaviour.
+    /// The permit that suits the VM's behaviour.
     pub from_behaviour: Option<Permit>,
     /// The reason for the permit, or why there is none.
     pub behaviour: String,
-    /// The permit that suits its memory.
+    /// The permit that suits the VM's memory.
     pub from_memory: Option<Permit>,
     /// The reason for the permit, or why there is none.
     pub memory: String,
@@ -482,16 +482,16 @@ pub struct PermitUsage {
     pub lines: Vec<Line>,
 }
 
-/// What the agent knows of one VM's working set.
+/// The working set of one VM, as far as the agent knows it.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct WorkingSet {
-    /// Its name.
+    /// The VM's name.
     pub vm: String,
     /// Memory that the guest may use.
     pub memory_bytes: Bytes,
     /// Whether the VM's memory is watched now.
     pub is_watched: bool,
-    /// Why there is no current figure, if so.
+    /// Why there is no current figure; `None` if there is one.
     pub why_not: Option<String>,
     /// The last figure.
     pub working_set: Option<Figure>,
@@ -500,15 +500,15 @@ pub struct WorkingSet {
 /// An estimate of a working set.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Figure {
-    /// Its size.
+    /// Size of the working set.
     pub size_bytes: Bytes,
     /// Lower bound.
     pub least_bytes: Bytes,
     /// Upper bound.
     pub most_bytes: Bytes,
-    /// What the two bounds mean: `bounds`, `percent95`, `spread`.
+    /// How sure the two bounds are: `bounds`, `percent95`, `spread`.
     pub certainty: String,
-    /// What the two bounds mean, in words.
+    /// How sure the two bounds are, in words.
     pub certainty_means: String,
     /// The distance of the size from the farther bound.
     pub error_bytes: Bytes,
@@ -516,11 +516,11 @@ pub struct Figure {
     pub window_ns: Ns,
     /// The tracker.
     pub tracker: String,
-    /// What the tracker is good at.
+    /// The tracker's advantage over the others.
     pub tracker_merit: String,
     /// Which accesses the tracker sees: `all`, `writes`.
     pub sees: Sees,
-    /// What the tracker does not see.
+    /// The accesses that the tracker does not see.
     pub blind_spot: String,
     /// How much memory the tracker may have missed.
     pub blind_bytes: Bytes,
@@ -538,7 +538,7 @@ pub struct Figure {
     pub cost_ns: Ns,
     /// The host's clock at the end of the window.
     pub at_ns: Ns,
-    /// Time since then.
+    /// Time since the end of the window.
     pub age_ns: Ns,
 }
 
@@ -574,32 +574,32 @@ pub struct Forecast {
 /// A simulated host.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Simulated {
-    /// Its name.
+    /// The scenario's name.
     pub scenario: String,
-    /// Its machine.
+    /// The machine's name.
     pub machine: String,
-    /// Its seed.
+    /// The seed of the run.
     pub seed: u64,
 }
 
 /// The prediction for one VM.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Predicted {
-    /// Its name.
+    /// The VM's name.
     pub name: String,
-    /// Its UUID.
+    /// The VM's UUID.
     pub id: VmId,
-    /// Its current home.
+    /// The VM's current home.
     pub home: Option<NodeSet>,
-    /// Its home in the request.
+    /// The VM's home in the request.
     pub home_then: Option<NodeSet>,
-    /// Time that its work takes now, divided by the time without an agent.
+    /// Time that the VM's work takes now, divided by its time without an agent.
     pub slow_down: Option<f64>,
-    /// The same quotient with the homes of the request.
+    /// Time that the VM's work would take with the homes of the request, divided by its time without an agent.
     pub slow_down_then: Option<f64>,
-    /// Why there is no prediction, if there is none.
+    /// Why there is no prediction; `None` if there is one.
     pub why_unknown: Option<String>,
-    /// What makes the requested home impossible, if anything.
+    /// Why the requested home is impossible; `None` if it is possible.
     pub obstacle: Option<String>,
 }
 
@@ -627,11 +627,11 @@ pub struct Report {
 pub struct Trial {
     /// The VM's name.
     pub name: String,
-    /// Its UUID.
+    /// The VM's UUID.
     pub id: VmId,
-    /// The host's clock at that time.
+    /// The host's clock when the change was judged.
     pub at_ns: Ns,
-    /// Time since then.
+    /// Time since the change was judged.
     pub age_ns: Ns,
     /// Predicted speed after the change, divided by the speed before it.
     pub predicted: f64,
@@ -646,13 +646,13 @@ pub struct Trial {
 /// The results of one VM's trials.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct VmSum {
-    /// Its name.
+    /// The VM's name.
     pub name: String,
-    /// Its UUID.
+    /// The VM's UUID.
     pub id: VmId,
     /// Whether the VM is gone.
     pub is_gone: bool,
-    /// The sum of its trials.
+    /// The sum of the VM's trials.
     #[serde(flatten)]
     pub sum: Sum,
 }

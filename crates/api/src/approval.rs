@@ -8,23 +8,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::time::WallTime;
 
-/// What policies recommend, and what became of it.
+/// The recommendations of policies, and their states.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Recommendations {
     /// The remembered recommendations, by number: all open ones, and the newest closed ones.
     pub recommendations: Vec<Recommendation>,
 }
 
-/// What a policy would do to a VM.
+/// A change of a VM that a policy recommends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Recommendation {
-    /// Its number in this run of the agent.
+    /// The recommendation's number in this run of the agent.
     pub id: u64,
-    /// When it was made.
+    /// When the recommendation was made.
     pub time: WallTime,
     /// The VM's name.
     pub vm: String,
-    /// Its UUID.
+    /// The VM's UUID.
     pub vm_id: VmId,
     /// The policy that recommends it.
     pub policy: String,
@@ -40,7 +40,7 @@ pub struct Recommendation {
     pub together: Vec<u64>,
     /// When the recommendation expires unless the policy renews it; if it is over, when it ended.
     pub expires: WallTime,
-    /// Its state.
+    /// Whether the recommendation is open, and otherwise how it ended.
     pub state: State,
 }
 
@@ -69,7 +69,7 @@ pub struct Reservations {
 /// Nodes reserved for a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OpenReservation {
-    /// Its number.
+    /// The reservation's number.
     pub id: u64,
     /// The VM's name, if libvirt's hook announced it.
     pub vm: Option<String>,
@@ -79,7 +79,7 @@ pub struct OpenReservation {
     pub vcpus: u32,
     /// Reserved memory.
     pub memory_bytes: Bytes,
-    /// When it was made.
+    /// When the reservation was made.
     pub made: WallTime,
     /// When the reservation expires unless the VM appears.
     pub expires: WallTime,
@@ -88,6 +88,6 @@ pub struct OpenReservation {
 /// A reservation was dropped.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ReservationDropped {
-    /// Its number.
+    /// The reservation's number.
     pub id: u64,
 }

@@ -36,7 +36,7 @@ pub enum AskError {
     NoAnswer {
         /// Path of the socket.
         path: String,
-        /// What is wrong with the reply.
+        /// The mistake in the reply.
         cause: String,
     },
 }

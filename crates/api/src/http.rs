@@ -27,7 +27,7 @@ pub const POINTS_MAX: u64 = 2000;
 /// The longest span that one request reads.
 pub const HISTORY_MAX: Ns = Ns::from_secs(24 * 3600);
 
-/// An address to listen at. The agent checks what an address other than loopback requires.
+/// An address to listen at. Addresses other than loopback need TLS and passwords, which the agent checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listen(SocketAddr);
 
@@ -81,7 +81,7 @@ pub struct HostStatus {
     pub period_ns: Ns,
     /// Number of cycles so far.
     pub cycle_count: u64,
-    /// Why the host cannot be read at present, if so. The other values are then older.
+    /// Why the host cannot be read at present; `null` if it can. If it cannot, the other values are older.
     pub trouble: Option<String>,
     /// Nodes, links and VMs.
     #[serde(flatten)]
@@ -156,7 +156,7 @@ pub struct Decisions {
 pub struct DecisionRow {
     /// Number of the decision in this history.
     pub id: i64,
-    /// Its time.
+    /// When the decision was made.
     pub time: WallTime,
     /// The VM's UUID.
     pub vm: Option<String>,
@@ -263,15 +263,15 @@ pub struct NodeMemory {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Evaluate {
-    /// Its vCPUs.
+    /// Number of the VM's vCPUs.
     #[schemars(range(min = 1, max = 65536))]
     #[serde(deserialize_with = "whole::vcpus")]
     pub vcpus: u32,
-    /// Its memory.
+    /// The VM's memory.
     #[schemars(extend("minimum" = 0, "maximum" = whole::MAX))]
     #[serde(deserialize_with = "whole::bytes")]
     pub memory_bytes: Bytes,
-    /// The bandwidth that it needs, if known.
+    /// The bandwidth that the VM needs, if known.
     #[schemars(extend("minimum" = 0, "maximum" = whole::MAX))]
     #[serde(default, deserialize_with = "whole::bandwidth")]
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
@@ -342,7 +342,7 @@ mod whole {
 /// Whether and where a VM fits. Nothing is reserved.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Evaluated {
-    /// Whether it fits.
+    /// Whether the VM fits.
     pub fits: bool,
     /// The share of the home's scarcest resource that stays free with the VM there (for CPU: of free hyperthreads), divided by
     /// the number of the home's nodes, times the speeds in `beside`: from 0 to 1; 0 if the VM does not fit.
@@ -405,7 +405,7 @@ impl Evaluated {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("required" = ["permit", "memory_policy", "memory_floor_bytes"]))]
 pub struct VmSettings {
-    /// The permit that the VM books, which is enforced.
+    /// The permit that the VM books, and that the agent enforces.
     #[serde(deserialize_with = "Option::deserialize")]
     pub permit: Option<Permit>,
     /// How the VM's memory is placed and moved; if not set, the agent chooses.
@@ -470,11 +470,11 @@ pub struct Problem {
     /// The kind of problem: `urn:homenode:problem:` and a word.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Its title, for people.
+    /// Title of the problem, for people.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
-    /// What is wrong with this request, and the remedy.
+    /// The mistake in this request, and the remedy.
     pub detail: String,
 }
 

@@ -22,11 +22,11 @@ pub enum Request {
     Reserve(Asked),
     /// Evaluate where a VM would be placed, and why. Nothing is reserved.
     Place {
-        /// Its vCPUs.
+        /// Number of the VM's vCPUs.
         vcpus: u32,
-        /// Its memory.
+        /// The VM's memory.
         memory_bytes: Bytes,
-        /// The bandwidth that it needs, if known.
+        /// The bandwidth that the VM needs, if known.
         bandwidth_bytes_per_s: Option<BytesPerSec>,
         /// Size of the huge pages that back all of the memory; `None` for ordinary pages.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -38,38 +38,38 @@ pub enum Request {
     Overview,
     /// Book a permit for a VM, or give it up.
     PermitSet {
-        /// Its name.
+        /// The VM's name.
         vm: String,
         /// The permit.
         permit: Option<Permit>,
     },
     /// Choose a memory policy for a VM, or leave the choice to the agent.
     PolicySet {
-        /// Its name.
+        /// The VM's name.
         vm: String,
         /// The policy.
         policy: Option<MemoryPolicy>,
     },
     /// Set a VM's memory floor, or let the VM keep all of its memory.
     FloorSet {
-        /// Its name.
+        /// The VM's name.
         vm: String,
         /// The least memory that the VM keeps; `None` if it keeps all.
         floor_bytes: Option<Bytes>,
     },
     /// Advise on a VM's memory policy.
     PolicyAdvise {
-        /// Its name.
+        /// The VM's name.
         vm: String,
     },
     /// List permits, and whether VMs stay within them.
     Permits {
-        /// Only of this VM.
+        /// The VM whose permit to list; by default all.
         vm: Option<String>,
     },
     /// Suggest permits for a VM.
     PermitSuggest {
-        /// Its name.
+        /// The VM's name.
         vm: String,
     },
     /// List the working sets of VMs.
@@ -88,47 +88,48 @@ pub enum Request {
     },
     /// Report the results of trials of homes.
     Report {
-        /// Only trials judged within this time before now.
+        /// List only trials judged within this time before now.
         since_ns: Option<Ns>,
     },
     /// List what policies recommend, and what became of it.
     Recommendations,
     /// Approve a recommendation.
     RecommendationApply {
-        /// Its number.
+        /// The recommendation's number.
         id: u64,
     },
     /// Reject a recommendation.
     RecommendationReject {
-        /// Its number.
+        /// The recommendation's number.
         id: u64,
     },
     /// Set a VM's mode, which limits decisions about it; or reset it, so only the run and its policies limit them.
     ModeSet {
-        /// Its name.
+        /// The VM's name.
         vm: String,
         /// The mode.
         mode: Option<Mode>,
-        /// Only for this long, in memory; zero ends it. The mode must be [`Mode::Observe`].
+        /// How long the VM has this mode, which must be [`Mode::Observe`]; zero ends it. The agent keeps it in memory only. By
+        /// default the mode is stored with the VM.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         span_ns: Option<Ns>,
     },
     /// List nodes reserved for VMs that do not run yet.
     #[serde(alias = "promises")]
     Reservations,
-    /// Drop such a reservation.
+    /// Drop the reservation with this number.
     #[serde(alias = "promise-drop")]
     ReservationDrop {
-        /// Its number.
+        /// The reservation's number.
         id: u64,
     },
     /// List drained nodes with the VMs left on them, and whether the agent is paused.
     Maintenance,
     /// Start or end draining nodes.
     Drain {
-        /// These nodes; for other nodes nothing changes.
+        /// The nodes whose drain begins or ends; other nodes keep theirs.
         nodes: NodeSet,
-        /// Whether to drain them from now on, or to end their drain.
+        /// Whether the drain begins or ends.
         is_on: bool,
     },
     /// Pause all changes for a while.
@@ -139,7 +140,7 @@ pub enum Request {
     /// List usage of booked permits.
     #[serde(alias = "permit-bill")]
     PermitUsage {
-        /// Only of this VM.
+        /// The VM whose permit usage to return; by default all.
         vm: Option<String>,
     },
 }
