@@ -253,6 +253,39 @@ pub fn two_instructions(times: u64) -> bool {
     cfg!(target_arch = "x86_64")
 }
 
+/// Returns the CPU time of a page fault on a page that is in memory: the kernel only has to enter it in the page table, as for a
+/// page that NUMA balancing made inaccessible.
+///
+/// # Errors
+/// No memory, or a kernel that refuses.
+pub fn present_fault_ns(pages: usize) -> io::Result<f64> {
+    let page = page_bytes();
+    let bytes = pages.max(1) * page;
+    let file = rustix::fs::memfd_create("faults", rustix::fs::MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&file, bytes as u64)?;
+    // SAFETY: this creates a new mapping of our own file where the kernel chooses; nothing else refers to it.
+    let mapped = unsafe {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        rustix::mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, &file, 0)?
+    };
+    let touch = || {
+        for at in (0..bytes).step_by(page) {
+            // SAFETY: the byte is in our own mapping, which has `bytes` bytes and is not shared with another thread.
+            unsafe { mapped.cast::<u8>().add(at).write_volatile(1) };
+        }
+    };
+    touch();
+    // SAFETY: advice on our own mapping; the file keeps its contents.
+    let dropped = unsafe { rustix::mm::madvise(mapped, bytes, Advice::LinuxDontNeed) };
+    let begin = cpu_time();
+    touch();
+    let took = cpu_time() - begin;
+    // SAFETY: this unmaps our own mapping as a whole, and nothing refers to it any more.
+    unsafe { rustix::mm::munmap(mapped, bytes)? };
+    dropped?;
+    Ok(took.as_nanos() as f64 / pages.max(1) as f64)
+}
+
 /// Returns the bytes of a base page.
 pub fn page_bytes() -> usize {
     // SAFETY: only queries a number.
@@ -291,6 +324,12 @@ mod tests {
     #[test]
     fn memory_on_a_node_that_is_not_there_is_an_error() {
         assert!(Memory::map(1 << 20, Pages::Base, Some(NodeId(900))).is_err());
+    }
+
+    #[test]
+    fn a_fault_takes_time() {
+        let ns = present_fault_ns(4096).unwrap();
+        assert!(ns > 10.0, "{ns}");
     }
 
     #[test]

@@ -140,6 +140,21 @@ pub fn validate(
     spawn: Spawn<'_>,
     progress: &mut dyn FnMut(usize, usize, &str),
 ) -> Result<Validation, ValidateError> {
+    let repeats = if quick { 3 } else { 7 };
+    validate_with(machine, quick, repeats, spawn, progress)
+}
+
+/// Like [`validate`], with this many repetitions of each pair.
+///
+/// # Errors
+/// As for [`validate`].
+pub fn validate_with(
+    machine: &Machine,
+    quick: bool,
+    repeats: usize,
+    spawn: Spawn<'_>,
+    progress: &mut dyn FnMut(usize, usize, &str),
+) -> Result<Validation, ValidateError> {
     let (watch, begin) = (Watch::begin(), Instant::now());
     let cpus = partners(machine).ok_or(ValidateError::NoPartners)?;
     let lacks = |what| ValidateError::Incomplete {
@@ -157,7 +172,7 @@ pub fn validate(
         .ok_or_else(|| lacks("a last-level cache"))?
         .size_bytes;
     let facts = Facts::of(hardware, bandwidth.as_f64() / 1e9, llc.as_f64());
-    let (spans, repeats) = spans(llc, quick);
+    let spans = spans(llc, quick);
     let run = Run {
         machine,
         cpus,
@@ -205,27 +220,25 @@ pub fn validate(
     })
 }
 
-/// Returns the durations of each run, and the number of runs. Runs are longer than it takes to fill an LLC of this size.
-fn spans(llc: Bytes, quick: bool) -> (Spans, usize) {
+/// Returns the durations of each run. Runs are longer than it takes to fill an LLC of this size.
+fn spans(llc: Bytes, quick: bool) -> Spans {
     let fill_ms = (llc.as_f64() / 64.0 * FILL_NS / 1e6) as u64;
     if quick {
-        let spans = Spans {
+        return Spans {
             warm: fill_ms.clamp(20, 120),
             measure: 60,
             tail: 10,
         };
-        return (spans, 3);
     }
-    let spans = Spans {
+    Spans {
         warm: (2 * fill_ms).clamp(100, 1000),
         measure: 300,
         tail: 30,
-    };
-    (spans, 7)
+    }
 }
 
 /// Returns two CPUs that share a last-level cache, on different cores if possible.
-fn partners(machine: &Machine) -> Option<[CpuId; 2]> {
+pub fn partners(machine: &Machine) -> Option<[CpuId; 2]> {
     let pairs = |apart: bool| {
         let all = machine.cpus.iter().enumerate();
         all.flat_map(move |(at, one)| machine.cpus[at + 1..].iter().map(move |other| (one, other)))
