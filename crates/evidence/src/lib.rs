@@ -30,12 +30,16 @@
 //! - `nothing_is_claimed_that_chance_may_have_made_or_before_the_end`
 //! - `an_agent_that_did_nothing_is_said_to_have_done_nothing`
 
+pub mod answer;
 pub mod crossover;
 pub mod effect;
+pub mod measure;
+pub mod number;
 pub mod page;
 pub mod read;
 pub mod report;
 pub mod section;
+pub mod share;
 
 pub use crossover::{Acting, Block, Crossover, Look, Subject};
 pub use effect::{Effect, Verdict};

@@ -1,7 +1,7 @@
 //! Reads a report, which may come from anybody: everything that follows from its figures is derived again.
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::crossover::PAIRS_MAX;
 use crate::report::{HostFacts, Report, Trial};
@@ -9,6 +9,8 @@ use crate::section::{Figure, Outcome, Section, Topic};
 
 /// Version of a report's format. Version 1 had the crossover only, at its top level; it is read, too.
 pub const VERSION: u32 = 2;
+/// Most VMs of a trial: with more, no effect on one could be told from chance, and to judge them takes minutes.
+const VMS_MAX: usize = 1700;
 
 /// Why a text is not a report.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +26,9 @@ pub enum ReadError {
     /// Blocks that do not belong to the plan.
     #[error("its blocks are not those of its plan")]
     Plan,
+    /// More VMs than a trial can have.
+    #[error("it has more than {VMS_MAX} VMs, on which no trial can claim anything")]
+    Vms,
     /// Sections out of order, or two of a topic.
     #[error("its section `{0}` is there twice or in the wrong place")]
     Order(Topic),
@@ -37,6 +42,13 @@ struct First {
     host: HostFacts,
     #[serde(flatten)]
     trial: Trial,
+}
+
+/// Writes a report as the text of `evidence.json`.
+pub fn written(report: &Report) -> String {
+    let mut value = json!(report);
+    value["schema"] = json!(format!("evidence/{VERSION}"));
+    format!("{value:#}\n")
 }
 
 /// Reads a report.
@@ -75,6 +87,10 @@ fn derived_again(mut report: Report) -> Result<Report, ReadError> {
         if !is_of_plan || plan.len() as u64 > 2 * PAIRS_MAX + 1 {
             return Err(ReadError::Plan);
         }
+        let vms = blocks.iter().map(|block| block.speeds.len()).max().unwrap_or(0);
+        if vms.max(trial.about.len()) > VMS_MAX {
+            return Err(ReadError::Vms);
+        }
         let blocks = trial.blocks.clone();
         report.crossover = Some(trial.with_blocks(blocks));
     }
@@ -111,7 +127,6 @@ fn figure(read: Figure) -> Figure {
 mod tests {
     use super::*;
     use crate::section::{Bearing, With};
-    use serde_json::json;
 
     fn report() -> Report {
         let figure = Figure::of("victim", "percent", &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, f64::NAN]);

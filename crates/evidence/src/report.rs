@@ -1,6 +1,6 @@
 //! What a run leaves: what was measured, by what plan, and what follows from it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use homenode_units::Bytes;
 use schemars::JsonSchema;
@@ -59,6 +59,9 @@ pub struct Report {
     pub crossover: Option<Trial>,
     /// What else was measured, or why it was not, at most one of each topic, in their order.
     pub sections: Vec<Section>,
+    /// What was left out to show the report to others; empty if nothing was.
+    #[serde(default)]
+    pub left_out: Vec<String>,
 }
 
 /// The agent on and off, complete or not.
@@ -84,6 +87,7 @@ impl Report {
             host,
             crossover: None,
             sections: Vec::new(),
+            left_out: Vec::new(),
         }
     }
 
@@ -101,13 +105,6 @@ impl Report {
         self.sections.push(section);
         self.sections.sort_by_key(|section| section.topic);
         self
-    }
-
-    /// Returns the report without what names VMs, to show it to others.
-    #[must_use]
-    pub fn without_names(self) -> Report {
-        let crossover = self.crossover.map(Trial::without_names);
-        Report { crossover, ..self }
     }
 
     /// Returns the section of a topic.
@@ -135,63 +132,13 @@ impl Trial {
         self
     }
 
+    /// Returns the number of pairs of blocks that were measured.
+    pub fn pairs_done(&self) -> usize {
+        self.blocks.len().saturating_sub(1) / 2
+    }
+
     /// Returns true if all blocks were measured.
     pub fn is_complete(&self) -> bool {
         self.blocks.len() >= self.plan.blocks.len()
-    }
-
-    /// Returns the trial with `vm-1`, `vm-2` and so on for the VMs' names, to show it to others.
-    pub fn without_names(self) -> Trial {
-        let measured = self.blocks.iter().flat_map(|block| block.speeds.keys());
-        let names: BTreeSet<&String> = self.about.iter().chain(measured).collect();
-        let numbered = names.into_iter().enumerate();
-        let named: BTreeMap<String, String> = numbered
-            .map(|(at, name)| (name.clone(), format!("vm-{:03}", at + 1)))
-            .collect();
-        let blocks = self.blocks.iter().map(|block| Block {
-            speeds: block
-                .speeds
-                .iter()
-                .map(|(name, speed)| (named[name].clone(), *speed))
-                .collect(),
-            ..block.clone()
-        });
-        let blocks = blocks.collect();
-        let about = self.about.iter().map(|name| named[name].clone()).collect();
-        Trial { about, ..self }.with_blocks(blocks)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::crossover::Acting;
-    use homenode_units::Ns;
-
-    #[test]
-    fn a_report_without_names_has_no_name_and_the_same_effects() {
-        let plan = Crossover::of(Ns::from_secs(3600), 3, 3).unwrap();
-        let names = ["acme-payroll", "zeta", "acme-web"];
-        let speed = |at: usize, acting| at as f64 + if acting == Acting::Acts { 200.0 } else { 100.0 };
-        let block = |(at, acting): (usize, &Acting)| Block {
-            acting: *acting,
-            counted_ns: Ns::from_secs(20),
-            in_force: 1,
-            speeds: names
-                .iter()
-                .map(|name| ((*name).to_owned(), speed(at, *acting)))
-                .collect(),
-        };
-        let blocks = plan.blocks.iter().enumerate().map(block).collect();
-        let about = names.map(str::to_owned).into();
-        let report = Trial::begun(about, plan).with_blocks(blocks);
-        let shown = report.clone().without_names();
-        let text = serde_json::to_string(&shown).unwrap();
-        assert!(names.iter().all(|name| !text.contains(name)), "{text}");
-        assert_eq!(shown.judged.all, report.judged.all);
-        assert_eq!(shown.judged.vms["vm-001"], report.judged.vms["acme-payroll"]);
-        assert_eq!(shown.judged.vms.len(), 3);
-        assert!(matches!(shown.judged.verdict, crate::Verdict::Gains { .. }));
-        assert_eq!(serde_json::from_str::<Trial>(&text).unwrap(), shown);
     }
 }

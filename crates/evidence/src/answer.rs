@@ -1,0 +1,207 @@
+//! Whether to let the agent act on this host: the first line of a report, and what to do next.
+
+use crate::effect::{Effect, Verdict};
+use crate::report::{Hardware, Report, Trial};
+use crate::section::{Bearing, Outcome};
+
+/// The answer of a report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Its tone.
+    pub tone: Tone,
+    /// The answer, in a sentence.
+    pub line: String,
+    /// What to do next, or why there is no better answer, in a sentence or two.
+    pub next: String,
+}
+
+/// Whether the answer is good news for the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tone {
+    /// The agent helps.
+    Good,
+    /// The agent harms.
+    Bad,
+    /// Neither, or not known.
+    Neutral,
+}
+
+impl Answer {
+    /// Answers by the trial of the agent itself if there is one, and else by what the other measurements found.
+    pub fn of(report: &Report) -> Answer {
+        if report.host.hardware == Hardware::Emulated {
+            return Answer::neutral(
+                "This report cannot say: the machine is emulated, so its times and speeds mean nothing.",
+                "It shows that every step runs, ends and reports. Repeat it on a machine of your own.",
+            );
+        }
+        match &report.crossover {
+            Some(trial) => Answer::of_trial(trial),
+            None => Answer::of_sections(report),
+        }
+    }
+
+    fn neutral(line: impl Into<String>, next: impl Into<String>) -> Answer {
+        Answer {
+            tone: Tone::Neutral,
+            line: line.into(),
+            next: next.into(),
+        }
+    }
+
+    fn of_trial(trial: &Trial) -> Answer {
+        let judged = &trial.judged;
+        let together = judged.all.as_ref().map(in_words);
+        let together = together.map_or_else(String::new, |words| format!(" All VMs together: {words}."));
+        match &judged.verdict {
+            Verdict::Gains { faster } => Answer {
+                tone: Tone::Good,
+                line: format!(
+                    "Yes, switch the agent on: {} faster while it acted.",
+                    were(faster)
+                ),
+                next: format!(
+                    "No VM was claimed to be slower.{together} Chance alone gives such a result in at most 5 of 100 trials."
+                ),
+            },
+            Verdict::Harms { slower } => Answer {
+                tone: Tone::Bad,
+                line: format!(
+                    "No, leave the agent off for these VMs: {} slower while it acted.",
+                    were(slower)
+                ),
+                next: format!(
+                    "Other VMs may still gain: the table shows each.{together} Please attach to-share.tar.gz to an issue."
+                ),
+            },
+            Verdict::NoDifference => Answer::neutral(
+                "It makes no difference: the agent acted, and no VM was measurably faster or slower.",
+                format!("There is no reason to switch it on for these VMs, and it did no harm.{together}"),
+            ),
+            Verdict::NothingDone => Answer::neutral(
+                "It makes no difference: the agent found nothing to improve on these VMs.",
+                "It had no home and no limit in force when it acted. That is usual on hosts where VMs do not disturb each other.",
+            ),
+            Verdict::NotComplete => Answer::neutral(
+                format!(
+                    "Not known yet: {} of {} pairs of blocks are measured.",
+                    trial.pairs_done(),
+                    trial.plan.blocks.len() / 2
+                ),
+                "Nothing is claimed before the end. The same command continues.",
+            ),
+            Verdict::NotMeasured => Answer::neutral(
+                "Not known: no VM worked for long enough to be measured.",
+                "Repeat the trial while the VMs have work to do.",
+            ),
+        }
+    }
+
+    fn of_sections(report: &Report) -> Answer {
+        let bearings: Vec<Bearing> = report
+            .sections
+            .iter()
+            .filter_map(|section| match section.outcome {
+                Outcome::Measured { bearing, .. } => Some(bearing),
+                Outcome::NotPossible { .. } => None,
+            })
+            .collect();
+        let count = |wanted| bearings.iter().filter(|bearing| **bearing == wanted).count();
+        let (measured, gains, costs) = (bearings.len(), count(Bearing::For), count(Bearing::Against));
+        let next = "The agent itself was not tried on VMs here. To try it, start it with `homenode run --mode act`; then \
+                    `homenode evidence --only crossover -o DIR` switches it on and off by the toss of a coin for an hour, and \
+                    compares.";
+        let of = |count: usize| format!("{count} of {measured} measurements");
+        match (measured, gains, costs) {
+            (0, _, _) => Answer::neutral(
+                "Not known: nothing could be measured here.",
+                "The reasons are below.",
+            ),
+            (_, 0, 0) => Answer::neutral(
+                "Probably not needed: nothing was found here that the agent could improve.",
+                next,
+            ),
+            (_, 0, _) => Answer::neutral(
+                format!(
+                    "Probably not: {} speak against the agent, and none for it.",
+                    of(costs)
+                ),
+                next,
+            ),
+            (_, _, 0) => Answer::neutral(
+                format!(
+                    "Worth a trial: {} found something that the agent can improve.",
+                    of(gains)
+                ),
+                next,
+            ),
+            _ => Answer::neutral(
+                format!(
+                    "Worth a careful trial: {} found something that the agent can improve, and {costs} speak against it.",
+                    of(gains)
+                ),
+                next,
+            ),
+        }
+    }
+}
+
+/// Returns `web, db were`, or all VMs together.
+fn were(vms: &[String]) -> String {
+    match vms {
+        [] => "all VMs together were".to_owned(),
+        [vm] => format!("{vm} was"),
+        [vms @ .., last] if vms.len() < 4 => format!("{} and {last} were", vms.join(", ")),
+        vms => format!("{} VMs were", vms.len()),
+    }
+}
+
+fn in_words(effect: &Effect) -> String {
+    let direction = if effect.percent < 0.0 { "slower" } else { "faster" };
+    format!(
+        "{:.1} % {direction} (interval {:+.1} to {:+.1} %)",
+        effect.percent.abs(),
+        effect.low_percent,
+        effect.high_percent
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::HostFacts;
+    use crate::section::{Section, Topic, With};
+
+    fn report(bearings: &[Bearing]) -> Report {
+        let sections = Topic::ALL.into_iter().zip(bearings).map(|(topic, bearing)| {
+            Section::measured(topic, With::Processes, "How.", "What.", *bearing, Vec::new())
+        });
+        sections.fold(
+            Report::begun("1", "c", HostFacts::default()),
+            Report::with_section,
+        )
+    }
+
+    #[test]
+    fn without_a_trial_of_the_agent_nothing_is_promised() {
+        use Bearing::{Against, For, Neither};
+        for (bearings, begins) in [
+            (&[][..], "Not known"),
+            (&[Neither, Neither], "Probably not needed"),
+            (&[Neither, Against], "Probably not: 1 of 2"),
+            (&[For, Neither, For], "Worth a trial: 2 of 3"),
+            (&[For, Against], "Worth a careful trial: 1 of 2"),
+        ] {
+            let answer = Answer::of(&report(bearings));
+            assert!(answer.line.starts_with(begins), "{answer:?}");
+            assert_eq!(answer.tone, Tone::Neutral);
+        }
+    }
+
+    #[test]
+    fn an_emulated_machine_says_nothing_about_speed() {
+        let mut report = report(&[Bearing::For]);
+        report.host.hardware = Hardware::Emulated;
+        assert!(Answer::of(&report).line.contains("mean nothing"));
+    }
+}
