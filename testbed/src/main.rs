@@ -80,7 +80,7 @@ enum Command {
     },
     /// Run a shell command in the host that 'up' keeps
     Sh {
-        /// The command
+        /// Shell command
         command: String,
     },
     /// Run one case of this program in the host that 'up' keeps
@@ -93,20 +93,20 @@ enum Command {
     /// Internal: the process that ends everything that the testbed started
     #[command(hide = true)]
     Guard,
-    /// Internal: the inside's main loop
+    /// Internal: main loop inside the emulated host
     #[command(hide = true)]
     Inside {
-        /// The shared directory
+        /// Directory through which this program and the emulated host talk
         exchange: PathBuf,
     },
     /// Internal: one case, in this process
     #[command(hide = true)]
     InsideCase {
-        /// The shared directory
+        /// Directory through which this program and the emulated host talk
         exchange: PathBuf,
         /// The case's name
         name: String,
-        /// Destroy the case's guests afterwards; in its own cases, the main loop does that
+        /// Destroy the case's guests afterwards
         #[arg(long)]
         clean: bool,
     },

@@ -218,7 +218,7 @@ pub(super) fn alone_free(inside: &mut Inside) -> anyhow::Result<()> {
         .unwrap_or_default();
     ensure!(
         row.split_whitespace().any(|word| word == "none"),
-        "expected `homenode vm` to say that it has no home, saw {row:?}"
+        "expected `homenode vm` to show no home of the guest, saw {row:?}"
     );
     let with = watch(inside, page, &[&guest])?;
     note(inside, "beside the agent", &[&guest], &with);
@@ -309,7 +309,7 @@ pub(super) fn polluters_parted(inside: &mut Inside) -> anyhow::Result<()> {
     let reasons: Vec<_> = both.iter().flat_map(|guest| decisions(&agent, guest)).collect();
     ensure!(
         reasons.iter().any(|[policy, ..]| policy == "arrange"),
-        "expected the agent to have parted them, its decisions are {reasons:?}"
+        "expected the agent to have parted the two guests; it decided {reasons:?}"
     );
     for [policy, action, reason] in reasons {
         inside.note(format!("{policy} {action}: {reason}"));

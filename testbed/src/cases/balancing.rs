@@ -307,7 +307,7 @@ fn watch(inside: &Inside, set_up: &SetUp, table: &mut String) -> anyhow::Result<
     let (after, seconds) = (counts()?, begin.elapsed().as_secs_f64());
     drop(balancing);
     for ((guest, before), after) in guests.iter().zip(walked_before).zip(walked(&guests)?) {
-        // An emulated guest hangs now and then.
+        // An emulated guest sometimes hangs, and its figures are then worthless.
         ensure!(
             after > before,
             "guest {} does not walk its memory",

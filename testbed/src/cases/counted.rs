@@ -293,7 +293,7 @@ fn set_carrefour(inside: &Inside, guest: &Guest) -> anyhow::Result<()> {
     })?;
     ensure!(
         answer["notes"].to_string().contains("estimated with a model"),
-        "expected to be told who samples, saw {answer}"
+        "expected the answer to say that a model estimates misses, saw {answer}"
     );
     Ok(())
 }

@@ -84,13 +84,13 @@ pub(super) fn drained(inside: &mut Inside) -> anyhow::Result<()> {
     let now = inside.told("drain", &[])?;
     ensure!(
         now["drains"][0]["node"] == node,
-        "the next agent has forgotten: {now}"
+        "the next agent does not know of the drain of node {node}: {now}"
     );
     inside.told("drain", &[&node.to_string(), "--end"])?;
     let now = inside.told("drain", &[])?;
     ensure!(
         now["drains"] == serde_json::json!([]),
-        "it is drained still: {now}"
+        "node {node} is still drained: {now}"
     );
     expect_nobody_else(&agent)?;
     stop(agent)

@@ -83,7 +83,10 @@ pub(super) fn near_its_device(inside: &mut Inside) -> anyhow::Result<()> {
             in_mib(&pages)
         ));
         let is_near = advice == [DEVICE_NODE];
-        ensure!(is_near == (name == "given"), "{name}: our numad said {advice:?}");
+        ensure!(
+            is_near == (name == "given"),
+            "guest {name}: unexpected nodes from our numad: {advice:?}"
+        );
         if is_near {
             expect_share(&pages, DEVICE_NODE, 100)?;
         }

@@ -145,7 +145,7 @@ pub(super) fn live_topology(inside: &mut Inside) -> anyhow::Result<()> {
     ));
     ensure!(
         came[0] >= FOUND_MIB,
-        "expected over {FOUND_MIB} MiB on node 0, where vCPU 0 was: {came:?}"
+        "expected over {FOUND_MIB} MiB on node 0, where vCPU 0 ran at boot; saw {came:?}"
     );
     guest.command("follow", MARKER_FOLLOWS)?;
     wait_follows(inside, &guest)?;
@@ -153,7 +153,7 @@ pub(super) fn live_topology(inside: &mut Inside) -> anyhow::Result<()> {
     inside.note(format!("following, it took {came:?} MiB"));
     ensure!(
         came[1] >= FOUND_MIB,
-        "expected over {FOUND_MIB} MiB on node 1, where vCPU 0 is: {came:?}"
+        "expected over {FOUND_MIB} MiB on node 1, where vCPU 0 runs now; saw {came:?}"
     );
 
     agent.kill()?;

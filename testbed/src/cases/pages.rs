@@ -141,7 +141,7 @@ pub(super) fn log(outside: &mut Outside<'_>) -> anyhow::Result<()> {
         ));
         ensure!(
             (estimate - truth).abs() <= MARGIN_MB,
-            "{name}: PRL says {estimate} MB of {truth} MB"
+            "{name}: expected PRL's estimate within {MARGIN_MB} MB of {truth} MB, saw {estimate}"
         );
     }
     Ok(())
@@ -183,7 +183,7 @@ pub(super) fn pml(outside: &mut Outside<'_>) -> anyhow::Result<()> {
         ));
         ensure!(
             (least * truth..=most * truth + MARGIN_MB).contains(&estimate),
-            "PML says {estimate} MB of {truth} MB where pages are {label}"
+            "expected PML's estimate with {label} pages near {truth} MB, saw {estimate}"
         );
     }
     Ok(())
@@ -251,7 +251,7 @@ pub(super) fn live(outside: &mut Outside<'_>) -> anyhow::Result<()> {
     // A new window may exceed the limit before the oldest is dropped, and the header's page always stays.
     ensure!(
         largest < length && largest < (FEED_MIB << 20) + (1 << 18),
-        "the feed took {largest} bytes of {length}"
+        "expected the feed to stay below {FEED_MIB} MiB, saw {largest} bytes of {length}"
     );
     Ok(())
 }

@@ -183,7 +183,7 @@ fn run(outside: &mut Outside<'_>, program: &Program) -> anyhow::Result<measured:
     logged.next("between")?;
     ensure!(
         ran.ends_with("status=0"),
-        "the guest says {ran}: {}",
+        "the program in the guest failed ({ran}): {}",
         logged.guest.console().display()
     );
     let path = logged.log.clone();

@@ -85,7 +85,7 @@ fn allocator(
             .collect();
         ensure!(
             !said.is_empty() && elsewhere.is_empty(),
-            "on node {node}: {elsewhere:?}"
+            "expected all lines of the program to name node {node}, saw {elsewhere:?}"
         );
         ensure_came(node, &before, &after, ALLOCATOR_PAGES_LEAST)?;
         outside.note(format!(
@@ -155,7 +155,7 @@ fn ensure_came(node: u16, before: &[u64], after: &[u64], least: u64) -> anyhow::
     let all: u64 = new.iter().sum();
     ensure!(
         here >= least && 2 * here > all,
-        "on node {node}, new pages by node: {new:?}"
+        "expected at least {least} new pages on node {node}, and over half; saw by node {new:?}"
     );
     Ok(())
 }

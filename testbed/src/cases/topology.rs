@@ -167,7 +167,7 @@ fn random_moves(guest: &mut TopologyGuest, first: u32) -> anyhow::Result<u64> {
     }
     ensure!(
         count(guest, "moves")? == MOVES as u64,
-        "not every move is counted"
+        "the module did not count every move"
     );
     ensure!(
         count(guest, "failed_moves")? == 0,

@@ -170,7 +170,7 @@ pub(super) fn trackers(inside: &mut Inside) -> anyhow::Result<()> {
         for (tracker, [least, _, most]) in [("invalidation", exact), ("damon", sampled)] {
             ensure!(
                 least <= known + 2 * KERNEL_MORE_BYTES && most >= known,
-                "expected {HOT_MIB} MiB {what} within what {tracker} says, saw {:.2} to {:.2} MiB",
+                "expected {HOT_MIB} MiB {what} within the bounds of {tracker}, saw {:.2} to {:.2} MiB",
                 mib(least),
                 mib(most)
             );
@@ -253,7 +253,7 @@ pub(super) fn known_hot_sets(inside: &mut Inside) -> anyhow::Result<()> {
         nobody
             .as_ref()
             .is_err_and(|(status, why)| *status == 2 && why.contains("there are: worker")),
-        "expected to be told which VMs there are, saw {nobody:?}"
+        "expected an error that lists the VMs, saw {nobody:?}"
     );
     let listed = inside.ask("wss", &[])?;
     ensure!(

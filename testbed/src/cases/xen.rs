@@ -287,7 +287,7 @@ fn share(
     let name = &domu.spec.name;
     ensure!(
         is_steady || known_s > TRACED.as_secs_f64() / 2.0,
-        "the trace knows {known_s:.2} s of {name}, of {} s",
+        "the trace covers only {known_s:.2} s of {name}'s {} s",
         TRACED.as_secs()
     );
     Ok(Share {

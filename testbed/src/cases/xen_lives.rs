@@ -258,7 +258,7 @@ pub(super) fn nodes(inside: &mut Inside) -> anyhow::Result<()> {
     let at_home = seen("at home on node 0, on CPU 2")?;
     ensure!(
         at_home == ("0".into(), "0".into()),
-        "expected both on node 0, saw {at_home:?}"
+        "expected both domUs on node 0, saw {at_home:?}"
     );
     let failures = host.restore().failures;
     ensure!(
@@ -276,7 +276,7 @@ pub(super) fn nodes(inside: &mut Inside) -> anyhow::Result<()> {
     let pinned = seen("pinned to CPU 1 by the operator")?;
     ensure!(
         pinned == ("1".into(), before.1.clone()),
-        "expected the one to follow, and the other not, saw {pinned:?}"
+        "expected the first domU alone to follow to node 1, saw {pinned:?}"
     );
     for domu in [&follows, &placed] {
         inside.destroy_domu(domu)?;
