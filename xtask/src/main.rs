@@ -43,7 +43,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the next seven steps, which take minutes
+    /// Run the seven steps that follow in this list, which takes minutes
     Check,
     /// Check that the code is formatted ('cargo fmt' repairs it)
     Fmt,

@@ -59,7 +59,7 @@ impl Spread {
         (self.q3 - self.q1) / self.median.abs()
     }
 
-    /// Returns true if the relative spread exceeds `NOISY`.
+    /// Returns true if the spread, relative to the median, exceeds `NOISY`.
     pub fn noisy(&self) -> bool {
         self.relative() > NOISY
     }

@@ -78,7 +78,7 @@ impl Policy {
         }
     }
 
-    /// Records that a line came into a set. This counts as a use, unless lines have ages.
+    /// Records that a line came into a set. With all policies but `QuadAge`, this counts as a use of the line.
     #[inline]
     pub(crate) fn filled(&mut self, set: usize, way: usize, entries: &mut [u64]) {
         if self.replacement == Replacement::QuadAge {

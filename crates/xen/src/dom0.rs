@@ -37,7 +37,7 @@ pub fn is_dom0(root: &Path) -> Result<bool, XenError> {
 /// is another domain.
 ///
 /// # Errors
-/// Returns why it is not dom0, or why that is unknown.
+/// When this machine is not dom0, or when the files do not show whether it is.
 pub(crate) fn check(root: &Path) -> Result<(), XenError> {
     let not = |cause: &str| Err(XenError::NotDom0 { cause: cause.into() });
     let unknown = |cause: String| Err(XenError::Unknown { cause });

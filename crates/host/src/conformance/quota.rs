@@ -50,7 +50,7 @@ fn quota_holds(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     host.wait(Ns(4 * PERIOD.0));
     let to = sample(host)?;
     let elapsed = to.at.saturating_sub(from.at).as_f64();
-    // Kernels hand out time in slices, so what is left of a slice may be used in the next period.
+    // Kernels hand out time in slices, and a vCPU may use the rest of a slice in the next period.
     let allowed = 1.1 * QUOTA.share() * elapsed + 2.0 * QUOTA.period_ns.as_f64();
     let (Some(a), Some(b)) = (from.vm(vm), to.vm(vm)) else {
         return Err(format!("VM {vm} was not in both samples").into());

@@ -79,7 +79,7 @@ pub struct Effort {
     pub evaluations: usize,
     /// Number of runs at the same time.
     pub jobs: usize,
-    /// Seed of the search's own draws.
+    /// Seed of the search's random choices.
     pub seed: u64,
 }
 

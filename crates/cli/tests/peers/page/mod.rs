@@ -338,7 +338,7 @@ fn everything_is_reached_and_done_without_a_mouse() {
                 "return document.querySelector('h1')?.textContent === 'VM batch'",
             )
             .await;
-        // Try the other keys.
+        // Each other key opens its screen.
         browser.run("document.activeElement?.blur()").await;
         for (key, then) in [
             (

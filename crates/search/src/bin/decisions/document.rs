@@ -43,7 +43,7 @@ pub(crate) struct Held {
     /// Commit to draw cases from [default: the last one that touched the policies]
     #[arg(long)]
     commit: Option<String>,
-    /// Add the result to this list
+    /// File that the result is added to
     #[arg(long, default_value = "data/decisions/held-out.toml")]
     keep: PathBuf,
     /// Runs at the same time [default: as many as there are CPUs]

@@ -31,7 +31,7 @@ pub(crate) struct Search {
     /// Seeds, such as 1-5 or 7
     #[arg(long, default_value = "1-3", value_parser = seeds)]
     seeds: RangeInclusive<u64>,
-    /// Seed of the search's own draws
+    /// Seed of the search's random choices
     #[arg(long, default_value_t = 1)]
     search_seed: u64,
     /// Runs at the same time [default: as many as there are CPUs]

@@ -46,7 +46,7 @@ enum Command {
         /// Seeds of the cases, such as 1-24 (1-40 are for training)
         #[arg(long, value_parser = seeds)]
         seeds: RangeInclusive<u64>,
-        /// The folder
+        /// Folder that the cases are written into
         #[arg(long)]
         out: PathBuf,
     },

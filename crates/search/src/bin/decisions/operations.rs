@@ -38,7 +38,7 @@ pub(crate) struct Operations {
     /// Write the cases into this folder and run nothing
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Add the result to this list
+    /// File that the result is added to
     #[arg(long)]
     keep: Option<PathBuf>,
     /// Runs at the same time [default: as many as there are CPUs]
