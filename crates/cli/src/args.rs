@@ -422,7 +422,7 @@ Examples:
     MoveStream,
     /// Print shell completions
     Completions {
-        /// Shell to print them for
+        /// Shell that the completions are for
         shell: clap_complete::Shell,
     },
     /// Print the manual page of the program or of a command

@@ -93,7 +93,7 @@ pub(crate) enum RecommendCommand {
 /// Recommendations or reservations, by number.
 #[derive(Debug, clap::Args)]
 pub(crate) struct IdArgs {
-    /// Numbers, as in the list
+    /// Numbers that the list shows
     #[arg(value_name = "ID", required = true)]
     pub ids: Vec<u64>,
     #[command(flatten)]
