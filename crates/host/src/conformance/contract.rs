@@ -120,7 +120,13 @@ fn stale_is_refused(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     let plan = pin_plan(stale, &before, host, vm, 1)?;
     match host.commit(&plan) {
         Err(Refusal::Stale { planned, .. }) if planned == stale => {}
-        other => return Err(format!("a plan of version {} got {other:?}", stale.0).into()),
+        other => {
+            return Err(format!(
+                "expected a plan of the wrong version {} to be refused as stale, saw {other:?}",
+                stale.0
+            )
+            .into());
+        }
     }
     let after = sample(host)?;
     expect(affinities(&before, vm) == affinities(&after, vm), || {
@@ -140,7 +146,9 @@ fn impossible_is_refused(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     );
     match host.commit(&unknown) {
         Err(Refusal::UnknownVm { vm }) if vm == nobody => {}
-        other => return Err(format!("a plan for an unknown VM got {other:?}").into()),
+        other => {
+            return Err(format!("expected a plan for an unknown VM to be refused, saw {other:?}").into());
+        }
     }
     let mut nowhere = pin_plan(before.version, &before, host, vm, 0)?;
     nowhere.decide(
@@ -156,7 +164,7 @@ fn impossible_is_refused(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
             why: Impossible::Nodes { .. },
             ..
         }) => {}
-        other => return Err(format!("a home without a node got {other:?}").into()),
+        other => return Err(format!("expected a home without a node to be refused, saw {other:?}").into()),
     }
     let after = sample(host)?;
     expect(affinities(&before, vm) == affinities(&after, vm), || {

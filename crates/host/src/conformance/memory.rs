@@ -21,7 +21,7 @@ fn memory_is_limited(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     let less = Bytes(first.maximum.0 / 10 * 9).to_pages().to_bytes();
     let outcome = commit_one(host, vm, limit(less, LEASE))?;
     expect(outcome == Outcome::Done, || {
-        format!("limiting memory gave {outcome:?}")
+        format!("expected the memory limit to be done, saw {outcome:?}")
     })?;
     let held = sample(host)?;
     expect(held.version > before, || {
@@ -36,7 +36,7 @@ fn memory_is_limited(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     })?;
     let outcome = commit_one(host, vm, limit(less, LEASE))?;
     expect(outcome == Outcome::Renewed, || {
-        format!("renewing gave {outcome:?}")
+        format!("expected the renewed limit to be done, saw {outcome:?}")
     })?;
     let is_free = |seen: Option<Balloon>| {
         seen.is_some_and(|seen| {
@@ -48,7 +48,7 @@ fn memory_is_limited(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     expect(is_free(seen), || format!("lifted, but seen is {seen:?}"))?;
     let outcome = commit_one(host, vm, limit(less, Ns(PERIOD.0 / 2)))?;
     expect(outcome == Outcome::Done, || {
-        format!("limiting memory gave {outcome:?}")
+        format!("expected the memory limit to be done, saw {outcome:?}")
     })?;
     host.wait(PERIOD);
     let seen = balloon(host)?;

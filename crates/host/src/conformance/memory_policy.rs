@@ -30,7 +30,7 @@ fn policies_are_set(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
                     why_not = error.to_string();
                     before
                 }
-                other => return Err(format!("{policy} gave {other:?}").into()),
+                other => return Err(format!("expected policy {policy} to be set, saw {other:?}").into()),
             };
             let now = sample(host)?;
             let seen = now.vm(vm).ok_or("the VM is gone")?.memory_policy;
@@ -47,7 +47,7 @@ fn policies_are_set(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
     let outcome = commit_one(host, vm, Act::SetMemoryPolicy { policy: first })?;
     let seen = sample_of(host, vm)?.memory_policy;
     expect(outcome == Outcome::Done && seen == first, || {
-        format!("back to {first} gave {outcome:?}, seen is {seen}")
+        format!("expected policy {first} again, saw {seen} and {outcome:?}")
     })?;
     Ok(match others_set {
         0 => Verdict::Skipped(why_not),

@@ -172,7 +172,11 @@ fn refused(host: &mut dyn Host, vm: VmId, act: Act, is_why: fn(&Impossible) -> b
     let plan = plan_of(host, vm, act)?;
     match host.commit(&plan) {
         Err(Refusal::Vm { why, .. }) if is_why(&why) => Ok(()),
-        other => Err(format!("{:?} got {other:?}", plan.decisions[0].action.act).into()),
+        other => Err(format!(
+            "expected {:?} to be refused, saw {other:?}",
+            plan.decisions[0].action.act
+        )
+        .into()),
     }
 }
 
@@ -181,7 +185,7 @@ fn lift_twice(host: &mut dyn Host, vm: VmId, lever: Lever) -> Result<(), Breach>
     for _ in 0..2 {
         let outcome = commit_one(host, vm, Act::Lift { lever })?;
         expect(outcome == Outcome::Done, || {
-            format!("lifting {} gave {outcome:?}", lever.of_vm())
+            format!("expected {} to be lifted, saw {outcome:?}", lever.of_vm())
         })?;
     }
     Ok(())

@@ -50,7 +50,7 @@ fn moves(
         Outcome::Failed(error) if matches!(error.why, Failure::MemoryFixed { .. }) => {
             return Ok(Verdict::Skipped(error.to_string()));
         }
-        other => return Err(format!("moving pages gave {other:?}").into()),
+        other => return Err(format!("expected pages to be moved, saw {other:?}").into()),
     };
     expect(moved <= budget, || {
         format!("{moved} moved under a budget of {budget}")
@@ -154,7 +154,7 @@ fn impossible_frames(host: &mut dyn Host, vm: VmId, from: NodeId, to: NodeId) ->
         _ => false,
     };
     expect(is_nothing, || {
-        format!("a frame that does not exist gave {outcome:?}")
+        format!("expected no page moved for a frame that does not exist, saw {outcome:?}")
     })
 }
 
@@ -185,7 +185,9 @@ fn page_uses(host: &mut dyn Host, vm: VmId) -> Result<Option<Vec<PageUse>>, Brea
     }
     let set = |host: &mut dyn Host, policy| match commit_one(host, vm, Act::SetMemoryPolicy { policy })? {
         Outcome::Done => Ok(()),
-        other => Err(Breach::Seen(format!("sampling pages gave {other:?}"))),
+        other => Err(Breach::Seen(format!(
+            "expected the memory policy to be set, saw {other:?}"
+        ))),
     };
     let migration = Migration::Carrefour;
     set(host, MemoryPolicy { migration, ..policy })?;

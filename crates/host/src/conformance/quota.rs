@@ -39,7 +39,9 @@ fn quotas(sample: &Sample, vm: VmId) -> Vec<Option<CpuQuota>> {
 fn quota_holds(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     let before = sample(host)?;
     let outcome = commit_one(host, vm, limit_to(QUOTA, LEASE))?;
-    expect(outcome == Outcome::Done, || format!("limiting gave {outcome:?}"))?;
+    expect(outcome == Outcome::Done, || {
+        format!("expected the limit to be done, saw {outcome:?}")
+    })?;
     let from = sample(host)?;
     expect(from.version > before.version, || {
         "a quota left the version as it was".into()
@@ -63,7 +65,7 @@ fn quota_holds(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     }
     let outcome = commit_one(host, vm, limit_to(QUOTA, LEASE))?;
     expect(outcome == Outcome::Renewed, || {
-        format!("renewing gave {outcome:?}")
+        format!("expected the renewed limit to be done, saw {outcome:?}")
     })?;
     lift_twice(host, vm, Lever::CpuQuota)?;
     let after = sample(host)?;
@@ -75,7 +77,9 @@ fn quota_holds(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
 fn limit_ends_with_its_lease(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     let before = sample(host)?;
     let outcome = commit_one(host, vm, limit_to(QUOTA, Ns(PERIOD.0 / 2)))?;
-    expect(outcome == Outcome::Done, || format!("limiting gave {outcome:?}"))?;
+    expect(outcome == Outcome::Done, || {
+        format!("expected the limit to be done, saw {outcome:?}")
+    })?;
     host.wait(PERIOD);
     let after = sample(host)?;
     expect(quotas(&after, vm) == quotas(&before, vm), || {
@@ -123,7 +127,9 @@ fn impossible_limits_are_refused(host: &mut dyn Host, vm: VmId) -> Result<(), Br
             },
             _ => "something else",
         };
-        expect(got == expected, || format!("{act:?} got {answer:?}"))?;
+        expect(got == expected, || {
+            format!("expected {expected:?} for {act:?}, saw {answer:?}")
+        })?;
     }
     let after = sample(host)?;
     expect(quotas(&after, vm) == quotas(&before, vm), || {

@@ -54,16 +54,20 @@ fn part_is_held(host: &mut dyn Host, vm: VmId, limit: Limit) -> Result<Option<St
         lift_twice(host, vm, Lever::Resctrl)?;
         return Ok(Some(error.to_string()));
     }
-    expect(outcome == Outcome::Done, || format!("{limit} gave {outcome:?}"))?;
+    expect(outcome == Outcome::Done, || {
+        format!("expected {limit} to be done, saw {outcome:?}")
+    })?;
     is_confined(host, Some(limit))?;
     let outcome = commit_one(host, vm, act(limit, LEASE))?;
     expect(outcome == Outcome::Renewed, || {
-        format!("renewing gave {outcome:?}")
+        format!("expected the renewed limit to be done, saw {outcome:?}")
     })?;
     lift_twice(host, vm, Lever::Resctrl)?;
     is_confined(host, None)?;
     let outcome = commit_one(host, vm, act(limit, Ns(PERIOD.0 / 2)))?;
-    expect(outcome == Outcome::Done, || format!("{limit} gave {outcome:?}"))?;
+    expect(outcome == Outcome::Done, || {
+        format!("expected {limit} to be done, saw {outcome:?}")
+    })?;
     host.wait(PERIOD);
     is_confined(host, None)?;
     Ok(None)

@@ -37,6 +37,6 @@ fn settings_are_kept(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
     })?;
     match host.set(VmId(vm.0 ^ 1), Setting::Permit(Some(permit))) {
         Err(error) if error.why == Failure::VmGone => Ok(()),
-        other => Err(format!("a permit for an unknown VM got {other:?}").into()),
+        other => Err(format!("expected a permit for an unknown VM to be refused, saw {other:?}").into()),
     }
 }

@@ -35,7 +35,9 @@ fn guest_is_told(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
             topology: topology.clone(),
         };
         let outcome = commit_one(host, vm, act)?;
-        expect(outcome == Outcome::Done, || format!("telling gave {outcome:?}"))?;
+        expect(outcome == Outcome::Done, || {
+            format!("expected the guest to be told, saw {outcome:?}")
+        })?;
         let published = sample_of(host, vm)?.published.ok_or("nothing was told")?;
         expect(
             published.topology == topology && published.sequence > sequence,
@@ -62,7 +64,7 @@ fn cannot_be_told(
         let outcome = commit_one(host, vm, Act::PublishTopology { topology })?;
         let is_said = matches!(&outcome, Outcome::Failed(error) if matches!(error.why, Failure::NoTopologyDevice { .. }));
         expect(is_said, || {
-            format!("the guest cannot be told, but telling it gave {outcome:?}")
+            format!("expected a failure, as the guest cannot be told; saw {outcome:?}")
         })?;
     }
     let published = sample_of(host, vm)?.published;

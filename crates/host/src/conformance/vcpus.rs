@@ -54,7 +54,7 @@ fn pin_is_seen(host: &mut dyn Host, vm: VmId) -> Result<(), Breach> {
         let plan = pin_plan(before.version, &before, host, vm, node_index)?;
         let receipt = host.commit(&plan)?;
         expect(receipt.outcomes == [Outcome::Done], || {
-            format!("pinning gave {:?}", receipt.outcomes)
+            format!("expected the pins to be done, saw {:?}", receipt.outcomes)
         })?;
         host.wait(PERIOD);
         let after = sample(host)?;

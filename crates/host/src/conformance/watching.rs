@@ -20,12 +20,14 @@ fn memory_is_watched(host: &mut dyn Host, vm: VmId) -> Result<Verdict, Breach> {
         let is_told =
             matches!(&outcome, Outcome::Failed(error) if matches!(error.why, Failure::NoTracker { .. }));
         expect(is_told, || {
-            format!("there is no tracker, but watching gave {outcome:?}")
+            format!("expected a failure, as there is no tracker; saw {outcome:?}")
         })?;
         let why_not = trackers.into_iter().filter_map(|choice| choice.why_not);
         return Ok(Verdict::Skipped(why_not.collect::<Vec<_>>().join("; ")));
     }
-    expect(outcome == Outcome::Done, || format!("watching gave {outcome:?}"))?;
+    expect(outcome == Outcome::Done, || {
+        format!("expected the watch to begin, saw {outcome:?}")
+    })?;
     expect(commit_one(host, vm, watch(LEASE))? == Outcome::Renewed, || {
         "watching it again was not a renewal".into()
     })?;
