@@ -171,7 +171,8 @@ fn work(setup: &Setup, contender: &Contender, base: &[Run], other: &[Run]) -> an
     let of_default = mean(score.ratios.iter().filter_map(of_seed));
     Ok(Work {
         contender: contender.clone(),
-        of_default: of_default.ok_or_else(|| anyhow!("{name} does nothing under default"))?,
+        of_default: of_default
+            .ok_or_else(|| anyhow!("no VM of {name} made progress under the policies `default`"))?,
         score,
     })
 }

@@ -64,7 +64,7 @@ impl Examined {
 fn screen(all: &mut Vec<Paragraph>, there: &[&Feature], missing: &[&Feature]) {
     let (lost, to_get): (Vec<&Feature>, Vec<&Feature>) =
         missing.iter().partition(|one| one.is_out_of_reach());
-    // For the software that runs the VMs, show what was found, not only its name.
+    // Features that concern the VMs' hypervisor are shown with what was found, the others only by name.
     let (vms, others): (Vec<&Feature>, Vec<&Feature>) = there.iter().partition(|one| one.is_of_vms());
     all.extend(vms.iter().map(|one| named(one.feature, &one.found)));
     for (name, features) in [("present", others), ("not on this host", lost)] {

@@ -44,7 +44,7 @@ pub const FIRST_WORDS: &str = "Made by homenode record scenario from";
 
 /// VMs that ran before the stretch start this long before it, to boot, touch their memory, and find their homes.
 const LEAD: Ns = Ns::from_secs(20);
-/// Rounds end when the VMs' errors, all differences of a VM added up, are at most this on average.
+/// The fit ends when the average of the VMs' errors is at most this. A VM's error is the sum of its differences.
 const NEAR_ENOUGH: f64 = 0.03;
 /// From this traffic on, in bytes per second, a VM fully depends on where its memory is. The less traffic it has, the more
 /// the scheduler's luck decides.

@@ -50,7 +50,7 @@ pub(super) struct TableOf {
     only: Option<String>,
     /// Expression that sorts the rows, the greatest first.
     order: Option<String>,
-    /// First cell of a row: a text; by default the row's labels.
+    /// First cell of each row, with placeholders for labels; by default the row's labels.
     row: Option<String>,
     /// Head of the first column.
     head: String,

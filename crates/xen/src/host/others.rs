@@ -149,8 +149,8 @@ enum Preferred {
     No,
 }
 
-/// Journals what is still the agent's and what to restore. The state to restore comes first: after a crash in between, the
-/// journal lists a pin that is no longer the agent's, and undoing leaves such a pin alone.
+/// Journals which pins are still the agent's, and the state to restore. The state to restore comes first: after a crash in
+/// between, the journal lists a pin that is no longer the agent's, and undoing leaves such a pin alone.
 fn write(
     journal: &mut Journal,
     (vm, run): (VmId, &Run),

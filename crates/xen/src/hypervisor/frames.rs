@@ -37,7 +37,7 @@ impl Hypervisor {
         let mut its = Vec::new();
         for batch in all.chunks(BATCH) {
             let mut kinds = batch.to_vec();
-            // SAFETY: as many are read and written as the call is told.
+            // SAFETY: the call reads and writes `count` elements of `kinds`, which has as many.
             let done = unsafe {
                 let (count, kinds) = (batch.len() as u32, kinds.as_mut_ptr());
                 (self.control.xc_get_pfn_type_batch)(self.at(), domid, count, kinds)

@@ -97,7 +97,7 @@ fn copied(
             if attached()? != devices {
                 return Err(StreamError::DevicesChanged);
             }
-            // The end is also held back if the time ran out before it.
+            // If the time ran out before the end of the stream, the end is not passed on.
             if is_over.swap(true, Ordering::SeqCst) {
                 return Err(StreamError::Late);
             }
