@@ -186,7 +186,7 @@ pub enum Impossible {
         /// Number of virtual nodes that the guest sees.
         count: usize,
     },
-    /// A quota that no kernel accepts.
+    /// The quota is below the least that kernels accept, or its period is too long.
     #[error(
         "its vCPUs cannot be held to {quota}: the minimum is {} in a period of at most {}",
         CpuQuota::MIN,

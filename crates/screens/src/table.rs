@@ -17,9 +17,9 @@ const CUT_LEAST: usize = 12;
 /// Whether marked figures are shown in colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colours {
-    /// Yellow and red.
+    /// Marked figures are yellow or red.
     On,
-    /// Bold, and underlined bold (`NO_COLOR`).
+    /// Marked figures are bold, or bold and underlined (`NO_COLOR`).
     Off,
 }
 

@@ -104,7 +104,7 @@ pub enum Hosts {
     Today,
     /// Hosts of the published experiments.
     Old,
-    /// Two nodes of four cores: there is little to choose between, and wrong choices cost time.
+    /// Two nodes of four cores. A change of homes gains little there, and a wrong one costs time.
     Small,
 }
 

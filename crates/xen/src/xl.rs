@@ -25,7 +25,7 @@ pub struct XlError {
 
 #[cfg(test)]
 impl XlError {
-    /// Returns a failure that a test plans.
+    /// Returns a failure of `xl mem-set` with this message, for tests.
     pub fn planned(said: &str) -> XlError {
         XlError {
             arguments: "mem-set".to_owned(),
