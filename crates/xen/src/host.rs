@@ -478,7 +478,7 @@ fn relied_on(vm: &VmSample) -> VmSample {
     VmSample {
         vcpus: vcpus.collect(),
         settings: vm.settings.clone(),
-        // Plans do not rely on a balloon's progress.
+        // No plan relies on a balloon's current size, so a change of the size alone makes no new version.
         balloon: vm.balloon.map(|balloon| Balloon {
             current: Bytes::ZERO,
             ..balloon

@@ -386,7 +386,7 @@ impl<'a> Run<'a> {
         clock_hz: f64,
     ) -> Result<(Option<Spread>, usize), CalibrateError> {
         let words = HUGE_BYTES / 8;
-        // Memory for the adjacent lines: one line for each page.
+        // `near` has a line for each huge page of `big`, but side by side, so that few pages hold them all.
         let most = (big.words().len() / words).min(8192);
         let mut near = self.map(most * LINE_BYTES, Pages::Huge, self.cast.pairs[0].1)?;
         let pages = cache::tlb_pages(most);
