@@ -52,9 +52,9 @@ pub(crate) struct Shown {
     waiting: Vec<String>,
     /// Trouble of the last ten minutes, as sentences.
     wrong: Vec<String>,
-    /// CPU time that the VMs that run saved through changes of their homes; `null` if no trial has measured one yet.
+    /// CPU time that running VMs saved through changes of their homes; `null` if no trial has measured one yet.
     time_gained_ns: Option<Ns>,
-    /// CPU time that the VMs that run lost through changes of their homes.
+    /// CPU time that running VMs lost through changes of their homes.
     time_lost_ns: Option<Ns>,
     /// The last decision that was carried out.
     last: Option<Happened>,
