@@ -1,6 +1,6 @@
 //! Whether to let the agent act on this host: the first line of a report, and what to do next.
 
-use crate::effect::{Effect, Verdict};
+use crate::effect::{Effect, Judged, Verdict};
 use crate::report::{Hardware, Report, Trial};
 use crate::section::{Bearing, Outcome};
 
@@ -57,8 +57,9 @@ impl Answer {
             Verdict::Gains { faster } => Answer {
                 tone: Tone::Good,
                 line: format!(
-                    "Yes, switch the agent on: {} faster while it acted.",
-                    were(faster)
+                    "Yes, switch the agent on: {} {} while it acted.",
+                    ran(faster),
+                    by(judged, |percent| percent > 0.0)
                 ),
                 next: format!(
                     "No VM was claimed to be slower.{together} Chance alone gives such a result in at most 5 of 100 trials."
@@ -67,8 +68,9 @@ impl Answer {
             Verdict::Harms { slower } => Answer {
                 tone: Tone::Bad,
                 line: format!(
-                    "No, leave the agent off for these VMs: {} slower while it acted.",
-                    were(slower)
+                    "No, leave the agent off for these VMs: {} {} while it acted.",
+                    ran(slower),
+                    by(judged, |percent| percent < 0.0)
                 ),
                 next: format!(
                     "Other VMs may still gain: the table shows each.{together} Please attach to-share.tar.gz to an issue."
@@ -146,13 +148,38 @@ impl Answer {
     }
 }
 
-/// Returns `web, db were`, or all VMs together.
-fn were(vms: &[String]) -> String {
+/// Returns `web and db ran`, or all VMs together.
+fn ran(vms: &[String]) -> String {
     match vms {
-        [] => "all VMs together were".to_owned(),
-        [vm] => format!("{vm} was"),
-        [vms @ .., last] if vms.len() < 4 => format!("{} and {last} were", vms.join(", ")),
-        vms => format!("{} VMs were", vms.len()),
+        [] => "all VMs together ran".to_owned(),
+        [vm] => format!("{vm} ran"),
+        [vms @ .., last] if vms.len() < 4 => format!("{} and {last} ran", vms.join(", ")),
+        vms => format!("{} VMs ran", vms.len()),
+    }
+}
+
+/// Returns by how much the claimed effects of a sign make VMs faster or slower, or all together if none of a VM is claimed.
+fn by(judged: &Judged, is_it: fn(f64) -> bool) -> String {
+    let claimed = |effects: Vec<&Effect>| -> Vec<f64> {
+        let effects = effects
+            .into_iter()
+            .filter(|effect| effect.is_claimed && is_it(effect.percent));
+        effects.map(|effect| effect.percent).collect()
+    };
+    let of_vms = claimed(judged.vms.values().collect());
+    let percents = match of_vms.is_empty() {
+        true => claimed(judged.all.iter().collect()),
+        false => of_vms,
+    };
+    let sizes = percents.iter().map(|percent| percent.abs());
+    let (least, most) = sizes.fold((f64::INFINITY, 0.0_f64), |(least, most), size| {
+        (least.min(size), most.max(size))
+    });
+    let direction = if is_it(1.0) { "faster" } else { "slower" };
+    let (least, most) = (format!("{least:.1}"), format!("{most:.1}"));
+    match least == most {
+        true => format!("{most} % {direction}"),
+        false => format!("{least} to {most} % {direction}"),
     }
 }
 

@@ -42,14 +42,15 @@ pub fn page(report: &Report) -> String {
                 p.dim { (host(&report.host)) " Homenode " (report.version) " (" (report.commit) ")." }
                 (overview(report))
                 @if let Some(crossover) = &report.crossover { (trial::trial(crossover)) }
-                @if report.sections.iter().any(is_measured) { (chart::key()) }
+                (how_to_read(report))
                 @for one in &report.sections { (section::section(one)) }
                 (not_measured(report))
-                (method(report))
+                (left_out(report))
             }
         }
     };
-    made.into_string()
+    // A number stays beside its sign.
+    made.into_string().replace(" %", "&nbsp;%")
 }
 
 /// Says what limits all figures of a host.
@@ -120,7 +121,7 @@ fn not_measured(report: &Report) -> Markup {
         @for section in &report.sections {
             @if let Outcome::NotPossible { why, detail } = &section.outcome {
                 p {
-                    strong { (section.topic.question()) } " " (why)
+                    strong { (section.topic.question()) } " Not measured: " (why.trim_end_matches('.')) "."
                     @if let Some(detail) = detail { small { (detail) } }
                 }
             }
@@ -128,23 +129,32 @@ fn not_measured(report: &Report) -> Markup {
     }
 }
 
-/// Says how figures came about, and what was left out.
-fn method(report: &Report) -> Markup {
+/// Says how figures came about.
+fn how_to_read(report: &Report) -> Markup {
+    if !report.sections.iter().any(is_measured) {
+        return html! {};
+    }
     html! {
-        @if report.sections.iter().any(is_measured) {
-            h2 { "How to read the figures" }
-            p {
-                "Each measurement is repeated. The value is the median of its repetitions. The interval holds the true median in at least "
-                "95 of 100 such measurements; it comes from the order of the repetitions alone (the sign test) and assumes nothing about "
-                "how they are distributed. A prediction is Homenode's own, made without measuring: by its simulator, the twin, or by a "
-                "preset, which describes a machine like this one. One that is outside the interval is an error of the prediction."
-            }
+        h2 { "How to read the figures" }
+        p {
+            "Each measurement is repeated, and its value is the median. The interval holds the true median in at least 95 of 100 such "
+            "measurements; it comes from the order of the repetitions alone (the sign test), and assumes nothing about how they are "
+            "distributed. A prediction was made without measuring: by the twin, which is Homenode's simulator of a host, or by a preset, "
+            "which describes a machine like this one. One outside the interval is an error of the prediction, not of the host."
         }
-        @if !report.left_out.is_empty() {
-            h2 { "Left out" }
-            p { "This report is made to be shown to others. It does not have:" }
-            ul { @for what in &report.left_out { li { (what) } } }
-        }
+        (chart::key())
+    }
+}
+
+/// Says what was left out.
+fn left_out(report: &Report) -> Markup {
+    if report.left_out.is_empty() {
+        return html! {};
+    }
+    html! {
+        h2 { "Left out" }
+        p { "This report is made to be shown to others. It does not have:" }
+        ul { @for what in &report.left_out { li { (what) } } }
     }
 }
 

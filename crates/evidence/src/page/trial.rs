@@ -24,13 +24,13 @@ pub(super) fn trial(trial: &Trial) -> Markup {
         .collect();
     html! {
         h2 id="crossover" { "Are VMs faster while the agent acts?" }
-        p { (capitalised(&judged.verdict.to_string())) "." }
+        p { "Verdict: " (judged.verdict.to_string()) "." }
         @if done < pairs {
             p { "Not complete: " (done) " of " (pairs) " pairs of blocks. The same command continues." }
         }
         @if !effects.is_empty() {
             (chart("%", &effects.iter().map(|(name, effect)| strip(name, effect)).collect::<Vec<_>>()))
-            div.scroll { (table(&effects)) }
+            (table(&effects))
         }
         @if !judged.not_judged.is_empty() {
             p { "Not judged, as fewer than " (PAIRS_JUDGED_MIN) " pairs have their speed: " (judged.not_judged.join(", ")) "." }
@@ -61,13 +61,6 @@ pub(super) fn trial(trial: &Trial) -> Markup {
     }
 }
 
-fn capitalised(text: &str) -> String {
-    let mut letters = text.chars();
-    letters
-        .next()
-        .map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
-}
-
 fn strip<'a>(name: &str, effect: &Effect) -> Strip<'a> {
     Strip {
         label: name.to_owned(),
@@ -86,14 +79,15 @@ fn table(effects: &[(&str, &Effect)]) -> Markup {
     };
     html! {
         table {
-            tr { th { "VM" } th { "effect" } th { "interval" } th { "chance" } th { "pairs" } th { "claimed" } }
+            tr { th { "VM" } th { "Effect" } th { "Chance" } th { "Claimed" } }
             @for (name, effect) in effects {
                 tr {
                     td { (name) }
-                    td class=(class(effect)) { (format!("{:+.1} %", effect.percent)) }
-                    td { (format!("{:+.1} to {:+.1} %", effect.low_percent, effect.high_percent)) }
-                    td { (format!("{:.3}", effect.chance)) }
-                    td { (effect.pairs) }
+                    td class=(class(effect)) {
+                        (format!("{:+.1} %", effect.percent))
+                        small { (format!("{:+.1} to {:+.1} %", effect.low_percent, effect.high_percent)) }
+                    }
+                    td { (format!("{:.3}", effect.chance)) small { (effect.pairs) " pairs" } }
                     td { (if effect.is_claimed { "yes" } else { "no" }) }
                 }
             }
