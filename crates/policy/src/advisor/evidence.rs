@@ -308,3 +308,18 @@ pub(super) fn farther_if_spread(view: &View<'_>, home: &NodeSet, local: f64) -> 
     let distance = |local: f64| local + (1.0 - local) * far;
     distance(1.0 / home.len() as f64) / distance(local)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::predict;
+
+    #[test]
+    fn the_law_of_controllers_is_that_of_predictions() {
+        // These are the same constants. They are written twice because programs to judge the advisor are drawn anew whenever its
+        // code changes (scripts/drawn-programs.py), and this change of code is none of its decisions.
+        assert_eq!(
+            (super::QUEUE, super::BUSY_MAX),
+            (predict::QUEUE, predict::BUSY_MAX)
+        );
+    }
+}

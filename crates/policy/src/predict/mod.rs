@@ -77,9 +77,9 @@ use crate::near::positions;
 
 // The following are constants of the laws, and limits of a fixed point with few steps. They are not settings.
 /// Weight of the queue in the latency of a controller.
-const QUEUE: f64 = 0.12;
+pub(crate) const QUEUE: f64 = 0.12;
 /// Controllers are never assumed to be busier than this.
-const BUSY_MAX: f64 = 0.95;
+pub(crate) const BUSY_MAX: f64 = 0.95;
 /// Number of steps towards the fixed point.
 const STEPS: usize = 12;
 /// More cache is never assumed to lower a VM's miss ratio below this share of the measured one.
