@@ -9,20 +9,24 @@
 //! - *Speed*: instructions per second of CPU time, so that an idle VM does not count as slow.
 //! - *Usual speed*: average speed over cycles without moves in the VM's present home. Its speed in an earlier home does not
 //!   count: a VM in a new home is slow because its memory is not there yet, and if less of it moved, the VM would stay slow.
+//! - A VM's memory *grows* in a cycle if more than a thirtieth of its pages came or went: its program sets up memory, or gets or
+//!   loses some. It then runs at another speed than later.
 //!
 //! # Algorithm
 //! For each VM whose pages a plan moves:
 //! 1. its *pace* is the share of the planned pages that may move. It halves after a cycle with moves in which the VM's speed
 //!    was more than [`Config::slowdown_max`] below its usual speed, down to [`Config::pace_min`]. It doubles after a cycle
 //!    with moves in which it was not, up to 1. Without a measured speed it stays 1. To learn the usual speed, nothing moves
-//!    in the first cycle in which a VM is seen, nor, while its pace is below 1, in one cycle after every 16 with moves.
-//!    Memory that can only move as a whole is not slowed down;
+//!    in the first cycle in which a VM is seen, nor in one cycle after every 16 with moves while its pace is below 1 or its usual
+//!    speed was learnt while its memory grew. Such a speed is forgotten at the first cycle without moves in which the memory does
+//!    not grow. Memory that can only move as a whole is not slowed down;
 //! 2. a move that left more than [`Config::vain_min`] of its pages in place is *in vain*. After moves in vain, nothing is moved
 //!    for 2, 4, 8 … cycles, up to [`Config::wait_max_cycles`], and this is reported once. A move that works ends the waiting.
 //!
 //! # Properties
 //! - `a_vm_that_suffers_is_moved_ever_slower_and_recovers`
 //! - `a_vm_that_is_slow_in_its_new_home_gets_its_memory_as_fast_as_any`
+//! - `a_speed_from_while_memory_grew_does_not_count_afterwards`
 //! - `what_moves_in_vain_is_tried_ever_more_rarely_and_said_once`
 //! - `what_is_on_its_way_is_not_in_vain_and_what_moves_whole_is_not_slowed`
 //! - `plans_without_moves_are_as_they_were`
@@ -40,6 +44,8 @@ pub const POLICY: &str = "pace";
 
 /// While a VM's pace is below 1, it gets one cycle without moves after this many cycles with moves.
 const IN_A_ROW_MAX: u32 = 16;
+/// Memory grows in a cycle in which more than this share of its pages came or went. It is not a setting.
+const GROWTH_MIN: f64 = 0.03;
 
 /// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -88,6 +94,10 @@ struct Pace {
     /// Usual speed: in cycles without moves, in the present home.
     usual: Ewma,
     home: Option<NodeSet>,
+    /// Pages that the VM had touched in the last cycle, if known.
+    touched: Option<Pages>,
+    /// Whether the usual speed was learnt while the VM's memory grew.
+    is_of_growth: bool,
     /// Number of cycles with moves since the last one without.
     in_a_row: u32,
     /// The largest move of the last cycle: source, pages requested, and pages at the source before.
@@ -104,6 +114,8 @@ impl Default for Pace {
             share: 1.0,
             usual: Ewma::default(),
             home: None,
+            touched: None,
+            is_of_growth: false,
             in_a_row: 0,
             asked: None,
             moved: false,
@@ -137,6 +149,7 @@ impl Pace {
             self.home = vm.home.cloned();
             self.usual = Ewma::default();
         }
+        let grows = self.grows(vm);
         if let Some(speed) = speed(vm) {
             match (self.moved, self.usual.value()) {
                 (true, Some(usual)) if speed < usual * (1.0 - config.slowdown_max) => {
@@ -144,11 +157,12 @@ impl Pace {
                 }
                 (true, _) => self.share = (self.share * 2.0).min(1.0),
                 (false, _) => {
-                    if self.in_a_row > 0 {
-                        // The speed from before these moves no longer applies.
+                    // The speed from before these moves, or from while memory grew, no longer applies.
+                    if self.in_a_row > 0 || (self.is_of_growth && !grows) {
                         self.usual = Ewma::default();
                     }
                     self.usual.update(speed, Weight(config.average_weight));
+                    self.is_of_growth = grows;
                 }
             }
             self.in_a_row = if self.moved { self.in_a_row + 1 } else { 0 };
@@ -173,9 +187,20 @@ impl Pace {
         self.vain == 1
     }
 
+    /// Records how many pages the VM has touched. Returns whether its memory grew in the last cycle.
+    fn grows(&mut self, vm: &VmView<'_>) -> bool {
+        let touched = vm.sample.pages_touched();
+        let before = std::mem::replace(&mut self.touched, touched);
+        before.zip(touched).is_some_and(|(before, now)| {
+            let changed = before.0.abs_diff(now.0) as f64;
+            changed > GROWTH_MIN * before.max(now).as_f64()
+        })
+    }
+
     /// Returns the part of a decision that may be carried out now; `None` if nothing may.
     fn hold(&mut self, vm: &VmView<'_>, mut decision: Decision) -> Option<Decision> {
-        let is_unknown = self.usual.value().is_none() || (self.share < 1.0 && self.in_a_row >= IN_A_ROW_MAX);
+        let is_to_be_learnt = (self.share < 1.0 || self.is_of_growth) && self.in_a_row >= IN_A_ROW_MAX;
+        let is_unknown = self.usual.value().is_none() || is_to_be_learnt;
         if self.wait > 0 || (is_unknown && speed(vm).is_some() && !vm.sample.moves_whole) {
             return None;
         }
@@ -332,6 +357,69 @@ mod tests {
             moved.push(pages);
         }
         assert_eq!(moved, [full; 6]);
+    }
+
+    /// Returns the pages that move in each of these cycles, in which the VM runs at `speed`.
+    fn moved(scene: &mut Scene, state: &mut State, cycles: usize, speed: u64) -> Vec<u64> {
+        scene.vm(1).instructions_per_s(speed);
+        (0..cycles).map(|_| cycle(scene, state).0).collect()
+    }
+
+    #[test]
+    fn a_speed_from_while_memory_grew_does_not_count_afterwards() {
+        let full = repatriate::Config::default().vm_pages_per_cycle.0;
+        // Setting up memory is faster or slower than the work that follows, which then meets moves that slow it down, or not.
+        for (grew_at, works_at, moves_at, suffers) in [
+            (2_000_000_000, 1_000_000_000, 950_000_000, false),
+            (500_000_000, 1_000_000_000, 600_000_000, true),
+        ] {
+            let (mut scene, mut state) = (scene(), State::default());
+            for pages in 1..8 {
+                scene.vm(1).pages(0, pages * 1_000_000).pages(1, 0);
+                moved(&mut scene, &mut state, 1, grew_at);
+            }
+            moved(&mut scene, &mut state, 1, works_at);
+            // All of its memory is elsewhere now, as after a migration by the kernel.
+            scene.vm(1).pages(0, 0).pages(1, 7_000_000);
+            let mut left = 7_000_000;
+            let mut pages = Vec::new();
+            for _ in 0..5 {
+                let now = moved(&mut scene, &mut state, 1, moves_at)[0];
+                left -= now;
+                scene.vm(1).pages(0, 7_000_000 - left).pages(1, left);
+                pages.push(now);
+            }
+            let expected = if suffers { [1, 2, 4, 8, 16] } else { [1; 5] };
+            assert_eq!(
+                pages[1..],
+                expected[1..].iter().map(|part| full / part).collect::<Vec<_>>(),
+                "{grew_at}"
+            );
+        }
+    }
+
+    #[test]
+    fn who_moves_while_its_memory_grows_is_looked_at_now_and_then() {
+        let (mut scene, mut state) = (scene(), State::default());
+        let (mut at_home, mut left) = (0, 20_000_000);
+        let mut idle = Vec::new();
+        for at in 0..60 {
+            let (pages, _) = cycle(&mut scene, &mut state);
+            if pages == 0 {
+                idle.push(at);
+            }
+            // A twentieth of its memory is new, all of it at home.
+            at_home += pages + (at_home + left) / 20;
+            left -= pages;
+            scene.vm(1).pages(0, at_home).pages(1, left);
+        }
+        assert_eq!(idle.first(), Some(&0), "the first cycle learns: {idle:?}");
+        assert!(
+            idle.windows(2)
+                .all(|pair| pair[1] - pair[0] > IN_A_ROW_MAX as usize)
+                && idle.len() <= 4,
+            "{idle:?}"
+        );
     }
 
     #[test]
