@@ -9,6 +9,7 @@
 mod circles;
 mod crates;
 mod duplicates;
+mod evidence;
 mod figures;
 mod functions;
 mod licences;
@@ -51,7 +52,7 @@ enum Limit {
     AtMost(usize),
 }
 
-const RULES: [Rule; 24] = [
+const RULES: [Rule; 25] = [
     Rule {
         name: "line-length",
         about: "lines of Rust have at most 130 columns, string contents and URLs aside",
@@ -183,6 +184,12 @@ const RULES: [Rule; 24] = [
         about: "words by which text is read twice, such as 'nobody', 'anew', 'so much': the number only falls",
         check: words::riddles,
         limit: Limit::AtMost(51),
+    },
+    Rule {
+        name: "evidence",
+        about: "docs/EVIDENCE.md's table and the README's first paragraph say what the reports in data/evidence say",
+        check: evidence::reports,
+        limit: Limit::None,
     },
     Rule {
         name: "licences",
