@@ -148,7 +148,7 @@ impl Engine {
     pub(crate) fn run_until(&mut self, end: Ns) {
         let mut silent = 0;
         while self.now < end {
-            let (cpu, work) = self.pace.first_end();
+            let work = self.pace.first_end();
             // A growing queue shortens the running slice, perhaps to less than the task has already used. The slice is then over.
             let scheduling = self.scheduler.next_event().max(self.now);
             let timer = self.agenda.next();
@@ -160,7 +160,7 @@ impl Engine {
                 let timer = self.agenda.take().expect("peeked above");
                 self.fire(timer);
             } else if next == work {
-                self.cpu_event(cpu);
+                self.cpu_event(self.pace.ends_at(work).expect("found above"));
             } else if next == scheduling {
                 self.scheduler.handle_events(self.now);
                 self.after_scheduling();

@@ -4,6 +4,7 @@ use homenode_units::Ns;
 
 use crate::hardware::Sharer;
 use crate::hardware::core::{CoreCost, InLlc, Paging};
+use crate::hypervisor::earliest;
 use crate::index::{CpuIx, IxVec, TaskIx, ThreadIx, VmIx};
 
 /// How fast the current task of a CPU goes.
@@ -69,15 +70,15 @@ impl Pace {
         }
     }
 
-    /// Returns the CPU whose task completes first, and when; the lowest-numbered CPU if several do.
-    pub(super) fn first_end(&self) -> (CpuIx, Ns) {
-        let mut soonest = (CpuIx(0), Ns(u64::MAX));
-        for (cpu, end) in self.ends.placed() {
-            if *end < soonest.1 {
-                soonest = (cpu, *end);
-            }
-        }
-        soonest
+    /// Returns when the first of the CPUs' tasks completes its work.
+    pub(super) fn first_end(&self) -> Ns {
+        earliest(&self.ends)
+    }
+
+    /// Returns the lowest-numbered CPU whose task completes its work at this time.
+    pub(super) fn ends_at(&self, end: Ns) -> Option<CpuIx> {
+        let mut ends = self.ends.placed();
+        ends.find(|(_, other)| **other == end).map(|(cpu, _)| cpu)
     }
 
     /// Whether a CPU's demand on caches was zero when latencies were solved and is still zero.

@@ -164,8 +164,11 @@ impl Engine {
         }
         self.migrate_slice();
         self.epochs.dirty |= self.transfer(lasted);
-        self.vms.iter_mut().for_each(Vm::advance);
-        let stale = self.vms.iter().any(|vm| vm.memory.stale());
+        let mut stale = false;
+        for vm in &mut self.vms {
+            vm.advance();
+            stale |= vm.memory.stale();
+        }
         let unsteady = stale || self.epochs.always_solve || self.moving.is_some();
         if unsteady {
             self.settle_all();

@@ -62,13 +62,22 @@ impl Target {
     }
 }
 
+/// A target of a thread of the present solution.
+#[derive(Clone, Copy, Debug)]
+struct Aim {
+    /// The thread's CPU and the memory, as a position in [`Fabric::pairs`].
+    pair: usize,
+    /// Node of the memory.
+    node: usize,
+    /// Share of the thread's accesses.
+    share: f64,
+}
+
 /// A running thread, as the fabric sees it.
 #[derive(Clone, Debug)]
 struct Flow {
-    /// Node of the thread's CPU.
-    node: usize,
-    /// Its targets, as positions in [`Fabric::targets`].
-    targets: Range<usize>,
+    /// Its targets, as positions in [`Fabric::aims`].
+    aims: Range<usize>,
     /// Time per instruction, without waits for memory.
     busy_ns: f64,
     /// Number of memory latencies that an instruction waits for.
@@ -131,23 +140,32 @@ pub(crate) struct Fabric {
     links: Vec<usize>,
     /// Present latency of each pair.
     latency: Vec<f64>,
-    /// Threads of the present solution, and the nodes that each thread's accesses go to.
+    /// Threads of the present solution, and what each thread's accesses go to.
     flows: Vec<Flow>,
-    targets: Vec<Target>,
+    aims: Vec<Aim>,
     /// Whether a thread of the present solution uses a pair, and the pairs that are used, in order.
     is_used: Vec<bool>,
     used: Vec<usize>,
     /// Share of its speed that throughput limits leave each thread; empty if they take nothing.
     granted: Vec<f64>,
     loads: Vec<f64>,
-    reads: Vec<f64>,
-    writes: Vec<f64>,
+    /// Bytes that threads read and write, by pair.
+    traffic: Vec<Traffic>,
+    /// Scratch of [`answer`].
+    moved: Vec<usize>,
 }
 
-/// Returns the mean latency of accesses to these targets; `latencies` are those of the CPU's node.
-fn mean_latency(latencies: &[f64], targets: &[Target]) -> f64 {
-    let latencies = targets.iter().map(|target| latencies[target.node] * target.share);
-    latencies.sum()
+/// Bytes per nanosecond between a CPU's node and a memory node.
+#[derive(Clone, Copy, Debug, Default)]
+struct Traffic {
+    read: f64,
+    written: f64,
+}
+
+/// Returns the mean latency of a thread's accesses.
+#[inline(always)]
+fn mean_latency(latency: &[f64], aims: &[Aim]) -> f64 {
+    aims.iter().map(|aim| latency[aim.pair] * aim.share).sum()
 }
 
 impl Fabric {
@@ -182,17 +200,17 @@ impl Fabric {
             line_bytes,
             scattered_excess: 1.0 / hw.scattered_throughput.unwrap_or(1.0) - 1.0,
             loads: vec![0.0; resources.len()],
+            moved: vec![0; resources.len()],
             resources,
             pairs: (0..nodes * nodes).map(pair).collect(),
             links,
             latency: vec![0.0; nodes * nodes],
             flows: Vec::new(),
-            targets: Vec::new(),
+            aims: Vec::new(),
             is_used: vec![false; nodes * nodes],
             used: Vec::new(),
             granted: Vec::new(),
-            reads: vec![0.0; nodes * nodes],
-            writes: vec![0.0; nodes * nodes],
+            traffic: vec![Traffic::default(); nodes * nodes],
         };
         fabric.sum_latencies(0..nodes * nodes);
         fabric
@@ -200,7 +218,9 @@ impl Fabric {
 
     /// Returns the mean latency of accesses by a CPU of `node` to these targets.
     pub(crate) fn latency_ns(&self, node: usize, targets: &[Target]) -> f64 {
-        mean_latency(&self.latency[node * self.nodes..(node + 1) * self.nodes], targets)
+        let latencies = &self.latency[node * self.nodes..(node + 1) * self.nodes];
+        let weighted = targets.iter().map(|target| latencies[target.node] * target.share);
+        weighted.sum()
     }
 
     /// Returns the latency of an access from a CPU's node to a memory node.
@@ -229,7 +249,7 @@ impl Fabric {
     /// Begins a new solution without threads.
     pub(crate) fn clear(&mut self) {
         self.flows.clear();
-        self.targets.clear();
+        self.aims.clear();
     }
 
     /// Adds a thread that runs on a CPU of `node`; returns its number in this solution.
@@ -245,11 +265,14 @@ impl Fabric {
         } else {
             0.0
         };
-        let begin = self.targets.len();
-        self.targets.extend_from_slice(targets);
+        let begin = self.aims.len();
+        self.aims.extend(targets.iter().map(|target| Aim {
+            pair: node * self.nodes + target.node,
+            node: target.node,
+            share: target.share,
+        }));
         self.flows.push(Flow {
-            node,
-            targets: begin..self.targets.len(),
+            aims: begin..self.aims.len(),
             busy_ns: cost.busy_cycles / self.clock_ghz,
             waits: cost.waits,
             bytes: cost.misses * self.line_bytes,
@@ -266,7 +289,7 @@ impl Fabric {
         let mut has_changed = false;
         for _ in 0..STEPS_MAX {
             self.sum_loads(&used, copying);
-            let change = answer(&mut self.resources, &self.loads);
+            let change = answer(&mut self.resources, &self.loads, &mut self.moved);
             has_changed |= change > 0.0;
             if change < CHANGE_MAX {
                 break;
@@ -293,10 +316,8 @@ impl Fabric {
 
     /// Finds the pairs that the added threads use.
     fn find_used(&mut self) {
-        for flow in &self.flows {
-            for target in &self.targets[flow.targets.clone()] {
-                self.is_used[flow.node * self.nodes + target.node] = true;
-            }
+        for aim in &self.aims {
+            self.is_used[aim.pair] = true;
         }
         self.used.clear();
         for (at, is_used) in self.is_used.iter_mut().enumerate() {
@@ -309,33 +330,33 @@ impl Fabric {
     /// Computes the load of each resource at the present latencies. `used` are the pairs that threads use.
     fn sum_loads(&mut self, used: &[usize], copying: &[Copying]) {
         for at in used {
-            (self.reads[*at], self.writes[*at]) = (0.0, 0.0);
+            self.traffic[*at] = Traffic::default();
         }
         self.loads.fill(0.0);
         for flow in &self.flows {
-            let targets = &self.targets[flow.targets.clone()];
-            let row = flow.node * self.nodes..(flow.node + 1) * self.nodes;
-            let bytes = flow.rate(mean_latency(&self.latency[row.clone()], targets));
-            let (reads, writes) = (&mut self.reads[row.clone()], &mut self.writes[row]);
-            for Target { node, share } in targets {
-                reads[*node] += bytes * share;
-                writes[*node] += bytes * flow.write_share * share;
+            let aims = &self.aims[flow.aims.clone()];
+            let bytes = flow.rate(mean_latency(&self.latency, aims));
+            let written = bytes * flow.write_share;
+            for aim in aims {
+                let traffic = &mut self.traffic[aim.pair];
+                traffic.read += bytes * aim.share;
+                traffic.written += written * aim.share;
             }
             if flow.excess > 0.0 {
                 let more = bytes * (1.0 + flow.write_share) * flow.excess;
-                for Target { node, share } in targets {
-                    self.loads[*node] += more * share;
+                for aim in aims {
+                    self.loads[aim.node] += more * aim.share;
                 }
             }
         }
         for at in used {
-            let (pair, read, write) = (&self.pairs[*at], self.reads[*at], self.writes[*at]);
-            self.loads[pair.memory_node] += read + write;
+            let (pair, Traffic { read, written }) = (&self.pairs[*at], self.traffic[*at]);
+            self.loads[pair.memory_node] += read + written;
             for link in &self.links[pair.back.clone()] {
                 self.loads[*link] += read;
             }
             for link in &self.links[pair.there.clone()] {
-                self.loads[*link] += write;
+                self.loads[*link] += written;
             }
         }
         for copy in copying {
@@ -371,11 +392,11 @@ impl Fabric {
         }
         let (mut demands, mut owners) = (Vec::new(), Vec::new());
         for (owner, flow) in self.flows.iter().enumerate() {
-            let targets = &self.targets[flow.targets.clone()];
-            let bytes = flow.rate(self.latency_ns(flow.node, targets));
-            for Target { node, share } in targets {
+            let aims = &self.aims[flow.aims.clone()];
+            let bytes = flow.rate(mean_latency(&self.latency, aims));
+            for Aim { pair, node, share } in aims {
                 let mut uses = vec![(*node, (1.0 + flow.write_share) * (1.0 + flow.excess))];
-                let pair = &self.pairs[flow.node * self.nodes + node];
+                let pair = &self.pairs[*pair];
                 let back = self.links[pair.back.clone()].iter();
                 uses.extend(back.map(|link| (*link, 1.0)));
                 let there = self.links[pair.there.clone()].iter();

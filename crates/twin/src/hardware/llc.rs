@@ -32,12 +32,13 @@
 //! use counts as the sibling's own.
 
 mod course;
-
-use std::sync::Arc;
+mod sharer;
 
 use homenode_machine::Replacement;
 
 use course::Course;
+
+pub use sharer::Sharer;
 
 /// Age classes of a policy that remembers use.
 pub const CLASSES: usize = 4;
@@ -48,8 +49,6 @@ const TURNOVERS_MAX: f64 = 2.0;
 const LINES_MIN: f64 = 0.5;
 /// Keeps shares of lines finite if there are no lines.
 const LINES_LEAST: f64 = 1e-9;
-/// Number of points of a sharer's curve.
-const POINTS: usize = 1024;
 /// Place of a sharer that is unknown to a cache.
 const ABSENT: usize = usize::MAX;
 
@@ -60,72 +59,6 @@ pub(crate) fn classes(replacement: Replacement) -> usize {
         Replacement::Lru | Replacement::PseudoLru | Replacement::NotRecentlyUsed | Replacement::QuadAge => {
             CLASSES
         }
-    }
-}
-
-/// What a cache needs to know about one of its users. Cheap to clone, because threads of a program share its curve.
-#[derive(Clone, Debug)]
-pub struct Sharer {
-    footprint_lines: f64,
-    /// Number of the sharer's group. The sharers of one group have memory in common.
-    group: usize,
-    /// Share of the sharer's accesses that go to the group's common memory.
-    common: f64,
-    /// Miss ratio with 0, 1, 2, … steps of lines, and steps per line.
-    curve: Arc<[f64]>,
-    steps_per_line: f64,
-}
-
-impl Sharer {
-    /// Creates a sharer that can use this many lines, and that misses with the share `miss_ratio(lines)` of its accesses. Caches
-    /// have at most `lines_max` lines.
-    pub fn new(lines_max: f64, footprint_lines: f64, miss_ratio: impl Fn(f64) -> f64) -> Sharer {
-        let steps_per_line = POINTS as f64 / lines_max;
-        Sharer {
-            footprint_lines,
-            group: 0,
-            common: 0.0,
-            curve: (0..=POINTS)
-                .map(|at| miss_ratio(at as f64 / steps_per_line))
-                .collect(),
-            steps_per_line,
-        }
-    }
-
-    /// Uses the curve of another sharer if the curves are equal. A curve takes 8 KiB, so the curves of many VMs that run few
-    /// programs would otherwise displace each other from the cache of the CPU that simulates them.
-    #[must_use]
-    pub(crate) fn reusing<'a>(mut self, others: impl IntoIterator<Item = &'a Sharer>) -> Sharer {
-        let mut others = others.into_iter();
-        if let Some(other) = others.find(|other| other.curve == self.curve) {
-            self.curve = Arc::clone(&other.curve);
-        }
-        self
-    }
-
-    /// Sets the share of the sharer's accesses that go to memory which all sharers of a group use.
-    #[must_use]
-    pub fn in_group(mut self, group: usize, common: f64) -> Sharer {
-        self.group = group;
-        self.common = common;
-        self
-    }
-
-    /// Returns the share of the sharer's accesses that miss with this many lines.
-    pub fn miss_ratio(&self, lines: f64) -> f64 {
-        let place = (lines * self.steps_per_line).clamp(0.0, POINTS as f64);
-        // Converts through the smallest type that holds the value, because a processor converts that directly.
-        let below = usize::from(place as u16).min(POINTS - 1);
-        self.curve[below] + (self.curve[below + 1] - self.curve[below]) * (place - below as f64)
-    }
-
-    /// Returns the lines that the sharer can use: `own` and those of its group.
-    fn usable(&self, own: f64, groups: &[f64]) -> f64 {
-        if self.common == 0.0 {
-            return own;
-        }
-        let group = groups.get(self.group).copied().unwrap_or(own);
-        own + self.common * (group - own)
     }
 }
 
@@ -146,6 +79,8 @@ pub struct Llc {
     inserted: Vec<f64>,
     /// Lines that enter the class being processed.
     entering: Vec<f64>,
+    /// Most lines that each sharer holds: its footprint.
+    most: Vec<f64>,
     /// Lines held by each group, by the group's number.
     groups: Vec<f64>,
     /// Sharers that used the cache since the last step, in order of places. The other sharers, which are many if vCPUs take
@@ -153,10 +88,23 @@ pub struct Llc {
     users: Vec<User>,
     /// Number of uses of each class's lines in this step: by class, and then by position among the users.
     used: Vec<f64>,
-    /// Places and groups of the sharers with memory in common, in order of places.
-    sharing: Vec<(usize, usize)>,
+    /// Sharers with memory in common, in order of places.
+    sharing: Vec<Sharing>,
+    /// Groups with a sharer in [`Llc::sharing`].
+    slots: Vec<usize>,
+    /// Lines that these groups hold in a class and the younger ones: by class, and then by position in [`Llc::slots`].
+    younger: Vec<f64>,
     /// Whether a sharer came or went since the last step.
     has_changed: bool,
+}
+
+/// A sharer with memory in common.
+#[derive(Clone, Copy, Debug)]
+struct Sharing {
+    place: usize,
+    group: usize,
+    /// Position of the group in [`Llc::slots`].
+    slot: usize,
 }
 
 /// A sharer that uses the cache or holds lines.
@@ -166,6 +114,8 @@ struct Present {
     /// The facts that every step needs, kept here because the sharers themselves are far apart in memory. `None` if the sharer
     /// came after the last step.
     facts: Option<Facts>,
+    /// Position of the sharer's group in [`Llc::slots`], if it has memory in common with the group.
+    slot: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -179,9 +129,6 @@ struct Facts {
 #[derive(Clone, Copy, Debug)]
 struct User {
     place: usize,
-    /// Lines of the classes counted so far, and the miss ratio with only these.
-    own: f64,
-    miss_ratio: f64,
     /// Lines of the class being processed, after those that had room have entered.
     filled: f64,
     /// If the sharer uses its lines of the class being processed: the lines it holds afterwards, and the lines that go to the
@@ -207,10 +154,13 @@ impl Llc {
             accessed: Vec::new(),
             inserted: Vec::new(),
             entering: Vec::new(),
+            most: Vec::new(),
             groups: Vec::new(),
             users: Vec::new(),
             used: Vec::new(),
             sharing: Vec::new(),
+            slots: Vec::new(),
+            younger: Vec::new(),
             has_changed: false,
         }
     }
@@ -247,7 +197,11 @@ impl Llc {
 
     fn admit(&mut self, sharer: usize) {
         self.places[sharer] = self.present.len();
-        self.present.push(Present { sharer, facts: None });
+        self.present.push(Present {
+            sharer,
+            facts: None,
+            slot: None,
+        });
         self.has_changed = true;
         for of_all in self.all() {
             of_all.push(0.0);
@@ -261,6 +215,7 @@ impl Llc {
             &mut self.accessed,
             &mut self.inserted,
             &mut self.entering,
+            &mut self.most,
         ];
         self.held.iter_mut().chain(single)
     }
@@ -297,8 +252,6 @@ impl Llc {
             if *accesses > 0.0 {
                 self.users.push(User {
                     place,
-                    own: 0.0,
-                    miss_ratio: 1.0,
                     filled: 0.0,
                     fate: None,
                 });
@@ -318,12 +271,21 @@ impl Llc {
     /// Finds the sharers that share memory, after a sharer came or went.
     fn look_again(&mut self, sharers: &[Sharer]) {
         self.sharing.clear();
+        self.slots.clear();
         for (place, present) in self.present.iter_mut().enumerate() {
             let facts = present
                 .facts
                 .get_or_insert_with(|| Facts::of(&sharers[present.sharer]));
+            self.most[place] = facts.footprint_lines;
+            present.slot = None;
             if let Some(group) = facts.group {
-                self.sharing.push((place, group));
+                let known = self.slots.iter().position(|other| *other == group);
+                let slot = known.unwrap_or_else(|| {
+                    self.slots.push(group);
+                    self.slots.len() - 1
+                });
+                present.slot = Some(slot);
+                self.sharing.push(Sharing { place, group, slot });
                 if group >= self.groups.len() {
                     self.groups.resize(group + 1, 0.0);
                 }
@@ -333,30 +295,52 @@ impl Llc {
 
     /// Counts the uses of lines of each class but the youngest. Returns their sum.
     fn count_uses(&mut self, sharers: &[Sharer]) -> f64 {
+        let users = self.users.len();
         self.used.clear();
-        self.used.resize(self.classes * self.users.len(), 0.0);
+        self.used.resize(self.classes * users, 0.0);
         if self.classes == 1 {
             return 0.0;
         }
-        self.clear_groups();
-        let mut sum = 0.0;
-        let used = self.used.chunks_exact_mut(self.users.len());
-        for (class, (held, used)) in self.held.iter().zip(used).enumerate() {
-            add_by_group(&mut self.groups, &self.sharing, held);
-            for (user, used) in self.users.iter_mut().zip(used) {
+        self.count_groups();
+        for (at, user) in self.users.iter().enumerate() {
+            let (present, accessed) = (&self.present[user.place], self.accessed[user.place]);
+            let sharer = &sharers[present.sharer];
+            // Lines of the classes counted so far, and the miss ratio with only these.
+            let (mut own, mut without) = (0.0, 1.0);
+            for (class, held) in self.held.iter().enumerate() {
                 let lines = held[user.place];
-                user.own += lines;
-                let sharer = &sharers[self.present[user.place].sharer];
-                let with_this = sharer.miss_ratio(sharer.usable(user.own, &self.groups));
+                own += lines;
+                let usable = match present.slot {
+                    None => own,
+                    Some(slot) => sharer.usable_of(own, self.younger[class * self.slots.len() + slot]),
+                };
+                let with_this = sharer.miss_ratio(usable);
                 if class > 0 && lines > LINES_MIN {
-                    let uses = self.accessed[user.place] * (user.miss_ratio - with_this).max(0.0);
-                    *used = uses;
-                    sum += uses;
+                    self.used[class * users + at] = accessed * (without - with_this).max(0.0);
                 }
-                user.miss_ratio = with_this;
+                without = with_this;
             }
         }
-        sum
+        self.used.iter().sum()
+    }
+
+    /// Counts the lines that groups hold in each class and the younger ones.
+    fn count_groups(&mut self) {
+        let slots = self.slots.len();
+        if slots == 0 {
+            return;
+        }
+        self.younger.clear();
+        self.younger.resize(self.classes * slots, 0.0);
+        for (class, held) in self.held.iter().enumerate() {
+            let (before, now) = self.younger.split_at_mut(class * slots);
+            if class > 0 {
+                now[..slots].copy_from_slice(&before[(class - 1) * slots..]);
+            }
+            for Sharing { place, slot, .. } in &self.sharing {
+                now[*slot] += held[*place];
+            }
+        }
     }
 
     /// Lets lines enter, age and leave, but only a share `way` of their full course.
@@ -435,9 +419,8 @@ impl Llc {
                 *total += lines;
             }
         }
-        for (place, present) in self.present.iter().enumerate() {
-            let most = present.facts.map_or(f64::INFINITY, |facts| facts.footprint_lines);
-            let mut over = self.total[place] - most;
+        for place in 0..self.total.len() {
+            let mut over = self.total[place] - self.most[place];
             if over > 0.0 {
                 self.total[place] -= over;
                 for held in self.held.iter_mut().rev() {
@@ -454,17 +437,15 @@ impl Llc {
                 *lines *= shrink;
             }
         }
-        self.clear_groups();
-        add_by_group(&mut self.groups, &self.sharing, &self.total);
-    }
-
-    /// Sets the groups' lines to 0. Groups without a sharer here have none anyway, unless a sharer went.
-    fn clear_groups(&mut self) {
+        // Groups without a sharer here have no lines anyway, unless a sharer went.
         if self.has_changed {
             self.groups.fill(0.0);
         }
-        for (_, group) in &self.sharing {
+        for group in &self.slots {
             self.groups[*group] = 0.0;
+        }
+        for Sharing { place, group, .. } in &self.sharing {
+            self.groups[*group] += self.total[*place];
         }
     }
 
@@ -506,17 +487,13 @@ impl Facts {
     }
 }
 
-fn add_by_group(groups: &mut [f64], sharing: &[(usize, usize)], lines: &[f64]) {
-    for (place, group) in sharing {
-        groups[*group] += lines[*place];
-    }
-}
-
 #[cfg(test)]
 mod plain;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use proptest::prelude::*;
 

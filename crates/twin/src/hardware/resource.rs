@@ -45,21 +45,18 @@ impl Resource {
         }
     }
 
-    /// Takes in a load. Returns true if the latency should respond to it.
+    /// Takes in a load. Returns true if the latency should respond to it, which it never does if nothing fills the resource.
+    #[inline(always)]
     fn is_moved_by(&mut self, load: f64) -> bool {
-        if self.per_load == 0.0 {
-            return false; // nothing fills it
-        }
         // Solves for u in u g(u) = traffic, where traffic is in units of the idle latency times the curve's capacity.
         let traffic = load * self.now_ns * self.per_load;
-        if (traffic - self.traffic).abs() < TRAFFIC_CHANGE_MIN * self.traffic.max(0.2) {
-            return false;
-        }
-        self.traffic = traffic;
-        true
+        let is_moved = (traffic - self.traffic).abs() >= TRAFFIC_CHANGE_MIN * self.traffic.max(0.2);
+        self.traffic = if is_moved { traffic } else { self.traffic };
+        is_moved
     }
 
     /// Sets the latency to that for a share of the curve's capacity. Returns the latency's relative change.
+    #[inline(always)]
     fn move_to(&mut self, u: f64, load: f64) -> f64 {
         let LoadCurve { alpha, beta } = self.curve;
         self.u = u;
@@ -74,50 +71,57 @@ impl Resource {
 }
 
 /// Moves each resource to the latency at which its load would be consistent if it responded as `1 / latency`. Returns the largest
-/// relative change.
+/// relative change. `moved` is scratch, as long as `resources`.
 ///
 /// Newton's method is one long chain of divisions and roots, and a core can run several such chains at once. Within a step no
 /// resource depends on the responses of others, so several are solved in parallel, each as if it were the only one.
-pub(super) fn answer(resources: &mut [Resource], loads: &[f64]) -> f64 {
+#[inline(always)]
+pub(super) fn answer(resources: &mut [Resource], loads: &[f64], moved: &mut [usize]) -> f64 {
+    // Without a branch, which a processor could not predict: each position is written, and kept if the resource is moved.
+    let mut count = 0;
+    for (at, (resource, load)) in resources.iter_mut().zip(loads).enumerate() {
+        moved[count] = at;
+        count += usize::from(resource.is_moved_by(*load));
+    }
     let mut change = 0.0_f64;
-    let (mut moved, mut count) = ([0; LANES], 0);
-    for at in 0..resources.len() {
-        if resources[at].is_moved_by(loads[at]) {
-            moved[count] = at;
-            count += 1;
-        }
-        if count == LANES || (count > 0 && at + 1 == resources.len()) {
-            let moved = &moved[..std::mem::take(&mut count)];
-            let shares = shares(resources, moved);
-            for (at, u) in moved.iter().zip(shares) {
-                change = change.max(resources[*at].move_to(u, loads[*at]));
-            }
+    for moved in moved[..count].chunks(LANES) {
+        let shares = shares(resources, moved);
+        for (at, u) in moved.iter().zip(shares) {
+            change = change.max(resources[*at].move_to(u, loads[*at]));
         }
     }
     change
 }
 
 /// Solves `u g(u) = traffic` for some resources, each starting from its present share.
+#[inline(always)]
 fn shares(resources: &[Resource], moved: &[usize]) -> [f64; LANES] {
     let (mut u, mut traffic) = ([0.0; LANES], [0.0; LANES]);
     let (mut alpha, mut beta) = ([0.0; LANES], [0.0; LANES]);
-    // Lanes without a resource have nothing to solve.
-    let mut found = [true; LANES];
+    // All bits are set once a lane's share is found. Lanes without a resource have nothing to solve. Masks, because a processor
+    // compares several lanes at once into masks.
+    let mut found = [u64::MAX; LANES];
     for (lane, at) in moved.iter().enumerate() {
         let resource = &resources[*at];
         (u[lane], traffic[lane]) = (resource.u, resource.traffic);
         (alpha[lane], beta[lane]) = (resource.curve.alpha, resource.curve.beta);
-        found[lane] = false;
+        found[lane] = 0;
     }
     for _ in 0..STEPS_MAX {
         let next: [f64; LANES] =
             std::array::from_fn(|lane| step(u[lane], traffic[lane], alpha[lane], beta[lane]));
+        let mut all = u64::MAX;
         for lane in 0..LANES {
-            let moved = (next[lane] - u[lane]).abs();
-            u[lane] = if found[lane] { u[lane] } else { next[lane] };
-            found[lane] |= moved < SHARE_CHANGE_MAX * next[lane];
+            let is_found = (next[lane] - u[lane]).abs() < SHARE_CHANGE_MAX * next[lane];
+            let (kept, new) = (
+                u[lane].to_bits() & found[lane],
+                next[lane].to_bits() & !found[lane],
+            );
+            u[lane] = f64::from_bits(kept | new);
+            found[lane] |= u64::from(is_found).wrapping_neg();
+            all &= found[lane];
         }
-        if found == [true; LANES] {
+        if all == u64::MAX {
             break;
         }
     }
@@ -125,7 +129,7 @@ fn shares(resources: &[Resource], moved: &[usize]) -> [f64; LANES] {
 }
 
 /// Takes one step of Newton's method.
-#[inline]
+#[inline(always)]
 fn step(u: f64, traffic: f64, alpha: f64, beta: f64) -> f64 {
     let rest = 1.0 / (1.0 - u);
     let tail = beta * u * u.sqrt() * rest;
@@ -154,9 +158,9 @@ mod tests {
             let mut alone = together.clone();
             for step in 0..4 {
                 let now: Vec<f64> = loads.iter().map(|(first, then)| if step < 2 { *first } else { *then }).collect();
-                let change = answer(&mut together, &now);
+                let change = answer(&mut together, &now, &mut vec![0; loads.len()]);
                 let changes = alone.iter_mut().zip(&now).map(|(one, load)| {
-                    answer(std::slice::from_mut(one), &[*load])
+                    answer(std::slice::from_mut(one), &[*load], &mut [0])
                 });
                 prop_assert_eq!(change.to_bits(), changes.fold(0.0, f64::max).to_bits());
                 for (one, other) in alone.iter().zip(&together) {

@@ -43,7 +43,8 @@
 //!
 //! Once no group of a domain should pull anything, the domain is skipped until one of its CPUs is touched: its run queue,
 //! the weight of its vCPUs, or where they may go has changed (`Queues::touched`). On a mostly idle host a tick skips most
-//! domains (property `what_is_kept_of_even_domains_changes_nothing`).
+//! domains. The load of each CPU is kept, too, until the CPU is touched (property
+//! `what_is_kept_of_even_domains_changes_nothing`).
 //!
 //! # Departures
 //!
@@ -61,7 +62,7 @@ use std::cmp::Reverse;
 use homenode_units::Ns;
 
 use super::discipline::Discipline;
-use super::domains::{Domain, Load, MIGRATION_COST, Pull};
+use super::domains::{CpuLoad, Domain, Load, MIGRATION_COST, Pull};
 use super::fair::Fair;
 use super::queues::Queues;
 use crate::index::{CpuIx, TaskIx, first};
@@ -78,7 +79,7 @@ impl Fair {
     /// Handles one tick: every CPU whose turn it is balances.
     pub(super) fn tick(&mut self, queues: &mut Queues, now: Ns) {
         self.domains.tick += 1;
-        self.domains.forget(&mut queues.touched);
+        self.weigh_touched(queues);
         for cpu in first(queues.cpus()) {
             for level in 0..self.domains.of_cpu[cpu].len() {
                 let at = self.domains.of_cpu[cpu][level];
@@ -88,7 +89,7 @@ impl Fair {
                 }
                 if self.domains.has_turn(cpu, level, queues.idle(cpu)) {
                     self.balance(queues, cpu, level, now);
-                    self.domains.forget(&mut queues.touched);
+                    self.weigh_touched(queues);
                 }
             }
         }
@@ -102,6 +103,18 @@ impl Fair {
         }
     }
 
+    /// Computes the loads of the CPUs that were touched.
+    fn weigh_touched(&mut self, queues: &mut Queues) {
+        while let Some(cpu) = queues.touched.first() {
+            queues.touched.remove(cpu);
+            let load = CpuLoad {
+                tasks: queues.runnable(cpu) as u64,
+                weight: self.vm_load(queues, cpu),
+            };
+            self.domains.touch(cpu, load);
+        }
+    }
+
     /// Whether every group of every domain is without tasks that another group should and may pull.
     fn loads_are_even(&mut self, queues: &Queues) -> bool {
         let mut loads = std::mem::take(&mut self.domains.loads);
@@ -109,7 +122,7 @@ impl Fair {
         for at in 0..self.domains.domains.len() {
             if !self.domains.is_even[at] {
                 let domain = &self.domains.domains[at];
-                self.weigh_groups(queues, domain, &mut loads);
+                self.weigh_groups(domain, &mut loads);
                 let is_even = (0..domain.groups.len()).all(|local| {
                     let pull = domain.pull_to(local, &loads);
                     pull.is_none_or(|pull| !may_go(queues, &domain.groups[pull.group], &domain.groups[local]))
@@ -123,33 +136,10 @@ impl Fair {
     }
 
     /// Computes the loads of a domain's groups.
-    fn weigh_groups(&self, queues: &Queues, domain: &Domain, loads: &mut Vec<Load>) {
+    fn weigh_groups(&self, domain: &Domain, loads: &mut Vec<Load>) {
+        let of_cpus = |group: &Vec<CpuIx>| Load::of(group.iter().map(|cpu| self.domains.cpu_loads[*cpu]));
         loads.clear();
-        loads.extend(domain.groups.iter().map(|group| self.weigh(queues, group)));
-    }
-
-    fn weigh(&self, queues: &Queues, group: &[CpuIx]) -> Load {
-        let mut load = Load {
-            cpus: group.len() as u64,
-            tasks: 0,
-            idle_cpus: 0,
-            weight: 0,
-            uneven: false,
-        };
-        let (mut least, mut most) = (u64::MAX, (0, 0));
-        for cpu in group {
-            let (tasks, weight) = match queues.idle(*cpu) {
-                true => (0, 0),
-                false => (queues.runnable(*cpu) as u64, self.vm_load(queues, *cpu)),
-            };
-            load.tasks += tasks;
-            load.idle_cpus += u64::from(tasks == 0);
-            load.weight += weight;
-            least = least.min(weight);
-            most = most.max((weight, tasks));
-        }
-        load.uneven = load.weight > 0 && most.1 > 1 && most.0 - least >= load.per_task();
-        load
+        loads.extend(domain.groups.iter().map(of_cpus));
     }
 
     /// Returns the weight of a CPU's vCPUs.
@@ -205,7 +195,7 @@ impl Fair {
         }
         let mut loads = std::mem::take(&mut self.domains.loads);
         let domain = &self.domains.domains[self.domains.of_cpu[cpu][level]];
-        self.weigh_groups(queues, domain, &mut loads);
+        self.weigh_groups(domain, &mut loads);
         let wanted = domain.pull_to(local, &loads);
         self.domains.loads = loads;
         let wanted = wanted?;
@@ -220,7 +210,7 @@ impl Fair {
                 waiting.any(|task| queues.tasks[*task].allowed[cpu])
             };
             cpus.filter(may)
-                .max_by_key(|from| (self.vm_load(queues, *from), Reverse(*from)))
+                .max_by_key(|from| (self.domains.cpu_loads[*from].weight, Reverse(*from)))
         };
         Some((source?, wanted))
     }

@@ -8,6 +8,22 @@ use crate::index::{CpuIx, TaskIx, VmIx};
 /// Time of an event that never comes.
 pub(super) const NEVER: Ns = Ns(u64::MAX);
 
+/// Returns the earliest of some times; [`NEVER`] if there is none. Every event asks for it twice, over all CPUs. A minimum is a
+/// chain of comparisons, so four of them are taken in parallel.
+pub(crate) fn earliest(times: &[Ns]) -> Ns {
+    let mut least = [NEVER; 4];
+    let fours = times.chunks_exact(4);
+    for time in fours.remainder() {
+        least[0] = least[0].min(*time);
+    }
+    for four in fours {
+        for (least, time) in least.iter_mut().zip(four) {
+            *least = (*least).min(*time);
+        }
+    }
+    least[0].min(least[1]).min(least[2].min(least[3]))
+}
+
 /// The decisions of a scheduling discipline: order, slices, the CPU on which a task wakes, and balancing.
 pub(super) trait Discipline {
     /// Adds the VM with the next number. `weight` is usually 256; `cap_percent` is the most CPU time that the VM gets, in percent
@@ -48,6 +64,19 @@ pub(super) trait Discipline {
     fn settle(&mut self, queues: &mut Queues, cpu: CpuIx, now: Ns) {
         if let Some((task, ns)) = queues.settle(cpu, now) {
             self.charge(queues, cpu, task, ns);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_earliest_time_is_the_least(times in prop::collection::vec(any::<u64>().prop_map(Ns), 0..60)) {
+            prop_assert_eq!(earliest(&times), times.iter().copied().min().unwrap_or(NEVER));
         }
     }
 }

@@ -7,7 +7,7 @@ use homenode_units::{Ns, finalize};
 
 use super::discipline::NEVER;
 use crate::hardware::Topology;
-use crate::index::{CpuIx, CpuIxSet, IxVec};
+use crate::index::{CpuIx, IxVec};
 
 /// Scheduler tick: the grid on which balancing turns fall.
 pub(super) const TICK: Ns = Ns::from_millis(1);
@@ -52,11 +52,44 @@ pub(super) struct Load {
     pub weight: u64,
     /// Whether the loads of two of the group's CPUs differ by at least a task's weight while a task waits there (`group_imb`).
     pub uneven: bool,
+    /// Weight per CPU, and 1024 times the tasks per CPU. Kept, because each group compares itself with all others.
+    pub weight_per_cpu: u64,
+    pub tasks_per_cpu: u64,
+}
+
+/// Load of one CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct CpuLoad {
+    /// Number of tasks that run or wait.
+    pub tasks: u64,
+    /// Total weight of the vCPUs among them.
+    pub weight: u64,
 }
 
 impl Load {
-    fn per_cpu(&self) -> u64 {
-        self.weight / self.cpus
+    /// Returns the load of a group of CPUs.
+    pub(super) fn of(cpus: impl ExactSizeIterator<Item = CpuLoad>) -> Load {
+        let count = cpus.len() as u64;
+        let (mut tasks, mut weight, mut idle_cpus) = (0, 0, 0);
+        let (mut least, mut most) = (u64::MAX, (0, 0));
+        for cpu in cpus {
+            tasks += cpu.tasks;
+            weight += cpu.weight;
+            idle_cpus += u64::from(cpu.tasks == 0);
+            least = least.min(cpu.weight);
+            most = most.max((cpu.weight, cpu.tasks));
+        }
+        let per_cpu = |of_all: u64| if count == 1 { of_all } else { of_all / count };
+        Load {
+            cpus: count,
+            tasks,
+            idle_cpus,
+            weight,
+            // The difference is at least the weight of a task: `weight / tasks`, without a division.
+            uneven: weight > 0 && most.1 > 1 && (most.0 - least + 1) * tasks > weight,
+            weight_per_cpu: per_cpu(weight),
+            tasks_per_cpu: per_cpu(tasks * 1024),
+        }
     }
 
     pub(super) fn per_task(&self) -> u64 {
@@ -85,10 +118,9 @@ impl Domain {
     /// Decides by number of tasks for a group with an idle CPU: half of the difference, or one task that must wait in the other
     /// group and could run here.
     fn pull_to_idle(&self, local: usize, loads: &[Load]) -> Option<Pull> {
-        let per_cpu = |at: usize| loads[at].tasks * 1024 / loads[at].cpus;
         let others = (0..loads.len()).filter(|at| *at != local);
-        let group = others.max_by_key(|at| (per_cpu(*at), Reverse(*at)))?;
-        let (load, here) = (per_cpu(group), per_cpu(local));
+        let group = others.max_by_key(|at| (loads[*at].tasks_per_cpu, Reverse(*at)))?;
+        let (load, here) = (loads[group].tasks_per_cpu, loads[local].tasks_per_cpu);
         let fewer = loads[local].cpus.min(loads[group].cpus);
         let excess = load.saturating_sub(here) * fewer / 1024;
         let is_tolerated = loads[local].tasks < self.tolerated && excess <= IMBALANCE_MIN;
@@ -111,11 +143,11 @@ impl Domain {
     fn pull_to_busy(&self, local: usize, loads: &[Load]) -> Option<Pull> {
         let crowded = |load: &Load| load.tasks > load.cpus || load.uneven;
         let others = (0..loads.len()).filter(|at| *at != local && crowded(&loads[*at]));
-        let group = others.max_by_key(|at| (loads[*at].per_cpu(), Reverse(*at)))?;
+        let group = others.max_by_key(|at| (loads[*at].weight_per_cpu, Reverse(*at)))?;
         let (busiest, here) = (loads[group], loads[local]);
         let sum = |part: fn(&Load) -> u64| loads.iter().map(part).sum::<u64>();
         let mean = sum(|load| load.weight) / sum(|load| load.cpus);
-        let (high, low) = (busiest.per_cpu(), here.per_cpu());
+        let (high, low) = (busiest.weight_per_cpu, here.weight_per_cpu);
         let even = low >= mean || 100 * high <= self.imbalance_pct * low;
         if low >= high || (even && !busiest.uneven) {
             return None;
@@ -186,6 +218,8 @@ pub(super) struct Domains {
     /// For each domain, whether its groups are known to have nothing to pull. This holds until one of the domain's CPUs is
     /// touched.
     pub is_even: Vec<bool>,
+    /// Load of each CPU when it was last touched.
+    pub cpu_loads: IxVec<CpuIx, CpuLoad>,
     /// Number of ticks handled so far.
     pub tick: u64,
     /// Whether the loads of all domains are even, so that no tick can change anything until a queue changes.
@@ -277,6 +311,7 @@ impl Domains {
             intervals: vec![Interval::NONE; domains.len()],
             turns: of_cpu.iter().map(|list| vec![Turn::NONE; list.len()]).collect(),
             is_even: vec![false; domains.len()],
+            cpu_loads: IxVec::filled(CpuLoad::default(), topology.cpus.len()),
             domains,
             of_cpu,
             failed,
@@ -320,13 +355,11 @@ impl Domains {
         now.within == turn.within
     }
 
-    /// Discards what is known of the domains of these CPUs, because their loads may have changed.
-    pub(super) fn forget(&mut self, touched: &mut CpuIxSet) {
-        while let Some(cpu) = touched.first() {
-            touched.remove(cpu);
-            for domain in &self.of_cpu[cpu] {
-                self.is_even[*domain] = false;
-            }
+    /// Takes in the load of a touched CPU, and discards what is known of its domains.
+    pub(super) fn touch(&mut self, cpu: CpuIx, load: CpuLoad) {
+        self.cpu_loads[cpu] = load;
+        for domain in &self.of_cpu[cpu] {
+            self.is_even[*domain] = false;
         }
     }
 

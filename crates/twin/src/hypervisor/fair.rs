@@ -30,7 +30,7 @@
 use homenode_units::{Chance, Ns};
 
 use super::bandwidth::{self, Bandwidth};
-use super::discipline::{Discipline, NEVER};
+use super::discipline::{Discipline, NEVER, earliest};
 use super::domains::{Domains, IMBALANCE_MIN, MIGRATION_COST, NICE_0_LOAD, SHARES_USUAL, TICK, WEIGHT_UNIT};
 use super::queues::{Queues, Run};
 use crate::hardware::Topology;
@@ -582,10 +582,8 @@ impl Discipline for Fair {
 
     fn next_event(&self) -> Ns {
         let limits = self.limited.iter().filter_map(|of| self.limit(*of));
-        limits
-            .map(Bandwidth::next_event)
-            .chain(self.ends.iter().copied())
-            .fold(self.domains.next_tick(), Ns::min)
+        let first = self.domains.next_tick().min(earliest(&self.ends));
+        limits.map(Bandwidth::next_event).fold(first, Ns::min)
     }
 
     /// Handles the periods of limits, VMs first, then vCPUs; then ended slices, in order of CPUs; then the balancing tick.

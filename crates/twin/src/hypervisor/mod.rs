@@ -18,6 +18,7 @@ mod tests;
 pub(crate) mod turns;
 pub(crate) mod watching;
 
+pub(crate) use discipline::earliest;
 pub(crate) use memory::HostMemory;
 pub(crate) use queues::{Run, Segment, Task};
 pub(crate) use scheduler::Scheduler;

@@ -89,8 +89,13 @@ impl Scheduler {
 
     /// Accounts for a CPU's time up to `now`.
     pub(crate) fn settle(&mut self, cpu: CpuIx, now: Ns) {
-        let (discipline, queues) = self.parts();
-        discipline.settle(queues, cpu, now);
+        // Each event settles CPUs, so the discipline is called directly, and only if something ran.
+        if let Some((task, ns)) = self.queues.settle(cpu, now) {
+            match &mut self.kind {
+                Kind::Fair(fair) => fair.charge(&self.queues, cpu, task, ns),
+                Kind::Credit(credit) => credit.charge(&self.queues, cpu, task, ns),
+            }
+        }
     }
 
     /// Starts a sleeping task for the first time.
