@@ -16,7 +16,7 @@ use crate::section::{Section, Topic};
 pub enum Hardware {
     /// A machine of its own: figures are those of silicon.
     Silicon,
-    /// A guest under a hypervisor that runs its instructions on the CPU: caches and memory are silicon's, shared with other guests.
+    /// A guest whose instructions run on the CPU: caches and memory are silicon's, shared with other guests.
     Guest,
     /// An emulated machine: every step runs, and times and speeds mean nothing.
     Emulated,

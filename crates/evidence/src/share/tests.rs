@@ -42,7 +42,7 @@ fn name() -> impl Strategy<Value = String> {
             "\"><img src=x>",
             "&amp;",
             "../../etc/passwd",
-            "/home/alice/vm",
+            "/srv/alice/vm",
             "日本語",
             "ü\u{202e}x",
             "\u{1b}[31m",
@@ -59,7 +59,7 @@ fn name() -> impl Strategy<Value = String> {
 
 fn secrets(vms: usize) -> impl Strategy<Value = Secrets> {
     let word = prop::sample::select(vec![
-        "/home/alice/images/payroll.qcow2",
+        "/srv/alice/images/payroll.qcow2",
         "/sys/fs/cgroup/machine.slice/payroll",
         "~/payroll",
         "qemu:///system",
@@ -176,7 +176,10 @@ proptest! {
     }
 
     #[test]
-    fn whatever_an_archive_holds_reading_it_ends(mut bytes in prop::collection::vec(any::<u8>(), 0..600), at in any::<prop::sample::Index>()) {
+    fn whatever_an_archive_holds_reading_it_ends(
+        mut bytes in prop::collection::vec(any::<u8>(), 0..600),
+        at in any::<prop::sample::Index>(),
+    ) {
         bytes.splice(0..0, [0x1f, 0x8b]);
         prop_assert!(unpacked(&bytes).is_err());
         let mut damaged = packed(&[("homenode-evidence/evidence.json", b"{}")]);
@@ -203,7 +206,7 @@ fn marks_around_a_word_do_not_hide_it() {
         ("(/var/lib/payroll.img), so", "([left out]), so"),
         ("\"10.0.0.7:5900\".", "\"[left out]\"."),
         (
-            "see\n/home/alice\tor <alice@payroll>",
+            "see\n/srv/alice\tor <alice@payroll>",
             "see\n[left out]\tor <[left out]>",
         ),
     ] {
