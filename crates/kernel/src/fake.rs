@@ -82,6 +82,7 @@ pub fn machine_of(nodes: &[(u16, CpuSet)]) -> Machine {
                 .collect(),
         },
         links: vec![],
+        routes: vec![],
         devices: vec![],
         notes: vec![],
         hardware: None,

@@ -53,6 +53,11 @@ pub fn to_toml(machine: &Machine, comments: &Comments) -> String {
     }
     let groups: ArrayOfTables = machine.links.iter().map(|one| link(one, comments)).collect();
     document.insert("links", Item::ArrayOfTables(groups));
+    if !machine.routes.is_empty() {
+        let nodes = |route: &Vec<NodeId>| Value::from_iter(route.iter().map(|node| i64::from(node.0)));
+        let routes = lines(machine.routes.iter().map(nodes));
+        document.insert("routes", Item::Table(Table::from_iter([("directed", routes)])));
+    }
     let rows = machine.distances.rows.iter();
     let rows = rows.map(|row| Value::from_iter(row.iter().map(|distance| i64::from(*distance))));
     document.insert(

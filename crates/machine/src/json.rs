@@ -3,7 +3,7 @@
 //! ```text
 //! {"name", "nodes":[{"id","cpus","memory_bytes","memory_allowed","memory_bandwidth_bytes_per_s","socket","llcs"}],
 //!  "cpus":[{"id","node","socket","core","llc"}], "llcs":[{"id","cpus","size_bytes","ways","line_bytes","replacement"}],
-//!  "distances":[[…]], "links":[{"from","to","bandwidth_bytes_per_s"}], "devices":[{"address","class","node"}],
+//!  "distances":[[…]], "links":[{"from","to","bandwidth_bytes_per_s"}], "routes":[[…]], "devices":[{"address","class","node"}],
 //!  "notes":[…], "hardware":{…}}
 //! ```
 //! Unknown values are `null`. Only presets have `hardware`; otherwise it is left out.
@@ -57,6 +57,8 @@ struct MachineJson<'a> {
     llcs: Vec<LlcJson<'a>>,
     distances: Cow<'a, [Vec<u32>]>,
     links: Vec<LinkJson>,
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    routes: Cow<'a, [Vec<NodeId>]>,
     devices: Cow<'a, [Device]>,
     notes: Cow<'a, [String]>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -96,6 +98,7 @@ impl Serialize for Machine {
             llcs: llcs.collect(),
             distances: Cow::Borrowed(&self.distances.rows),
             links: links.collect(),
+            routes: Cow::Borrowed(&self.routes),
             devices: Cow::Borrowed(&self.devices),
             notes: Cow::Borrowed(&self.notes),
             hardware: self.hardware.as_ref().map(Cow::Borrowed),
@@ -144,6 +147,7 @@ impl<'de> Deserialize<'de> for Machine {
                 rows: json.distances.into_owned(),
             },
             links: json.links.into_iter().map(link).collect(),
+            routes: json.routes.into_owned(),
             devices: json.devices.into_owned(),
             notes: json.notes.into_owned(),
             hardware: json.hardware.map(Cow::into_owned),

@@ -13,7 +13,7 @@ mod format;
 pub use format::MachineFile;
 use format::{
     CurveEntry, DeviceEntry, DistanceEntry, HardwareEntry, LatencyEntry, LinkGroup, LlcEntry, NodeEntry,
-    Shape, SharedBy, WakeEntry,
+    RouteEntry, Shape, SharedBy, WakeEntry,
 };
 
 /// The kernel's own limits on x86. A larger count is a slip, and must not fill memory.
@@ -60,6 +60,7 @@ impl MachineFile {
             llcs,
             distances: Distances::default(),
             links,
+            routes: self.routes.routes(),
             devices: self.devices.into_iter().map(DeviceEntry::device).collect(),
             notes: self.notes,
             hardware: None,
@@ -238,6 +239,16 @@ impl LinkGroup {
             bandwidth: self.bandwidth,
             hop_ns: self.hop_ns,
         })
+    }
+}
+
+impl RouteEntry {
+    fn routes(self) -> Vec<Vec<NodeId>> {
+        let both = self.between.into_iter().flat_map(|there| {
+            let back = there.iter().rev().copied().collect();
+            [there, back]
+        });
+        both.chain(self.directed).collect()
     }
 }
 

@@ -26,6 +26,8 @@ pub struct Machine {
     pub distances: Distances,
     /// Directed links between nodes; empty if the host does not report them (nodes then count as fully connected).
     pub links: Vec<Link>,
+    /// Routes that are known, each as the nodes on its way from source to destination. [`Machine::route`] finds the others.
+    pub routes: Vec<Vec<NodeId>>,
     /// PCI devices, each with the node that the firmware assigns it to.
     pub devices: Vec<Device>,
     /// Peculiarities of this host, in sentences for people (offline CPUs left out, cpuset limits, …).
@@ -363,9 +365,27 @@ impl Machine {
         self.distances.rows.get(i)?.get(j).copied()
     }
 
-    /// Returns a route with the fewest hops, as indices into [`Machine::links`]; among equal routes, the links listed first.
-    /// Empty from a node to itself; `None` if there is no route.
+    /// Returns the links that data takes from one node to another, as indices into [`Machine::links`]: those of the known route,
+    /// if there is one, else a route with the fewest hops, and among equal routes the links listed first. Empty from a node to
+    /// itself; `None` if there is no route.
     pub fn route(&self, from: NodeId, to: NodeId) -> Option<Vec<usize>> {
+        let is_this = |nodes: &&Vec<NodeId>| nodes.first() == Some(&from) && nodes.last() == Some(&to);
+        match self.routes.iter().find(is_this) {
+            Some(nodes) => {
+                let hops = nodes.windows(2);
+                hops.map(|hop| self.link(hop[0], hop[1])).collect()
+            }
+            None => self.shortest(from, to),
+        }
+    }
+
+    /// Returns the link between two nodes in this direction, as an index into [`Machine::links`].
+    fn link(&self, from: NodeId, to: NodeId) -> Option<usize> {
+        let mut links = self.links.iter();
+        links.position(|link| (link.from, link.to) == (from, to))
+    }
+
+    fn shortest(&self, from: NodeId, to: NodeId) -> Option<Vec<usize>> {
         let mut reached: NodeMap<Vec<usize>> = [(from, Vec::new())].into_iter().collect();
         let mut frontier = vec![from];
         while !frontier.is_empty() && reached.get(to).is_none() {

@@ -1,5 +1,7 @@
 //! The rules that every machine obeys, whatever its source.
 
+use std::collections::BTreeSet;
+
 use homenode_units::{Bytes, BytesPerSec, CpuId, CpuSet, NodeId, NodeSet};
 
 use crate::model::{Hardware, Link, LoadCurve, Machine, Prefetcher};
@@ -83,6 +85,30 @@ pub enum MachineError {
         from: NodeId,
         to: NodeId,
     },
+    #[error("machine {machine}: route {} names fewer than two nodes; name the first, the last and those between", along(.nodes))]
+    RouteTooShort { machine: String, nodes: Vec<NodeId> },
+    #[error(
+        "machine {machine}: route {} takes a link from node {from} to node {to}, which the machine does not have",
+        along(.nodes)
+    )]
+    RouteWithoutLink {
+        machine: String,
+        nodes: Vec<NodeId>,
+        from: NodeId,
+        to: NodeId,
+    },
+    #[error("machine {machine}: route {} comes to node {node} twice; leave the loop out", along(.nodes))]
+    RouteLoops {
+        machine: String,
+        nodes: Vec<NodeId>,
+        node: NodeId,
+    },
+    #[error("machine {machine}: two routes lead from node {from} to node {to}; state one of them")]
+    RouteTwice {
+        machine: String,
+        from: NodeId,
+        to: NodeId,
+    },
     #[error(
         "machine {machine}: distance table has {rows} rows (row lengths {lengths:?}), but there are {nodes} nodes"
     )]
@@ -117,6 +143,14 @@ pub enum MachineError {
         value: String,
         expected: &'static str,
     },
+}
+
+/// Returns the nodes of a route as a machine file lists them; of a long route only the first.
+fn along(nodes: &[NodeId]) -> String {
+    const SHOWN_MAX: usize = 16;
+    let shown: Vec<String> = nodes.iter().take(SHOWN_MAX).map(ToString::to_string).collect();
+    let more = if nodes.len() > SHOWN_MAX { ", …" } else { "" };
+    format!("[{}{more}]", shown.join(", "))
 }
 
 impl Machine {
@@ -258,6 +292,7 @@ impl Machine {
                 });
             }
         }
+        self.check_routes()?;
         if self.links.is_empty() {
             return Ok(());
         }
@@ -270,6 +305,49 @@ impl Machine {
                         to,
                     });
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the known routes follow links, come to no node twice, and that no two lead from one node to the same other.
+    fn check_routes(&self) -> Result<(), MachineError> {
+        let machine = || self.name.clone();
+        let links: BTreeSet<(NodeId, NodeId)> = self.links.iter().map(|link| (link.from, link.to)).collect();
+        let mut known = BTreeSet::new();
+        for nodes in &self.routes {
+            let (Some(first), Some(last), true) = (nodes.first(), nodes.last(), nodes.len() > 1) else {
+                return Err(MachineError::RouteTooShort {
+                    machine: machine(),
+                    nodes: nodes.clone(),
+                });
+            };
+            let mut seen = NodeSet::new();
+            for node in nodes.iter().copied() {
+                if seen.contains(node) {
+                    return Err(MachineError::RouteLoops {
+                        machine: machine(),
+                        nodes: nodes.clone(),
+                        node,
+                    });
+                }
+                seen.insert(node);
+            }
+            let mut hops = nodes.windows(2).map(|hop| (hop[0], hop[1]));
+            if let Some((from, to)) = hops.find(|hop| !links.contains(hop)) {
+                return Err(MachineError::RouteWithoutLink {
+                    machine: machine(),
+                    nodes: nodes.clone(),
+                    from,
+                    to,
+                });
+            }
+            if !known.insert((*first, *last)) {
+                return Err(MachineError::RouteTwice {
+                    machine: machine(),
+                    from: *first,
+                    to: *last,
+                });
             }
         }
         Ok(())

@@ -145,6 +145,7 @@ impl Scene {
                     bandwidth: Some(BytesPerSec(8_000_000_000)),
                 })
                 .collect(),
+            routes: vec![],
             devices: vec![],
             notes: vec![],
             hardware: None,

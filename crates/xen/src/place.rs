@@ -98,6 +98,7 @@ fn built(
         llcs,
         distances: Distances { rows },
         links: Vec::new(),
+        routes: Vec::new(),
         devices: Vec::new(),
         notes,
         hardware: None,

@@ -74,6 +74,7 @@ pub(super) fn machine(told: Told) -> Result<Machine, SysfsError> {
         llcs,
         distances,
         links: Vec::new(),
+        routes: Vec::new(),
         devices,
         notes,
         hardware: None,

@@ -30,6 +30,9 @@ pub struct MachineFile {
     /// Links between nodes, in groups of one kind. Without any, every two nodes are joined by links of unknown bandwidth.
     #[serde(default)]
     pub(super) links: Vec<LinkGroup>,
+    /// Routes between nodes, as far as they are known. Data takes the fewest links otherwise; among equals, those listed first.
+    #[serde(default)]
+    pub(super) routes: RouteEntry,
     /// Distances as the firmware reports them; 10 for local and 20 for remote nodes, as Linux assumes, if absent.
     #[serde(default)]
     pub(super) distances: DistanceEntry,
@@ -141,6 +144,18 @@ pub(super) struct LinkGroup {
     /// Pairs of nodes, from and to, that are joined in one direction.
     #[serde(default)]
     pub(super) directed: Vec<(NodeId, NodeId)>,
+}
+
+/// Routes of data, each as the nodes on its way: `[0, 2, 3]` leads from node 0 over node 2 to node 3.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RouteEntry {
+    /// Routes that data takes in both directions.
+    #[serde(default)]
+    pub(super) between: Vec<Vec<NodeId>>,
+    /// Routes that data takes in one direction, from the first node to the last.
+    #[serde(default)]
+    pub(super) directed: Vec<Vec<NodeId>>,
 }
 
 /// Distances between nodes: one of the two.

@@ -115,6 +115,123 @@ fn a_link_may_have_a_latency_of_its_own_and_keeps_it() {
     }
 }
 
+/// Returns [`UNIFORM`] with a table of routes.
+fn with_routes(routes: &str) -> String {
+    UNIFORM.replacen("[distances]", &format!("[routes]\n{routes}\n[distances]"), 1)
+}
+
+/// Returns the nodes on the way from one node to another.
+fn way(machine: &Machine, from: u16, to: u16) -> Vec<u16> {
+    let links = machine.route(NodeId(from), NodeId(to)).expect("there is one");
+    let mut nodes = vec![from];
+    for link in links.iter().map(|at| &machine.links[*at]) {
+        assert_eq!(nodes.last(), Some(&link.from.0), "links join");
+        nodes.push(link.to.0);
+    }
+    assert_eq!(nodes.last(), Some(&to), "the route arrives");
+    nodes
+}
+
+#[test]
+fn data_takes_the_route_that_the_file_states() {
+    // Both ways from node 2 to node 0 have two links. The links over node 1 are listed first.
+    assert_eq!(way(&read(UNIFORM).unwrap(), 2, 0), [2, 1, 0]);
+    let machine = read(&with_routes(
+        "directed = [[2, 3, 0], [1, 2, 3, 0]]\nbetween = [[1, 2, 3]]",
+    ))
+    .unwrap();
+    assert_eq!(way(&machine, 2, 0), [2, 3, 0]);
+    assert_eq!(way(&machine, 0, 2), [0, 1, 2]); // the other direction goes another way
+    assert_eq!(
+        (way(&machine, 1, 3), way(&machine, 3, 1)),
+        (vec![1, 2, 3], vec![3, 2, 1])
+    );
+    // A stated route may be longer than the shortest, and distances follow it.
+    assert_eq!(way(&machine, 1, 0), [1, 2, 3, 0]);
+    assert_eq!(machine.distance(NodeId(1), NodeId(0)), Some(22));
+    let written = homenode_machine_files::to_toml(&machine, &homenode_machine_files::Comments::default());
+    assert_eq!(read(&written).unwrap().routes, machine.routes, "{written}");
+    let json = serde_json::to_string(&machine).unwrap();
+    assert_eq!(serde_json::from_str::<Machine>(&json).unwrap(), machine);
+    assert!(
+        !serde_json::to_string(&read(UNIFORM).unwrap())
+            .unwrap()
+            .contains("routes")
+    );
+}
+
+#[test]
+fn an_impossible_route_is_refused_by_its_nodes() {
+    let wrong = [
+        (
+            "directed = [[2, 0]]",
+            "route [2, 0] takes a link from node 2 to node 0, which the machine does not have",
+        ),
+        (
+            "directed = [[2, 3, 9]]",
+            "route [2, 3, 9] takes a link from node 3 to node 9",
+        ),
+        // The file has a link from node 3 to node 0, but none back.
+        (
+            "between = [[3, 0]]",
+            "route [0, 3] takes a link from node 0 to node 3",
+        ),
+        (
+            "directed = [[2]]",
+            "route [2] names fewer than two nodes; name the first, the last and those between",
+        ),
+        ("directed = [[]]", "route [] names fewer than two nodes"),
+        (
+            "directed = [[2, 1, 2, 3]]",
+            "route [2, 1, 2, 3] comes to node 2 twice; leave the loop out",
+        ),
+        ("directed = [[0, 1, 0]]", "route [0, 1, 0] comes to node 0 twice"),
+        (
+            "directed = [[2, 3, 0], [2, 1, 0]]",
+            "two routes lead from node 2 to node 0; state one of them",
+        ),
+        ("via = [[2, 3, 0]]", "unknown key `via`"),
+        (
+            "directed = [2, 3, 0]",
+            "m.toml:20:13: a list is expected, not the number 2",
+        ),
+        (
+            "directed = [[2, -3]]",
+            "a whole number from 0 to 65535 is expected, not the number -3",
+        ),
+    ];
+    for (routes, message) in wrong {
+        let said = read(&with_routes(routes)).expect_err(routes).to_string();
+        assert!(said.contains(message), "{routes}: {said}");
+    }
+    // Without a list of links, a route has nothing to follow.
+    let (begin, rest) = UNIFORM.split_once("[[links]]").unwrap();
+    let (_, end) = rest.split_once("[distances]").unwrap();
+    let bare = format!("{begin}[routes]\ndirected = [[0, 1]]\n[distances]{end}");
+    assert!(matches!(refused(&bare), MachineError::RouteWithoutLink { .. }));
+    let long: Vec<String> = (0..60_000).map(|node| node.to_string()).collect();
+    let said = read(&with_routes(&format!("directed = [[{}]]", long.join(","))))
+        .unwrap_err()
+        .to_string();
+    assert!(said.len() < 300 && said.contains("14, 15, …]"), "{said}");
+}
+
+proptest! {
+    #[test]
+    fn every_route_arrives_or_is_refused(routes in prop::collection::vec(prop::collection::vec(0u16..5, 0..6), 0..4)) {
+        match read(&with_routes(&format!("directed = {routes:?}"))) {
+            Ok(machine) => {
+                for (from, to) in (0..4).flat_map(|from| (0..4).map(move |to| (from, to))) {
+                    let way = way(&machine, from, to);
+                    let stated = routes.iter().find(|nodes| (nodes[0], nodes[nodes.len() - 1]) == (from, to));
+                    prop_assert!(stated.is_none_or(|nodes| *nodes == way), "{way:?}");
+                }
+            }
+            Err(error) => prop_assert!(error.to_string().contains("route"), "{error}"),
+        }
+    }
+}
+
 #[test]
 fn counts_become_nodes_cpus_caches_and_links() {
     let machine = read(UNIFORM).unwrap();
