@@ -31,26 +31,38 @@ pub fn page(report: &Report) -> String {
                 style { (maud::PreEscaped(STYLE)) }
             }
             body {
-                h1 { (title) }
-                p class=(tone) { (answer.line) }
-                p { (answer.next) }
-                @if let Some(caveat) = caveat(&report.host) { p.caveat { (caveat) } }
-                p.dim {
-                    "The agent keeps VMs fast on hosts where memory is near some CPUs and far from others: it brings a VM's vCPUs and "
-                    "memory together, and limits a VM that disturbs its neighbours. This page shows what was measured on one host."
+                main {
+                    h1 { (title) }
+                    p class=(tone) { (answer.line) }
+                    p { (with_code(&answer.next)) }
+                    @if let Some(caveat) = caveat(&report.host) { p.caveat { (caveat) } }
+                    p.dim {
+                        "The agent keeps VMs fast on hosts where memory is near some CPUs and far from others: it brings a VM's vCPUs and "
+                        "memory together, and limits a VM that disturbs its neighbours. This page shows what was measured on one host."
+                    }
+                    p.dim { (host(&report.host)) " Homenode " (report.version) " (" (report.commit) ")." }
+                    (overview(report))
+                    @if let Some(crossover) = &report.crossover { (trial::trial(crossover)) }
+                    (how_to_read(report))
+                    @for one in &report.sections { (section::section(one)) }
+                    (not_measured(report))
+                    (left_out(report))
                 }
-                p.dim { (host(&report.host)) " Homenode " (report.version) " (" (report.commit) ")." }
-                (overview(report))
-                @if let Some(crossover) = &report.crossover { (trial::trial(crossover)) }
-                (how_to_read(report))
-                @for one in &report.sections { (section::section(one)) }
-                (not_measured(report))
-                (left_out(report))
             }
         }
     };
     // A number stays beside its sign.
     made.into_string().replace(" %", "&nbsp;%")
+}
+
+/// Writes what is between backquotes as code.
+fn with_code(text: &str) -> Markup {
+    let parts = text.split('`').enumerate();
+    html! {
+        @for (at, part) in parts {
+            @if at % 2 == 1 { code { (part) } } @else { (part) }
+        }
+    }
 }
 
 /// Says what limits all figures of a host.
@@ -121,7 +133,7 @@ fn not_measured(report: &Report) -> Markup {
         @for section in &report.sections {
             @if let Outcome::NotPossible { why, detail } = &section.outcome {
                 p {
-                    strong { (section.topic.question()) } " Not measured: " (why.trim_end_matches('.')) "."
+                    strong { (section.topic.question()) } " Not measured: " (with_code(why.trim_end_matches('.'))) "."
                     @if let Some(detail) = detail { small { (detail) } }
                 }
             }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use maud::{Markup, html};
 
 use super::chart::{Strip, chart};
+use super::with_code;
 use crate::number::number;
 use crate::section::{Bearing, Figure, Outcome, Prediction, REPETITIONS_MIN, Section, With};
 
@@ -21,7 +22,7 @@ pub(super) fn section(section: &Section) -> Markup {
     };
     html! {
         h2 id=(section.topic.name()) { (section.topic.question()) }
-        p { (means) " " span.dim { "(" (tag(section)) ")" } }
+        p { (with_code(means)) " " span.dim { "(" (tag(section)) ")" } }
         @if *with == With::EmulatedVms { p.caveat { "Measured in emulated VMs: these figures mean nothing." } }
         @for (unit, strips) in by_unit(figures) { (chart(unit, &strips)) }
         @if !figures.is_empty() { (table(figures)) }
@@ -29,7 +30,7 @@ pub(super) fn section(section: &Section) -> Markup {
         @if !figures.is_empty() {
             details {
                 summary { "Raw numbers" }
-                div.scroll { (raw(figures)) }
+                div.scroll tabindex="0" role="region" aria-label=(format!("raw numbers: {}", section.topic.name())) { (raw(figures)) }
             }
         }
     }

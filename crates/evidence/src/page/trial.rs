@@ -55,7 +55,7 @@ pub(super) fn trial(trial: &Trial) -> Markup {
         @if !trial.blocks.is_empty() {
             details {
                 summary { "Raw numbers" }
-                div.scroll { (numbers(&trial.blocks)) }
+                div.scroll tabindex="0" role="region" aria-label="raw numbers: blocks" { (numbers(&trial.blocks)) }
             }
         }
     }
