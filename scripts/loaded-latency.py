@@ -16,6 +16,7 @@ sum matches, and those of the links in between. A curve does not fall, so alpha 
 of the curve, has no effect that the table could show.
 """
 
+import itertools
 import pathlib
 import re
 import sys
@@ -39,8 +40,8 @@ def links_of(file):
     return [(a, b, width) for pair, width in pairs for a, b in (pair, pair[::-1])]
 
 
-def routes_from(links, start):
-    """Links to each node by Machine::route: fewest hops, in a tie the first listed."""
+def routes_from(links, stated, start):
+    """Links to each node by Machine::route: the stated route, else one of fewest hops, in a tie the first listed."""
     reached, frontier = {start: []}, [start]
     while frontier:
         following = []
@@ -50,6 +51,10 @@ def routes_from(links, start):
                     reached[b] = reached[node] + [at]
                     following.append(b)
         frontier = following
+    ends = [(a, b) for a, b, _ in links]
+    for nodes in stated:
+        if nodes[0] == start:
+            reached[nodes[-1]] = [ends.index(hop) for hop in itertools.pairwise(nodes)]
     return reached
 
 
@@ -61,7 +66,7 @@ class Table3:
         self.hz = float(hardware["clock"].removesuffix("GHz")) * 1e9
         self.hop, self.beta = hardware["link"]["hop_ns"] * self.hz / 1e9, hardware["link"]["curve"]["beta"]
         self.links, self.per_node = links_of(file), shape["cores_per_node"] * shape["threads_per_core"]
-        self.routes = routes_from(self.links, 0)
+        self.routes = routes_from(self.links, file["routes"]["directed"], 0)
         self.threads = [self.per_node * sum(len(route) == hops for route in self.routes.values()) for hops in range(3)]
         self.scattered = self.served(LOADED)
 

@@ -43,6 +43,7 @@ links too much.
 """
 
 import csv
+import itertools
 import math
 import pathlib
 import re
@@ -106,11 +107,14 @@ class Machine:
                 for ends in ((a, b), (b, a)):
                     links.append(ends)
                     self.resources.append((hardware["link"]["hop_ns"], curves[1], size(group["bandwidth"]) / 1e9))
-        self.routes = [[route(links, a, b) for b in range(NODES)] for a in range(NODES)]
+        stated = {(nodes[0], nodes[-1]): nodes for nodes in file["routes"]["directed"]}
+        self.routes = [[route(links, stated.get((a, b)), a, b) for b in range(NODES)] for a in range(NODES)]
 
 
-def route(links, start, end):
-    """Like Machine::route: fewest hops, in a tie the first links listed."""
+def route(links, stated, start, end):
+    """Like Machine::route: the stated route, else one of fewest hops, in a tie the first links listed."""
+    if stated:
+        return [NODES + links.index(hop) for hop in itertools.pairwise(stated)]
     reached, frontier = {start: []}, [start]
     while end not in reached:
         following = []

@@ -201,9 +201,18 @@ const FOUR_OPTERONS: [[u32; 8]; 8] = [
 ];
 
 #[test]
-fn amd6344x8_has_the_links_of_the_reference_board_of_its_socket() {
+fn amd6344x8_has_the_links_and_routes_of_the_reference_board_of_its_socket() {
     let machine = preset("amd6344x8").unwrap();
     assert_eq!(machine.distances.rows, FOUR_OPTERONS);
+    let back = |nodes: &Vec<NodeId>| nodes.iter().rev().copied().collect::<Vec<_>>();
+    let one_way = |nodes: &&Vec<NodeId>| !machine.routes.contains(&back(nodes));
+    assert_eq!(
+        (
+            machine.routes.len(),
+            machine.routes.iter().filter(one_way).count()
+        ),
+        (20, 12)
+    );
     let mut routes_by_link = vec![0; machine.links.len()];
     for from in machine.nodes.keys() {
         for to in machine.nodes.keys() {
@@ -265,6 +274,23 @@ fn amd48_is_at_most_two_hops_wide_and_its_distances_say_how_many() {
         assert_eq!(at_hops, [1, 4, 3]);
     }
     assert_eq!(hops_total as f64 / 64.0, 1.25); // as the header of amd48.toml says
+    // The stated routes are those with the fewest links that are listed first, so stating them changed no figure.
+    let unstated = Machine {
+        routes: Vec::new(),
+        ..machine.clone()
+    };
+    for (from, to) in machine
+        .nodes
+        .keys()
+        .flat_map(|from| machine.nodes.keys().map(move |to| (from, to)))
+    {
+        assert_eq!(
+            machine.route(from, to),
+            unstated.route(from, to),
+            "{from} to {to}"
+        );
+    }
+    assert_eq!(machine.routes.len(), 24);
     // The paper says "a maximum bandwidth of 6 GiB/s". A node's traffic to the other nodes is spread over its four links.
     let most = machine.links.iter().map(|link| link.bandwidth.unwrap()).max();
     assert_eq!(most, Some(BytesPerSec(6 << 30)));

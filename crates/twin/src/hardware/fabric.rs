@@ -457,4 +457,25 @@ mod tests {
             assert!((latency - parts).abs() < 1e-9, "pair {at}");
         }
     }
+
+    #[test]
+    fn data_loads_the_links_of_its_stated_route() {
+        // On amd6344x8 data goes from node 0 to node 3 over node 2, and back over node 1.
+        let (topology, hw) = Topology::new(&preset("amd6344x8").unwrap()).unwrap();
+        let mut fabric = Fabric::new(&topology, &hw, 64.0);
+        let loaded = |fabric: &mut Fabric, node: usize, memory: usize| {
+            let mut weights = [0.0; 8];
+            weights[memory] = 1.0;
+            fabric.clear();
+            fabric.add(node, &missing(), 0.0, &Target::all(&weights).collect::<Vec<_>>());
+            fabric.solve(&[]);
+            let links = topology.links.iter().zip(&fabric.loads[8..]);
+            let loaded = links.filter(|(_, load)| **load > 0.0);
+            loaded
+                .map(|(link, _)| (link.from.0, link.to.0))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(loaded(&mut fabric, 3, 0), [(2, 3), (0, 2)]);
+        assert_eq!(loaded(&mut fabric, 0, 3), [(1, 0), (3, 1)]);
+    }
 }
