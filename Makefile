@@ -32,10 +32,12 @@ help: ## Show this
 build: ## Build the homenode program and the emulator's plugin, as the tests use them (4 minutes on two idle cores)
 	@echo '== building homenode and the plugin of homenode profile (a first build takes some 4 minutes on two idle cores)'
 	@$(SETUP) cargo build --package homenode-cli --package homenode-qemu-plugin
+	@$(SETUP) scripts/guest-load.sh debug
 
 release: ## Build them with all optimisations, a fifth faster (10 minutes on two idle cores)
 	@echo '== building homenode and the plugin of homenode profile (release)'
 	@$(SETUP) cargo build --release --package homenode-cli --package homenode-qemu-plugin
+	@$(SETUP) scripts/guest-load.sh release
 	@scripts/strip.sh $(TARGET)/release/homenode
 
 run: build ## Build, then run the agent on its built-in simulated host, with its page; ends by itself or on Ctrl-C
@@ -110,6 +112,7 @@ deb-boot: deb ## Boot a Debian 12 with systemd, libvirt and guests, and start, k
 dist: ## Build what packages ship: smaller than 'release' makes it, which takes twice as long
 	@echo '== building homenode and the plugin of homenode profile as packages have them'
 	@$(SETUP) cargo build --profile dist --package homenode-cli --package homenode-qemu-plugin
+	@$(SETUP) scripts/guest-load.sh dist
 	@scripts/strip.sh $(TARGET)/dist/homenode
 
 tarball: dist ## Pack the program, its manual, completions and service for other distributions into TARGET
@@ -122,4 +125,5 @@ install: release ## Install homenode to PREFIX/bin (default /usr/local), with su
 	echo "== installing homenode to $$bin, its plugin for QEMU to $$lib"; \
 	$$sudo install -D -m 755 $(TARGET)/release/homenode "$$bin/homenode" && \
 	$$sudo install -D -m 644 $(TARGET)/release/libhomenode_plugin.so "$$lib/libhomenode_plugin.so" && \
+	if [ -f $(TARGET)/release/homenode-guest-load-static ]; then $$sudo install -D -m 755 $(TARGET)/release/homenode-guest-load-static "$$lib/guest-load"; fi && \
 	echo "Not installed: the numad drop-in. Link $(PREFIX)/bin/homenode as 'numad' where libvirt looks for it to use it."

@@ -13,6 +13,9 @@ rm -rf "$target/tarball"
 install -D -t "$place/bin" "$target/dist/homenode"
 ln -s homenode "$place/bin/numad"
 install -D -m 644 -t "$place/lib/homenode" "$target/dist/libhomenode_plugin.so"
+if [ -f "$target/dist/homenode-guest-load-static" ]; then
+    install -D "$target/dist/homenode-guest-load-static" "$place/lib/homenode/guest-load"
+fi
 "$target/dist/homenode" man --to "$place/share/man/man1"
 mkdir -p "$place/share/bash-completion/completions" "$place/share/zsh/site-functions" "$place/share/fish/vendor_completions.d"
 "$target/dist/homenode" completions bash > "$place/share/bash-completion/completions/homenode"
