@@ -102,7 +102,7 @@ fn what_cannot_be_is_refused_before_anything_is_measured() {
         (&["--node", "999"][..], "CPUs and memory of node 999"),
         (
             &["--output", "/no/such/place/file.toml"],
-            "its directory does not exist",
+            "the directory of this file does not exist",
         ),
         (&["--output", "/"], "this path is a directory"),
         (&["--seconds", "0"], "0 is not in"),
