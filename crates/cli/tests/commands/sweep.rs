@@ -159,7 +159,7 @@ fn what_cannot_be_is_refused_with_status_2_and_nothing_is_made() {
         (&["permits", "--slurm"], "--store"),
         (
             &["permits", "--parquet", "/nonexistent/x"],
-            "its directory does not exist",
+            "the directory of this file does not exist",
         ),
         (&["permits", "--metric", "runtime"], "did you mean `runtime_s`?"),
         (&["permits", "--jobs", "0"], "1..=1024"),
