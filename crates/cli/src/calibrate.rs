@@ -177,11 +177,10 @@ fn pool_of(what: &str, args: &CalibrateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn hold_against(file: &MachineFile, quick: bool) -> anyhow::Result<Validation> {
-    let program =
-        std::env::current_exe().context("cannot find this program's own file, which the comparison runs")?;
-    let spawn = |kernel: Kernel, cpu: CpuId, node: Option<NodeId>| {
-        let mut command = Command::new(&program);
+/// Returns the command that starts a worker: this program again.
+pub(crate) fn kernel_command(program: &Path) -> impl Fn(Kernel, CpuId, Option<NodeId>) -> Command + use<'_> {
+    move |kernel: Kernel, cpu: CpuId, node: Option<NodeId>| {
+        let mut command = Command::new(program);
         command.args([
             "calibrate-kernel",
             "--kernel",
@@ -193,7 +192,13 @@ fn hold_against(file: &MachineFile, quick: bool) -> anyhow::Result<Validation> {
             command.args(["--node", &node.to_string()]);
         }
         command
-    };
+    }
+}
+
+fn hold_against(file: &MachineFile, quick: bool) -> anyhow::Result<Validation> {
+    let program =
+        std::env::current_exe().context("cannot find this program's own file, which the comparison runs")?;
+    let spawn = kernel_command(&program);
     eprintln!("Comparing two processes with the twin.");
     let result = validate::validate(&file.machine, quick, &spawn, &mut by_step());
     result.map_err(|error| match error {

@@ -1,6 +1,6 @@
 //! `homenode evidence`: what this host can do, what the agent relies on, and what the agent gains or costs here.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -23,6 +23,7 @@ use self::show::{ShowArgs, show};
 mod beside;
 mod files;
 mod hardware;
+mod permits;
 mod sections;
 mod show;
 mod trial;
@@ -69,6 +70,9 @@ pub(crate) struct EvidenceArgs {
     /// Measure although VMs are busy, which disturb it and are disturbed
     #[arg(long)]
     pub beside_others: bool,
+    /// Kernel image that VMs of this command boot [default: this host's own in /boot]
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
     /// In the crossover, only VMs whose names match, such as `web*`; may be given several times [default: all on which the agent acts]
     #[arg(long = "vms", value_name = "PATTERN")]
     pub vms: Vec<String>,
@@ -138,7 +142,7 @@ pub(crate) fn run(args: &EvidenceArgs) -> anyhow::Result<()> {
         }
         trial.iter().for_each(trial::Planned::announce);
     }
-    let measured = sections.run(&machine, &mut report, directory);
+    let measured = sections.run(args, &machine, &mut report, directory);
     let measured = measured.and_then(|()| match &mut trial {
         Some(trial) => trial.run(&mut report, directory),
         None => Ok(()),

@@ -192,7 +192,7 @@ fn kept(command: &Command) -> Option<&'static str> {
             "finished runs are kept, unless --fresh is given; the same command continues with the rest"
         }
         Command::Evidence(_) => {
-            "finished blocks are kept, the same command continues; VMs have their own modes again within a minute"
+            "what is finished is kept, the same command continues; VMs have their own modes again within a minute"
         }
         Command::Sweep(_) => {
             "finished tasks are kept if --store is given; the same command continues with the rest"

@@ -13,7 +13,9 @@ use homenode_reproduce::jobs::Progress;
 use homenode_screens::printable::OneLine;
 use homenode_units::Candidates;
 
+use super::EvidenceArgs;
 use super::files::keep;
+use super::permits::OwnPermits;
 use crate::calibrate::kernel_command;
 use crate::print::table;
 
@@ -138,10 +140,17 @@ impl Sections {
     ///
     /// # Errors
     /// Files cannot be written.
-    pub(super) fn run(&self, machine: &Machine, report: &mut Report, directory: &Path) -> anyhow::Result<()> {
+    pub(super) fn run(
+        &self,
+        args: &EvidenceArgs,
+        machine: &Machine,
+        report: &mut Report,
+        directory: &Path,
+    ) -> anyhow::Result<()> {
         let program =
             std::env::current_exe().context("cannot find this program's own file, which it runs")?;
         let spawn = kernel_command(&program);
+        let mut permits = OwnPermits::of(args.agent.dir());
         let progress = Progress::new("");
         let all: f64 = self.left.iter().map(|topic| self.seconds(*topic)).sum();
         let mut gone = 0.0;
@@ -159,6 +168,8 @@ impl Sections {
                     program: program.clone(),
                     dir: directory.to_owned(),
                     budget: Duration::from_secs_f64(seconds),
+                    kernel: args.kernel.clone(),
+                    agent: Some(&mut permits),
                     told: &mut told,
                 },
             );

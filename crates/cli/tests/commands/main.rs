@@ -7,6 +7,7 @@ mod cli;
 mod common;
 mod config;
 mod evidence;
+mod evidence_sections;
 mod http;
 mod http_access;
 mod kernel_footprint;

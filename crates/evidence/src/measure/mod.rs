@@ -7,10 +7,13 @@
 mod balancing;
 mod contention;
 mod counters;
+mod guests;
+mod kyoto;
 mod machine;
 mod moving;
 mod nearest;
 mod numad;
+mod placement;
 mod requests;
 mod working_set;
 
@@ -22,6 +25,8 @@ use homenode_load::Kernel;
 use homenode_load::worker::{Spans, Worker};
 use homenode_machine::Machine;
 use homenode_units::{CpuId, NodeId};
+
+pub use kyoto::{Permits, THRASHER, THRASHER_UUID};
 
 use crate::section::{Section, Topic};
 
@@ -40,6 +45,10 @@ pub struct Bench<'a> {
     pub dir: PathBuf,
     /// How long a section may take.
     pub budget: Duration,
+    /// The kernel image that guests boot; by default the host's own.
+    pub kernel: Option<PathBuf>,
+    /// The agent that acts here, if one does.
+    pub agent: Option<&'a mut dyn Permits>,
     /// Is told what is measured now, and the share of the section that is done, in [0, 1].
     pub told: &'a mut dyn FnMut(&str, f64),
 }
@@ -83,12 +92,8 @@ fn method(topic: Topic) -> &'static str {
         Topic::Machine => machine::METHOD,
         Topic::Counters => counters::METHOD,
         Topic::Contention => contention::METHOD,
-        Topic::Kyoto => {
-            "A VM runs alone, beside a VM that thrashes their cache, and beside it while the agent holds that one to a permit."
-        }
-        Topic::Placement => {
-            "A VM runs with vCPUs and memory scattered over nodes, and at home on one node, in turn."
-        }
+        Topic::Kyoto => kyoto::METHOD,
+        Topic::Placement => placement::METHOD,
         Topic::Moving => moving::METHOD,
         Topic::WorkingSet => working_set::METHOD,
         Topic::Balancing => balancing::METHOD,
@@ -118,7 +123,8 @@ pub fn measure(topic: Topic, bench: &mut Bench<'_>) -> Section {
         Topic::Balancing => balancing::measure(bench),
         Topic::Numad => numad::measure(bench),
         Topic::Requests => requests::measure(bench),
-        Topic::Kyoto | Topic::Placement => Err(Why::of("it needs VMs, which this version does not start")),
+        Topic::Kyoto => kyoto::measure(bench),
+        Topic::Placement => placement::measure(bench),
     };
     measured.unwrap_or_else(|Why { why, detail }| Section::not_possible(topic, method(topic), why, detail))
 }

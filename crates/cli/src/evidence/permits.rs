@@ -1,0 +1,98 @@
+//! Permits for VMs of this command, from the agent that acts here.
+//!
+//! The agent keeps a permit in a file of settings, which must not outlive this command. A guard removes it: a shell that waits for
+//! the end of its input, which ends with this process, whatever ends it.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use homenode_api::Request;
+use homenode_api::answer::PermitSet;
+use homenode_evidence::measure::{Permits, THRASHER, THRASHER_UUID};
+use homenode_units::Permit;
+
+use crate::ask::ask_agent;
+
+/// Where the agent keeps settings of VMs without libvirt.
+const SETTINGS: &str = "/etc/homenode/vms";
+/// Waits for the end of its input, then removes its arguments.
+const GUARD: &str = "cat >/dev/null; rm -f -- \"$@\"";
+
+/// The agent whose state is in a directory.
+pub(super) struct OwnPermits<'a> {
+    state: &'a Path,
+    guard: Option<Child>,
+}
+
+impl<'a> OwnPermits<'a> {
+    pub(super) fn of(state: &'a Path) -> OwnPermits<'a> {
+        OwnPermits { state, guard: None }
+    }
+}
+
+/// Starts the guard.
+fn guard(settings: &str) -> std::io::Result<Child> {
+    Command::new("sh")
+        .args(["-c", GUARD, "sh"])
+        .args([THRASHER, THRASHER_UUID].map(|name| format!("{settings}/{name}.toml")))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        // A terminal's signals must not reach it.
+        .process_group(0)
+        .spawn()
+}
+
+impl Permits for OwnPermits<'_> {
+    fn book(&mut self, vm: &str, misses: Option<u64>) -> Result<(), String> {
+        let permit: Option<Permit> = match misses {
+            Some(misses) => Some(misses.to_string().parse().map_err(|error| format!("{error}"))?),
+            None => None,
+        };
+        if permit.is_some() && self.guard.is_none() {
+            let started =
+                guard(SETTINGS).map_err(|error| format!("no guard for the permit can start: {error}"))?;
+            self.guard = Some(started);
+        }
+        let request = Request::PermitSet {
+            vm: vm.to_owned(),
+            permit,
+        };
+        let set: PermitSet = ask_agent(self.state, &request).map_err(|error| format!("{error:#}"))?;
+        match set.note {
+            Some(note) if permit.is_some() => Err(note),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for OwnPermits<'_> {
+    fn drop(&mut self) {
+        if let Some(mut guard) = self.guard.take() {
+            drop(guard.stdin.take());
+            // If it was killed, there is nothing to wait for.
+            let _ = guard.wait();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_permits_file_goes_when_the_command_ends_and_no_other_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join(format!("{THRASHER_UUID}.toml"));
+        let other = dir.path().join("web.toml");
+        for path in [&own, &other] {
+            std::fs::write(path, "permit = \"33k\"\n").unwrap();
+        }
+        let mut guard = guard(dir.path().to_str().unwrap()).unwrap();
+        assert!(own.exists());
+        drop(guard.stdin.take());
+        assert!(guard.wait().unwrap().success());
+        assert!(!own.exists() && other.exists());
+    }
+}
