@@ -2,7 +2,7 @@
 
 use crate::effect::{Effect, Judged, Verdict};
 use crate::report::{Hardware, Report, Trial};
-use crate::section::{Bearing, Outcome};
+use crate::section::{Bearing, Outcome, Section, Topic};
 
 /// The answer of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,51 +100,57 @@ impl Answer {
     }
 
     fn of_sections(report: &Report) -> Answer {
-        let bearings: Vec<Bearing> = report
-            .sections
-            .iter()
-            .filter_map(|section| match section.outcome {
-                Outcome::Measured { bearing, .. } => Some(bearing),
-                Outcome::NotPossible { .. } => None,
-            })
-            .collect();
-        let count = |wanted| bearings.iter().filter(|bearing| **bearing == wanted).count();
-        let (measured, gains, costs) = (bearings.len(), count(Bearing::For), count(Bearing::Against));
-        let next = "The agent itself was not tried on VMs here. To try it, start it with `homenode run --mode act`; then \
-                    `homenode evidence --only crossover -o DIR` switches it on and off by the toss of a coin for an hour, and \
-                    compares.";
-        let of = |count: usize| format!("{count} of {measured} measurements");
-        match (measured, gains, costs) {
-            (0, _, _) => Answer::neutral(
-                "Not known: nothing could be measured here.",
-                "The reasons are below.",
+        let of = |wanted: Bearing| -> Vec<&Section> {
+            let is_it = |section: &&Section| matches!(section.outcome, Outcome::Measured { bearing, .. } if bearing == wanted);
+            report.sections.iter().filter(is_it).collect()
+        };
+        let (gains, costs, neither) = (of(Bearing::For), of(Bearing::Against), of(Bearing::Neither));
+        let measured = gains.len() + costs.len() + neither.len();
+        let line = match (measured, gains.len(), costs.len()) {
+            (0, _, _) => {
+                return Answer::neutral(
+                    "Not known: nothing could be measured here.",
+                    "The reasons are below.",
+                );
+            }
+            (_, 0, 0) => {
+                "Probably not needed: nothing was found here that the agent could improve.".to_owned()
+            }
+            (_, 0, costs) => format!(
+                "Probably not: of {measured} measurements, {costs} spoke against the agent and none for it."
             ),
-            (_, 0, 0) => Answer::neutral(
-                "Probably not needed: nothing was found here that the agent could improve.",
-                next,
-            ),
-            (_, 0, _) => Answer::neutral(
+            (_, gains, 0) => {
                 format!(
-                    "Probably not: {} speak against the agent, and none for it.",
-                    of(costs)
-                ),
-                next,
+                    "Worth a trial: {gains} of {measured} measurements found something that the agent can improve."
+                )
+            }
+            (_, gains, costs) => format!(
+                "Worth a careful trial: of {measured} measurements, {gains} found something that the agent can improve, and {costs} \
+                 spoke against it."
             ),
-            (_, _, 0) => Answer::neutral(
-                format!(
-                    "Worth a trial: {} found something that the agent can improve.",
-                    of(gains)
-                ),
-                next,
-            ),
-            _ => Answer::neutral(
-                format!(
-                    "Worth a careful trial: {} found something that the agent can improve, and {costs} speak against it.",
-                    of(gains)
-                ),
-                next,
-            ),
-        }
+        };
+        let questions = |sections: &[&Section]| -> String {
+            let questions: Vec<String> = sections
+                .iter()
+                .map(|section| format!("“{}”", section.topic.question()))
+                .collect();
+            questions.join(", ")
+        };
+        let named = |what: &str, sections: &[&Section]| match sections.is_empty() {
+            true => String::new(),
+            false => format!("{what}: {}. ", questions(sections)),
+        };
+        let next = match costs.iter().any(|section| section.topic == Topic::Counters) {
+            true => {
+                "The agent itself was not tried on VMs here. A trial needs hardware counters, which do not all work on this host."
+            }
+            false => {
+                "The agent itself was not tried on VMs here. To try it, start it with `homenode run --mode act`; then `homenode evidence \
+                 --only crossover -o DIR` switches it on and off by the toss of a coin for an hour, and compares."
+            }
+        };
+        let (gains, costs) = (named("For it", &gains), named("Against it", &costs));
+        Answer::neutral(line, format!("{gains}{costs}{next}"))
     }
 }
 
@@ -197,7 +203,7 @@ fn in_words(effect: &Effect) -> String {
 mod tests {
     use super::*;
     use crate::report::HostFacts;
-    use crate::section::{Section, Topic, With};
+    use crate::section::With;
 
     fn report(bearings: &[Bearing]) -> Report {
         let sections = Topic::ALL.into_iter().zip(bearings).map(|(topic, bearing)| {
@@ -215,13 +221,21 @@ mod tests {
         for (bearings, begins) in [
             (&[][..], "Not known"),
             (&[Neither, Neither], "Probably not needed"),
-            (&[Neither, Against], "Probably not: 1 of 2"),
+            (&[Neither, Against], "Probably not: of 2 measurements, 1"),
             (&[For, Neither, For], "Worth a trial: 2 of 3"),
-            (&[For, Against], "Worth a careful trial: 1 of 2"),
+            (&[For, Against], "Worth a careful trial: of 2 measurements, 1"),
         ] {
             let answer = Answer::of(&report(bearings));
             assert!(answer.line.starts_with(begins), "{answer:?}");
             assert_eq!(answer.tone, Tone::Neutral);
+            let is_named = answer
+                .next
+                .contains("Against it: “Do the hardware counters count correctly?”");
+            assert_eq!(is_named, bearings.get(1) == Some(&Against), "{answer:?}");
+            assert!(
+                is_named || bearings.is_empty() || answer.next.contains("--only crossover"),
+                "{answer:?}"
+            );
         }
     }
 

@@ -13,7 +13,7 @@ pub(super) const METHOD: &str = "Two processes, pinned to two CPUs that share a 
 /// With less time, only the most telling pairs are measured.
 const ALL_SECONDS: f64 = 60.0;
 /// The pair of which the sentence speaks.
-const TELLING: &str = "uniform 1/2 + stream";
+const TELLING: &str = "random reads in 1/2 of the cache beside a stream";
 /// A loss that matters, in percent.
 const MATTERS: f64 = 103.0;
 
@@ -44,9 +44,12 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
 fn figures(measured: &Validation) -> Vec<Figure> {
     let mut figures = Vec::new();
     for case in &measured.cases {
-        for (side, which) in case.sides.iter().zip(["first", "second"]) {
+        let (first, second) = case.name.split_once(" + ").unwrap_or((&case.name, "another"));
+        let again = if first == second { ", the other" } else { "" };
+        let sides = [(first, second, ""), (second, first, again)];
+        for (side, (which, other, again)) in case.sides.iter().zip(sides) {
             let percent: Vec<f64> = side.slowdowns.iter().map(|times| 100.0 * times).collect();
-            let what = format!("{}, the {which}", case.name);
+            let what = format!("{} beside {}{again}", in_words(which), in_words(other));
             figures.push(
                 Figure::of(what, "percent of the time alone", &percent)
                     .predicted(100.0 * side.predicted, "the twin with this machine's figures"),
@@ -56,30 +59,31 @@ fn figures(measured: &Validation) -> Vec<Figure> {
     figures
 }
 
+/// Returns what a program of a pair does, for people.
+fn in_words(program: &str) -> String {
+    match program.split_once(' ') {
+        Some(("uniform", "1")) => "random reads in all of the cache".to_owned(),
+        Some(("uniform", "2")) => "random reads in twice the cache".to_owned(),
+        Some(("uniform", part)) => format!("random reads in {part} of the cache"),
+        _ => format!("a {program}"),
+    }
+}
+
 fn judged(figures: &[Figure], caches: usize) -> (String, Bearing) {
     let missed = figures.iter().filter(|figure| {
         let predicted = figure.predicted.as_ref();
         predicted.is_some_and(|predicted| predicted.is_within == Some(false))
     });
-    let missed: Vec<String> = missed
-        .filter_map(|figure| {
-            let (measured, predicted) = (figure.median?, figure.predicted.as_ref()?.value);
-            Some(format!(
-                "{} ({measured:.0} measured, {predicted:.0} predicted)",
-                figure.what
-            ))
-        })
-        .collect();
-    let twin = match missed.as_slice() {
-        [] => "The twin's predictions all lie within what was measured.".to_owned(),
-        missed => format!(
-            "The twin predicted {} of {} figures; it missed {}.",
-            figures.len() - missed.len(),
-            figures.len(),
-            missed.join(", ")
+    let missed = missed.count();
+    let twin = match missed {
+        0 => "The twin's predictions all lie within what was measured.".to_owned(),
+        _ => format!(
+            "The twin predicted {} of {} figures, and missed {missed}; the table shows by how much.",
+            figures.len() - missed,
+            figures.len()
         ),
     };
-    let victim = figures.iter().find(|figure| figure.what.starts_with(TELLING));
+    let victim = figures.iter().find(|figure| figure.what == TELLING);
     let Some((median, low)) = victim.and_then(|victim| victim.median.zip(victim.low)) else {
         return (twin, Bearing::Neither);
     };
