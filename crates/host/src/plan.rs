@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use homenode_machine::Machine;
-use homenode_units::{Pages, VmId};
+use homenode_units::{CpuSet, Pages, VmId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::action::Action;
+use crate::action::{Act, Action};
 use crate::refusal::{ActionError, Refusal};
 use crate::sample::{Sample, Version};
 
@@ -118,6 +118,18 @@ impl Plan {
     /// Returns the VMs with decisions.
     pub fn vms(&self) -> BTreeSet<VmId> {
         self.decisions.iter().map(|decision| decision.action.vm).collect()
+    }
+
+    /// Returns the CPUs to which the plan pins vCPUs of a VM; empty if it pins none. If the plan also gives the VM a home, they are
+    /// the part of the home on which its vCPUs are kept ([`crate::HomeInForce`]). A host that has given the home tells them for as
+    /// long as it is in force, so that later pins for a while are not mistaken for the home.
+    pub fn cpus_with_home(&self, vm: VmId) -> CpuSet {
+        let of_vm = self.decisions.iter().filter(|decision| decision.action.vm == vm);
+        let pinned = of_vm.filter_map(|decision| match &decision.action.act {
+            Act::PinVcpus { cpus, .. } => Some(cpus),
+            _ => None,
+        });
+        pinned.fold(CpuSet::new(), |all, cpus| all.union(cpus))
     }
 
     /// Checks whether a host whose present sample is `now` could carry out the plan. Every host calls this first in `commit`.

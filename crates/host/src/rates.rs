@@ -104,7 +104,7 @@ pub fn imbalance(accesses: &[f64]) -> Option<f64> {
 
 impl Rates {
     /// Returns the rates between two samples of one host; `None` if no time passed. A VM, vCPU or counter has no rates if only
-    /// one sample has it, or if it ran backwards (restarted VM).
+    /// one sample has it, if it could not be read for one of them, or if it ran backwards (restarted VM).
     pub fn between(machine: &Machine, prev: &Sample, cur: &Sample) -> Option<Rates> {
         let period = cur.at.0.checked_sub(prev.at.0).filter(|ns| *ns > 0).map(Ns)?;
         let cpus_busy: Vec<(CpuId, f64)> = cur
@@ -218,6 +218,10 @@ impl VmRates {
     }
 
     fn between(machine: &Machine, prev: &VmSample, cur: &VmSample, period: Ns) -> Option<VmRates> {
+        // Counters of another time are no activity of this period.
+        if prev.is_unread || cur.is_unread {
+            return None;
+        }
         let vcpus: Vec<VcpuRates> = cur
             .vcpus
             .iter()

@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::balloon::{Balloon, Balloons};
+use crate::home::HomeInForce;
 use crate::kernel::KernelSettings;
 use crate::limit::{CpuQuota, Limit};
 use crate::observation::{Observation, TrackerChoice};
@@ -154,6 +155,13 @@ pub struct VmSample {
     pub confined: Option<Limit>,
     /// Nodes of devices assigned to the VM.
     pub device_nodes: NodeSet,
+    /// The home that the agent has in force on it.
+    #[serde(default, skip_serializing_if = "HomeInForce::is_untold")]
+    pub home: HomeInForce,
+    /// Whether the host could not read the VM for this sample, although it runs. Everything in it is then from the last sample
+    /// for which the VM was read.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_unread: bool,
     /// The operator's settings for this VM.
     pub settings: VmSettings,
 }
@@ -182,6 +190,8 @@ impl VmSample {
             no_releases: None,
             confined: None,
             device_nodes: NodeSet::new(),
+            home: HomeInForce::Untold,
+            is_unread: false,
             settings: VmSettings::default(),
         }
     }

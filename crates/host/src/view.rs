@@ -74,6 +74,8 @@ pub enum HandsOff {
     QuotaByHand,
     /// The VM is alone in its cache, or away from it, for a measurement of seconds ([Kyoto, section 3.2.3]).
     Isolating,
+    /// The host could not read the VM for the last sample.
+    Unread,
     /// The VM is migrating. Meanwhile libvirt changes nothing on it, and the target host takes over its present settings.
     Migrating,
 }
@@ -85,6 +87,7 @@ impl std::fmt::Display for HandsOff {
             HandsOff::PinnedByHand => "the operator pinned its vCPUs by hand",
             HandsOff::QuotaByHand => "another program set its CPU quota",
             HandsOff::Isolating => "a measurement of seconds keeps VMs off a cache",
+            HandsOff::Unread => "the host could not read it for the last sample",
             HandsOff::Migrating => "it is being migrated between hosts",
         })
     }

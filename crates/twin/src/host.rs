@@ -50,7 +50,7 @@ impl Host for Twin {
         let outcomes = plan
             .decisions
             .iter()
-            .map(|decision| self.act(&decision.action))
+            .map(|decision| self.act(plan, &decision.action))
             .collect();
         Ok(Receipt {
             version: Version(self.engine.version),
@@ -225,6 +225,8 @@ impl Twin {
             no_releases: None,
             confined: None,
             device_nodes: NodeSet::new(),
+            home: vm.home_in_force.clone(),
+            is_unread: false,
             settings: settings.clone(),
         }
     }

@@ -1,6 +1,6 @@
 //! The twin's levers on its VMs: those that a real host has.
 
-use homenode_host::{Act, Action, Failure, FrameMove, Lever, Limit, Outcome};
+use homenode_host::{Act, Action, Failure, FrameMove, HomeInForce, Lever, Limit, Outcome, Plan};
 use homenode_units::{CpuSet, NodeSet, Ns, Pages};
 
 use crate::engine::Engine;
@@ -34,10 +34,13 @@ impl Twin {
         limits.chain(watches).min()
     }
 
-    /// Carries out one action.
-    pub(crate) fn act(&mut self, action: &Action) -> Outcome {
+    /// Carries out one action of a plan.
+    pub(crate) fn act(&mut self, plan: &Plan, action: &Action) -> Outcome {
         let at = self.position(action.vm).expect("checked with the plan");
         let done = self.done(at, &action.act);
+        if done.is_ok() {
+            self.note_home(at, plan, action);
+        }
         done.unwrap_or_else(|why| Outcome::Failed(why.on(&self.engine.vms[at].name)))
     }
 
@@ -106,6 +109,18 @@ impl Twin {
                 Outcome::Done
             }
         })
+    }
+
+    /// Notes what an action that was carried out leaves of the VM's home.
+    fn note_home(&mut self, at: VmIx, plan: &Plan, Action { vm, act }: &Action) {
+        let pinned = || plan.cpus_with_home(*vm);
+        let home = &mut self.engine.vms[at].home_in_force;
+        match act {
+            Act::SetHome { nodes } => *home = HomeInForce::on(&self.machine, nodes, &pinned()),
+            Act::Lift { lever: Lever::Home } => *home = HomeInForce::Unplaced,
+            Act::PinVcpus { cpus, .. } => drop(home.widen(cpus)),
+            _ => {}
+        }
     }
 
     fn pin(&mut self, at: VmIx, vcpus: &[u16], cpus: &CpuSet) -> Outcome {

@@ -169,6 +169,10 @@ impl RightToAct {
         if is_ignored {
             return Some("its operator opted it out; the agent only watches it");
         }
+        // Whether what is in force is still the agent's is looked at when the VM is read.
+        if vm.is_some_and(|vm| vm.is_unread) {
+            return Some("it could not be read for the last sample");
+        }
         let is_lifting = matches!(act, Act::Lift { .. });
         (!self.is_guarded && !is_lifting).then_some("there is no guard process to undo it if the agent dies")
     }

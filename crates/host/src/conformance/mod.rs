@@ -86,6 +86,7 @@ pub static CHECKS: &[&Check] = &[
     &pages::NAMED,
     &pages::OF_VIRTUAL_NODE,
     &home::LIFTED,
+    &home::TOLD,
     &home::HOLDS,
     &memory_policy::SET,
     &quota::HELD,

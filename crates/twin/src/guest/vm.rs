@@ -30,7 +30,7 @@ mod work;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use homenode_host::CpuQuota;
+use homenode_host::{CpuQuota, HomeInForce};
 use homenode_units::{Bytes, Chance, MemoryPolicy, Ns, Placing, VmId};
 
 use super::autonuma::{Autonuma, HUGE_PAGES, one_process};
@@ -279,6 +279,8 @@ pub(crate) struct Vm {
     pub channel: Option<Channel>,
     pub host: HostCare,
     pub limits: Limits,
+    /// The home that the agent has given the VM.
+    pub home_in_force: HomeInForce,
     pub swap: Swap,
     pub counts: VmCounts,
     boots: Touches,
@@ -360,6 +362,7 @@ impl Vm {
                 floor: spec.memory_floor,
                 ..Limits::default()
             },
+            home_in_force: HomeInForce::Unplaced,
             swap: Swap::default(),
             counts: VmCounts {
                 accesses: vec![0.0; nodes],
