@@ -6,9 +6,9 @@ use crate::predict::{CacheShape, Character, NodeShape, Shape};
 use crate::{arrange, placement, predict, trial};
 use homenode_host::observation::Observation;
 use homenode_host::{
-    Accesses, Balloon, Balloons, Barred, CountedBy, CpuQuota, CpuSample, HandsOff, HugePages, Immovable,
-    KernelSettings, LinkSample, NodeSample, PageUse, Published, Rates, Sample, VcpuSample, Version, View,
-    VirtualNode, VmSample, VmSettings, VmView,
+    Accesses, Balloon, Balloons, Barred, CountedBy, CpuQuota, CpuSample, HandsOff, HomeInForce, HugePages,
+    Immovable, KernelSettings, LinkSample, NodeSample, PageUse, Published, Rates, Sample, VcpuSample,
+    Version, View, VirtualNode, VmSample, VmSettings, VmView,
 };
 use homenode_machine::{Cpu, Distances, Link, Machine, Node};
 use homenode_units::{
@@ -49,6 +49,7 @@ pub(crate) struct SceneVm {
     memory: Bytes,
     vcpus: Vec<SceneVcpu>,
     home: Option<NodeSet>,
+    home_told: HomeInForce,
     pages: NodeMap<Pages>,
     huge_page_bytes: Option<Bytes>,
     misses_per_s: Option<u64>,
@@ -232,6 +233,7 @@ impl Scene {
             memory,
             vcpus,
             home: None,
+            home_told: HomeInForce::Untold,
             pages: NodeMap::new(),
             huge_page_bytes: None,
             misses_per_s: None,
@@ -375,6 +377,15 @@ impl SceneVm {
         self
     }
 
+    /// Makes the host tell that the VM's home is on these nodes and, if there are any, kept on these CPUs of them.
+    pub(crate) fn home_told(&mut self, nodes: &str, cpus: &str) -> &mut Self {
+        self.home_told = HomeInForce::On {
+            nodes: nodes.parse().expect("a node list"),
+            cpus: cpus.parse().expect("a CPU list"),
+        };
+        self.homes(nodes)
+    }
+
     pub(crate) fn homes(&mut self, nodes: &str) -> &mut Self {
         self.home = Some(nodes.parse().expect("a node list"));
         self
@@ -460,6 +471,11 @@ impl SceneVm {
 
     pub(crate) fn immovable(&mut self, why: Immovable) -> &mut Self {
         self.immovable = Some(why);
+        self
+    }
+
+    pub(crate) fn movable(&mut self) -> &mut Self {
+        self.immovable = None;
         self
     }
 
@@ -578,6 +594,8 @@ impl SceneVm {
             no_releases: self.no_releases.clone(),
             confined: None,
             device_nodes: self.device_nodes.clone(),
+            home: self.home_told.clone(),
+            is_unread: false,
             settings: self.settings.clone(),
         }
     }

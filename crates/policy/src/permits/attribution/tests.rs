@@ -360,3 +360,26 @@ fn what_an_earlier_agent_left_away_is_brought_back() {
     }
     assert_eq!(ordered, 10);
 }
+
+#[test]
+fn a_home_on_some_of_its_nodes_caches_is_not_taken_for_a_window() {
+    let mut host = Host::new(2);
+    host.config.charged = Charged::Counted;
+    let cache = |list: &str| list.parse::<CpuSet>().expect("CPUs");
+    host.scene.vm(HOMED).home_told("0-1", "4-7").affinity(&cache("4-7"));
+    host.state.adopted(vm_id(HOMED));
+    assert_eq!(host.step().decisions, []);
+    // From the home's other cache and from another node, it returns to where its home keeps it.
+    for away in ["0-3", "0-7"] {
+        host.scene.vm(HOMED).affinity(&cache(away));
+        host.state.adopted(vm_id(HOMED));
+        host.step();
+        let then = if away == "0-3" { "4-7" } else { "0-7" };
+        assert_eq!(host.affinity(HOMED), then, "from {away}");
+    }
+    // A home of which nothing narrower is told is whole, as before.
+    host.scene.vm(HOMED).home_told("0-1", "").affinity(&cache("4-7"));
+    host.state.adopted(vm_id(HOMED));
+    host.step();
+    assert_eq!(host.affinity(HOMED), "0-7");
+}
