@@ -79,7 +79,7 @@ stages! { |view, config, of, earlier|
         => unless_isolating(view, of, |_| balance::plan_vcpus(view, config.of_balance()));
     repatriate(State) [Memory Tavo Homenode] [Pages] => repatriate::plan(view, &config.repatriate, &mut of.repatriate);
     memory(State) [Memory Tavo Homenode] [MemoryPolicy Pages]
-        => memory::plan(view, &config.memory, &config.repatriate, earlier, &mut of.memory);
+        => lay_out(view, config, earlier, of);
     pace(State) [Memory Tavo Homenode] [] => pace::hold(view, &config.pace, &mut of.pace, earlier);
     topology_feed(State) [Tavo Homenode] [Topology]
         => topology_feed::plan(view, &config.topology_feed, &mut of.topology_feed);
@@ -91,6 +91,12 @@ fn take_memory(view: &View<'_>, config: &Config, of: &mut States) -> Plan {
     overcommit::want_working_sets(view, &config.overcommit, &mut of.working_set);
     let estimate = |vm| of.working_set.estimate(vm);
     overcommit::plan(view, &config.overcommit, estimate, &mut of.overcommit)
+}
+
+fn lay_out(view: &View<'_>, config: &Config, earlier: &[Plan], of: &mut States) -> Plan {
+    let mode = config.modes.of(memory::POLICY);
+    of.memory.observe_only(mode == Some(Mode::Observe));
+    memory::plan(view, &config.memory, &config.repatriate, earlier, &mut of.memory)
 }
 
 fn attribute(view: &View<'_>, config: &Config, of: &mut States) -> Plan {

@@ -12,7 +12,8 @@
 //!
 //! # Algorithm
 //! Each cycle, for each VM:
-//! 1. If a chosen policy is not in force, it is set, unless there is an [`objection`], which is reported once.
+//! 1. If a chosen policy is not in force, it is set, unless there is an [`objection`], which is reported once. If the agent may
+//!    not follow the advisor any more (`changes`), the policy from before its first choice is restored.
 //! 2. The pages of a VM under round-4K with several home nodes are evened out: if a home node holds more than an even share
 //!    by over [`Config::spread_excess`], the excess moves to home nodes that hold less. The twin deals pages out evenly from
 //!    the beginning. Linux places them by first touch, and the agent moves them afterwards.
@@ -28,11 +29,14 @@
 //! - `first_touch_leaves_pages_where_they_are`
 //! - `a_vm_that_is_paused_or_migrating_keeps_pages_and_policy_until_that_is_over`
 //! - `first_touch_without_releases_is_cautioned_against`
+//! - `a_policy_on_trial_is_restored_once_the_advisor_may_not_be_followed`
+//! - `a_policy_on_trial_that_cannot_be_restored_at_once_is_restored_later`
 //!
 //! # Departures
 //! - [`crate::placement`] chooses a VM's home nodes, not Xen (section 3.1), and they may change.
 
 pub mod carrefour;
+mod changes;
 
 use std::collections::BTreeSet;
 
@@ -40,6 +44,7 @@ use homenode_host::{Act, Action, HandsOff, Lever, Plan, Sample, View, VmSample, 
 use homenode_units::{MemoryPolicy, Migration, NodeSet, Pages, Placing, Section, VmId};
 use serde::{Deserialize, Serialize};
 
+use self::changes::Changes;
 use crate::bounds::{PAGES, SHARE};
 use crate::{advisor, repatriate};
 
@@ -87,6 +92,19 @@ pub struct State {
     told: BTreeSet<(VmId, MemoryPolicy)>,
     /// VMs under Carrefour whose pages were evened out.
     spread: BTreeSet<VmId>,
+    changes: Changes,
+}
+
+impl State {
+    /// Notes whether the mode of this policy is `observe`. Then nothing that the advisor chose may stay in force.
+    pub fn observe_only(&mut self, is_observed: bool) {
+        self.changes.is_observed = is_observed;
+    }
+
+    /// Returns true if this policy was in force on a VM before the advisor's choices replaced it.
+    pub fn was_before(&self, vm: VmId, policy: MemoryPolicy) -> bool {
+        self.changes.was_before(vm, policy)
+    }
 }
 
 /// Returns what is wrong with a memory policy for a VM, with a remedy; `None` if nothing is.
@@ -136,7 +154,8 @@ pub fn plan(
     state: &mut State,
 ) -> Plan {
     let mut plan = Plan::new(view.version);
-    advisor::observe(view, &config.advisor, &mut state.advisor);
+    state.changes.look(view);
+    observe(view, &config.advisor, state);
     state.told.retain(|(id, _)| view.sample.vm(*id).is_some());
     state.spread.retain(|id| view.sample.vm(*id).is_some());
     let earlier = earlier
@@ -150,7 +169,7 @@ pub fn plan(
     let mut host_left = budgets.host_pages_per_cycle - spent.min(budgets.host_pages_per_cycle);
     for vm in view.vms.iter().filter(|vm| vm.managed()) {
         let id = vm.sample.id;
-        let policy = in_force(view, vm, state, &mut plan);
+        let policy = in_force(view, vm, &config.advisor, state, &mut plan);
         if policy.migration == Migration::None {
             state.spread.remove(&id);
         }
@@ -191,27 +210,66 @@ pub fn plan(
     plan
 }
 
+/// Lets the advisor take in a cycle. It takes VMs whose earlier policy is restored for VMs whose operator chose, and so ends their
+/// trials.
+fn observe(view: &View<'_>, config: &advisor::Config, state: &mut State) {
+    let is_restored = |vm: &&VmView<'_>| state.changes.to_restore(vm, config).is_some();
+    let held = view.vms.iter().filter(is_restored).map(|vm| {
+        let mut sample = vm.sample.clone();
+        sample.settings.memory_policy = Some(sample.memory_policy);
+        sample
+    });
+    let held: Vec<VmSample> = held.collect();
+    if held.is_empty() {
+        return advisor::observe(view, config, &mut state.advisor);
+    }
+    let mut view = view.clone();
+    for vm in &mut view.vms {
+        let sample = held.iter().find(|held| held.id == vm.sample.id);
+        vm.sample = sample.unwrap_or(vm.sample);
+    }
+    advisor::observe(&view, config, &mut state.advisor);
+}
+
 /// Returns the memory policy that is in force for the VM. If the operator or the advisor chose another and it is possible,
 /// decides to set it.
-fn in_force(view: &View<'_>, vm: &VmView<'_>, state: &mut State, plan: &mut Plan) -> MemoryPolicy {
+fn in_force(
+    view: &View<'_>,
+    vm: &VmView<'_>,
+    config: &advisor::Config,
+    state: &mut State,
+    plan: &mut Plan,
+) -> MemoryPolicy {
     let now = vm.sample.memory_policy;
     let (id, name) = (vm.sample.id, &vm.sample.name);
-    let (by, chosen) = match vm.sample.settings.memory_policy {
-        Some(chosen) => ("the operator", Some(chosen)),
+    let restored = state.changes.to_restore(vm, config);
+    let is_operators = vm.sample.settings.memory_policy.is_some();
+    let chosen = match (vm.sample.settings.memory_policy, restored) {
+        (Some(chosen), _) => Some(chosen),
+        (None, Some((before, _))) => Some(before),
         // A guest that is shown its location sees whole virtual nodes, so the agent chooses no policy that would scatter
         // their pages.
-        None => (
-            "the advisor",
-            state.advisor.choice(id).filter(|_| vm.layout.is_none()),
-        ),
+        (None, None) => state.advisor.choice(id).filter(|_| vm.layout.is_none()),
     };
     let Some(chosen) = chosen.filter(|chosen| *chosen != now) else {
         return now;
     };
     match objection(view.sample, vm.sample, vm.hands_off, chosen) {
         None => {
+            let by = if is_operators {
+                "the operator"
+            } else {
+                "the advisor"
+            };
+            let why = match restored {
+                Some((_, why)) => format!("restored: {why}; the advisor had chosen {now}"),
+                None => format!("{by} chose {chosen} for it; it had {now}"),
+            };
+            if !is_operators {
+                state.changes.note(id, now, chosen);
+            }
             let set = Act::SetMemoryPolicy { policy: chosen }.on(id);
-            plan.decide(POLICY, set, format!("{by} chose {chosen} for it; it had {now}"));
+            plan.decide(POLICY, set, why);
         }
         Some(why) => {
             if state.told.insert((id, chosen)) {

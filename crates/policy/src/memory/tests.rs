@@ -1,5 +1,5 @@
-use homenode_host::Immovable;
-use homenode_units::{Bytes, NodeId};
+use homenode_host::{Immovable, Mode};
+use homenode_units::{Bytes, NodeId, Ns};
 
 use super::*;
 use crate::testing::{Scene, vm_id};
@@ -191,4 +191,116 @@ fn first_touch_without_releases_is_cautioned_against() {
     let text = said(&mut scene, Placing::FirstTouch.with_carrefour()).expect("said");
     assert!(text.contains("once") && text.contains("no reports"), "{text}");
     assert_eq!(said(&mut scene, ROUND), None);
+}
+
+const FIRST_TOUCH: MemoryPolicy = Placing::FirstTouch.alone();
+
+/// Runs a second, and carries out the memory policy that is decided. Returns the plan.
+fn second(scene: &mut Scene, state: &mut State, config: &Config) -> Plan {
+    scene.at = Ns(scene.at.0 + 1_000_000_000);
+    let plan = decide_by(config, scene, state);
+    for decision in &plan.decisions {
+        if let Act::SetMemoryPolicy { policy } = &decision.action.act {
+            scene.vms[0].in_force(*policy);
+        }
+    }
+    plan
+}
+
+fn now(scene: &mut Scene) -> MemoryPolicy {
+    scene.with_view(|view| view.sample.vms[0].memory_policy)
+}
+
+/// A VM that crowds the controllers of node 0, two seconds after the advisor began to try another policy on it.
+fn on_trial() -> (Scene, State) {
+    let mut scene = Scene::four_nodes(4);
+    scene.traffic.insert(NodeId(0), 12_000_000_000);
+    let vm = scene.add_vm(1, 8, Bytes::from_gib(8), 0);
+    vm.homes("0-3")
+        .accesses_on(&[4_000_000, 0, 0, 0])
+        .instructions_per_s(1_000_000_000)
+        .vcpus_busy(1.0)
+        .in_force(FIRST_TOUCH);
+    let mut state = State::default();
+    let waited = (0..20).find(|_| {
+        second(&mut scene, &mut state, &Config::default());
+        now(&mut scene) != FIRST_TOUCH
+    });
+    assert!(waited.is_some(), "nothing is tried");
+    second(&mut scene, &mut state, &Config::default());
+    assert_eq!(now(&mut scene), ROUND);
+    (scene, state)
+}
+
+#[test]
+fn a_policy_on_trial_is_restored_once_the_advisor_may_not_be_followed() {
+    let mut advising = Config::default();
+    advising.advisor.acts = false;
+    type Change = fn(&mut Scene, &mut State);
+    let changes: [(&str, Change, &Config); 4] = [
+        ("no longer follows", |_, _| {}, &advising),
+        (
+            "mode observe",
+            |scene, _| scene.vm(1).settings().mode = Some(Mode::Observe),
+            &Config::default(),
+        ),
+        (
+            "mode observe",
+            |_, state| state.observe_only(true),
+            &Config::default(),
+        ),
+        (
+            "missing",
+            |scene, state| {
+                let vm = scene.vms.pop().expect("a VM");
+                second(scene, state, &Config::default());
+                scene.vms.push(vm);
+            },
+            &Config::default(),
+        ),
+    ];
+    for (why, change, config) in changes {
+        let (mut scene, mut state) = on_trial();
+        change(&mut scene, &mut state);
+        let plan = second(&mut scene, &mut state, config);
+        assert_eq!(now(&mut scene), FIRST_TOUCH, "{why}");
+        assert!(plan.decisions[0].reason.contains(why), "{plan:?}");
+        assert!(state.was_before(vm_id(1), FIRST_TOUCH));
+        // That ends the trial: nothing is set again before another watch.
+        for _ in 0..3 {
+            assert_eq!(second(&mut scene, &mut state, config).decisions, [], "{why}");
+        }
+        assert!(
+            !state.was_before(vm_id(1), FIRST_TOUCH),
+            "nothing is left to restore"
+        );
+    }
+}
+
+#[test]
+fn a_policy_on_trial_that_cannot_be_restored_at_once_is_restored_later() {
+    let (mut scene, mut state) = on_trial();
+    scene.vm(1).settings().mode = Some(Mode::Observe);
+    scene.vm(1).immovable(Immovable::Paused);
+    let mut said = 0;
+    for _ in 0..200 {
+        let plan = second(&mut scene, &mut state, &Config::default());
+        said += plan.findings.len();
+        assert_eq!(now(&mut scene), ROUND);
+    }
+    assert_eq!(said, 1, "why it is not restored is said once");
+    scene.vms[0].movable();
+    second(&mut scene, &mut state, &Config::default());
+    assert_eq!(now(&mut scene), FIRST_TOUCH);
+}
+
+#[test]
+fn a_policy_that_the_operator_chose_is_never_restored() {
+    let (mut scene, mut state) = on_trial();
+    scene.vm(1).chosen(ROUND);
+    scene.vm(1).settings().mode = Some(Mode::Observe);
+    for _ in 0..20 {
+        second(&mut scene, &mut state, &Config::default());
+        assert_eq!(now(&mut scene), ROUND);
+    }
 }
