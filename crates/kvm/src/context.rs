@@ -1,5 +1,6 @@
 //! What VMs' levers need from their host.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use homenode_host::WakeSignal;
@@ -8,7 +9,7 @@ use homenode_machine::Machine;
 use homenode_undo::heartbeat::Heartbeat;
 use homenode_undo::journal::Journal;
 use homenode_undo::notices::Notices;
-use homenode_units::{CpuSet, Ns};
+use homenode_units::{CpuSet, Ns, VmId};
 
 use crate::manager::Manager;
 use crate::mark::Marks;
@@ -36,6 +37,8 @@ pub(crate) struct HostContext {
     pub topology: TopologyPages,
     /// Why it is not known which node uses a page, as of the last sample.
     pub no_page_uses: Option<String>,
+    /// CPUs to which the plan that is carried out pins vCPUs, by VM.
+    pub pinned_with_home: BTreeMap<VmId, CpuSet>,
     notices: Notices,
     /// Until this time, a changed affinity counts as the kernel's doing, because CPUs went offline or came back.
     pub kernels_until: Ns,
@@ -62,6 +65,7 @@ impl HostContext {
             heartbeat,
             topology,
             no_page_uses: None,
+            pinned_with_home: BTreeMap::new(),
             notices: Notices::default(),
             kernels_until: Ns::ZERO,
         }

@@ -259,7 +259,6 @@ impl KvmHost {
                 Err(left_out) => self.context.notice(left_out.to_string()),
             }
         }
-        samples.sort_by_key(|vm| vm.id);
         for notice in self.context.manager.take_notices() {
             self.context.notice(notice);
         }
@@ -271,6 +270,8 @@ impl KvmHost {
         for vm in gone {
             self.vms.remove(&vm);
         }
+        samples.extend(self.unread(&seen));
+        samples.sort_by_key(|vm| vm.id);
         self.forget_ended();
         self.context.marks.keep_only(|vm| self.vms.contains_key(&vm));
         let tids: BTreeSet<i32> = self.vms.values().flat_map(Vm::vcpu_tids).collect();
@@ -283,6 +284,18 @@ impl KvmHost {
             ibs.keep_only(|vm| samples.iter().any(|sample| sample.id == vm && wants(sample)));
         }
         Ok(samples)
+    }
+
+    /// Returns the VMs that run and were not read this time, as last read: what is in force on them still is.
+    fn unread(&self, seen: &BTreeSet<VmId>) -> Vec<VmSample> {
+        let missing = self.vms.keys().filter(|vm| !seen.contains(vm));
+        let last = missing.filter_map(|vm| self.last.vm(*vm));
+        let unread = last.map(|vm| VmSample {
+            is_unread: true,
+            page_uses: None,
+            ..vm.clone()
+        });
+        unread.collect()
     }
 
     /// Drops VMs whose QEMU ended from the journal. VMs that are merely not listed (libvirt may be restarting) stay.
@@ -418,7 +431,7 @@ impl RealHost for KvmHost {
         let alive = in_force.filter(|(_, e)| task::is_alive(&self.context.root, e.process()));
         let carried = alive.map(|(&vm, e)| CarriedOver {
             vm,
-            home: e.get().map(|Home(nodes)| nodes),
+            home: e.get().and_then(|home: Home| home.nodes().cloned()),
             pins: e
                 .get()
                 .map(|Pins(pins)| {
@@ -555,6 +568,8 @@ impl Host for KvmHost {
     }
 
     fn commit(&mut self, plan: &Plan) -> Result<Receipt, Refusal> {
+        let pinned = plan.vms().into_iter().map(|vm| (vm, plan.cpus_with_home(vm)));
+        self.context.pinned_with_home = pinned.collect();
         homenode_undo::commit(self, plan)
     }
 

@@ -17,6 +17,7 @@ use homenode_units::{Bytes, CpuSet, NodeMap, NodeSet, Ns, PAGE_BYTES, Pages};
 
 use crate::context::HostContext;
 use crate::domain::{Cell, Domain};
+use crate::levers::Home;
 use crate::levers::vcpus::before_of;
 use crate::reach::{Left, Reach};
 
@@ -48,7 +49,7 @@ pub(crate) struct Vm {
     pub next_looks: (Ns, Ns),
     pub groups: BTreeMap<i32, Option<CpuGroup>>,
     pub memory: Memory,
-    pub home: Option<NodeSet>,
+    pub home: Option<Home>,
     pub levers: Levers,
     /// Why the VM's memory cannot move, as of the last sample.
     pub immovable: Option<Immovable>,
@@ -222,7 +223,12 @@ impl Vm {
                 .map(|node| context.machine.cpus_of(&node));
             chosen.is_none() && nodes.any(|cpus| !cpus.is_empty() && cpus.intersection(&left.cpus).is_empty())
         };
-        pins.any(|cpus| !cpus.is_subset(&left.cpus)) || self.home.as_ref().is_some_and(is_lost)
+        pins.any(|cpus| !cpus.is_subset(&left.cpus)) || self.home_nodes().is_some_and(is_lost)
+    }
+
+    /// Returns the nodes of the home that is in force.
+    pub(crate) fn home_nodes(&self) -> Option<&NodeSet> {
+        self.home.as_ref()?.nodes()
     }
 
     /// Whether the VM is between two hosts: libvirt then refuses every change, and only after a long wait.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use homenode_host::{Immovable, Management, PageUse, VcpuSample, VmSample};
+use homenode_host::{HomeInForce, Immovable, Management, PageUse, VcpuSample, VmSample};
 use homenode_kernel::attribution::Seen;
 use homenode_kernel::cgroup::{CpuMax, GroupsRead};
 use homenode_kernel::now;
@@ -40,10 +40,17 @@ impl KvmHost {
             name: name.clone(),
             cause,
         };
-        let known = self.vms.remove(&id).and_then(|mut vm| {
+        let former = self.vms.remove(&id);
+        let had_former = former.is_some();
+        let known = former.and_then(|mut vm| {
             let process = vm.run.process();
             (Some(vm.run.runtime_id) == domain.runtime_id && vm.tasks.is_alive(process)).then_some(vm)
         });
+        // Another run of the VM has none of what was in force on the former one, and its counters begin again. A sample without
+        // the VM tells that.
+        if had_former && known.is_none() {
+            return Ok(None);
+        }
         let is_first = known.is_none();
         // If the state is unknown, acting will show it.
         let standstill = self.context.manager.standstill(id).unwrap_or_default();
@@ -195,7 +202,7 @@ impl KvmHost {
         };
         Ok(Some(Vm {
             pins: Pinned::of(entry),
-            home: entry.and_then(Entry::get).map(|Home(nodes)| nodes),
+            home: entry.and_then(Entry::get::<Home>),
             levers: levers::of_vm(entry, journal.is_some()),
             tasks: Tasks::new(&self.context.root, run.pid),
             next_looks: (Ns::ZERO, Ns::ZERO),
@@ -398,6 +405,10 @@ impl KvmHost {
             bound_to: vm.bound_to(&memory_nodes),
             no_releases: (vm.domain.free_pages == FreePages::Kept).then(|| NO_RELEASES.to_owned()),
             device_nodes: vm.domain.device_nodes(&self.context.root),
+            home: vm
+                .home
+                .as_ref()
+                .map_or(HomeInForce::Unplaced, |home| home.0.clone()),
             settings,
             ..VmSample::new(vm.run.vm, vm.domain.name.clone())
         };

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use homenode_host::{Act, ActionError, Lever, Outcome};
+use homenode_host::{Act, ActionError, HomeInForce, Lever, Outcome};
 use homenode_kernel::pages::WINDOW_PAGES;
 use homenode_kernel::task::{self, Role};
 use homenode_undo::journal::{Before, Entry, Helper, Written};
@@ -18,10 +18,48 @@ use crate::vm::Vm;
 
 /// The home that emulator, I/O threads and memory nodes follow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Home(pub NodeSet);
+#[serde(from = "OnDisk", into = "OnDisk")]
+pub(crate) struct Home(pub HomeInForce);
 
 impl Written for Home {
     const KEY: &'static str = "home";
+}
+
+/// A home in the journal. One on all CPUs of its nodes is as earlier versions wrote it.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum OnDisk {
+    Whole(NodeSet),
+    Part { nodes: NodeSet, cpus: CpuSet },
+}
+
+impl From<OnDisk> for Home {
+    fn from(read: OnDisk) -> Home {
+        let (nodes, cpus) = match read {
+            OnDisk::Whole(nodes) => (nodes, CpuSet::new()),
+            OnDisk::Part { nodes, cpus } => (nodes, cpus),
+        };
+        Home(HomeInForce::On { nodes, cpus })
+    }
+}
+
+impl From<Home> for OnDisk {
+    fn from(home: Home) -> OnDisk {
+        let nodes = home.nodes().cloned().unwrap_or_default();
+        match home.0.part() {
+            Some(cpus) => OnDisk::Part {
+                nodes,
+                cpus: cpus.clone(),
+            },
+            None => OnDisk::Whole(nodes),
+        }
+    }
+}
+
+impl Home {
+    pub(crate) fn nodes(&self) -> Option<&NodeSet> {
+        self.0.nodes()
+    }
 }
 
 /// Memory nodes that the agent set.
@@ -75,12 +113,18 @@ impl LeverState<Kvm> for OfVm {
         };
         // This may also be a home whose memory nodes could not be set.
         let was = context.journalled::<Home>(vm);
-        context.set(vm, HOME, &Home(nodes.clone()))?;
+        let pinned = context.pinned_with_home.get(&vm.run.vm).cloned();
+        let home = Home(HomeInForce::on(
+            &context.machine,
+            nodes,
+            &pinned.unwrap_or_default(),
+        ));
+        context.set(vm, HOME, &home)?;
         pin_helpers(context, vm, nodes, was)?;
         if let Some(set) = vm.restrictive_nodes().cloned() {
             set_memory_nodes(context, vm, &set.union(nodes))?;
         }
-        vm.home = Some(nodes.clone());
+        vm.home = Some(home);
         narrow_if_little_is_left(context, vm)?;
         Ok(Outcome::Done)
     }
@@ -309,7 +353,7 @@ pub(super) fn set_memory_nodes(
 ///
 /// Narrowing moves what is outside, so it waits if the VM's memory must stay in place.
 pub(super) fn narrow_if_little_is_left(context: &mut HostContext, vm: &mut Vm) -> Result<(), ActionError> {
-    let home = vm.home.clone().filter(|_| vm.immovable.is_none());
+    let home = vm.home_nodes().cloned().filter(|_| vm.immovable.is_none());
     home.map_or(Ok(()), |home| narrow_to(context, vm, &home))
 }
 

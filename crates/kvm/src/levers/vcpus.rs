@@ -96,6 +96,12 @@ impl LeverState<Kvm> for Vcpus {
             }
             vm.pins.ours.insert(index, vec![cpus.clone()]);
         }
+        let mut home = vm.home.clone();
+        if home.as_mut().is_some_and(|home| home.0.widen(cpus)) {
+            // If this cannot be written, the next agent takes the VM's home for narrower than it is.
+            let _ = home.iter().try_for_each(|home| context.set(vm, PIN, home));
+            vm.home = home;
+        }
         Ok(Outcome::Done)
     }
 
@@ -249,7 +255,7 @@ fn came_at_home(context: &HostContext, vm: &Vm) -> Vec<u16> {
     let entry = context
         .entry(vm)
         .filter(|entry| context.manager.vcpus_inherit() && entry.run == vm.run);
-    let (Some(entry), Some(home)) = (entry.filter(|entry| entry.has(&[Home::KEY])), &vm.home) else {
+    let (Some(entry), Some(home)) = (entry.filter(|entry| entry.has(&[Home::KEY])), vm.home_nodes()) else {
         return Vec::new();
     };
     let of = (&vm.run, &entry.before);

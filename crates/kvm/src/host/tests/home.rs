@@ -1,5 +1,7 @@
 //! Homes that are lifted: in every case, the VM ends in its state from before the agent first pinned it.
 
+use homenode_host::HomeInForce;
+
 use super::*;
 
 /// A VM whose memory nodes libvirt can change.
@@ -150,4 +152,103 @@ fn what_is_set_after_a_lift_is_journalled_anew() {
     assert_eq!(host.commit(&plan).unwrap().outcomes, [const { Outcome::Done }; 3]);
     assert_eq!(host.restore().failures, Vec::<String>::new());
     assert_eq!(runs_on(&tree), ["0-1", "0-3", "0"]);
+}
+
+/// Gives the VM a home on both nodes, and keeps its vCPUs on CPU 1.
+fn homed_on_a_part(tree: &Tree) -> KvmHost {
+    let mut host = connect(tree, Acting::Live);
+    let tasks = tree.root().join(format!("proc/{PID}/task"));
+    host.context.manager.libvirt().fake.threads = Some((tasks, PID));
+    let mut plan = Plan::new(host.sample().unwrap().version);
+    let nodes = NodeSet::from_iter([NodeId(0), NodeId(1)]);
+    for action in [Act::SetHome { nodes }.on(vm()), pin(&[0, 1], "1")] {
+        plan.decide("test", action, "a test".into());
+    }
+    assert_eq!(host.commit(&plan).unwrap().outcomes, [const { Outcome::Done }; 2]);
+    host
+}
+
+/// The home on both nodes, with the vCPUs on these CPUs.
+fn on_part(list: &str) -> HomeInForce {
+    HomeInForce::On {
+        nodes: "0-1".parse().unwrap(),
+        cpus: cpus(list),
+    }
+}
+
+fn told(host: &mut KvmHost) -> HomeInForce {
+    host.sample().unwrap().vms[0].home.clone()
+}
+
+#[test]
+fn the_home_in_force_and_its_part_are_told_across_restarts() {
+    let tree = host("");
+    let mut host = homed_on_a_part(&tree);
+    assert_eq!(told(&mut host), on_part("1"));
+    // As for a measurement of seconds.
+    assert_eq!(commit(&mut host, pin(&[0, 1], "0")), Outcome::Done);
+    assert_eq!(told(&mut host), on_part("1"));
+    kill(host, &tree);
+    let mut successor = connect(&tree, Acting::Live);
+    assert_eq!(successor.carried_over()[0].home, Some("0-1".parse().unwrap()));
+    assert_eq!(told(&mut successor), on_part("1"));
+    assert_eq!(runs_on(&tree)[1..], ["0", "0"]);
+    // The VM's own mark says it as well as the journal.
+    kill(successor, &tree);
+    std::fs::remove_dir_all(tree.root().join("state")).unwrap();
+    let mut other = connect(&tree, Acting::Live);
+    assert_eq!(other.carried_over(), []);
+    assert_eq!(told(&mut other), on_part("1"));
+    let tasks = tree.root().join(format!("proc/{PID}/task"));
+    other.context.manager.libvirt().fake.threads = Some((tasks, PID));
+    assert_eq!(commit(&mut other, pin(&[0, 1], "0-1")), Outcome::Done);
+    assert_eq!(told(&mut other), on_part(""), "the home is whole now");
+    assert_eq!(commit(&mut other, lift_home()), Outcome::Done);
+    assert_eq!(told(&mut other), HomeInForce::Unplaced);
+}
+
+#[test]
+fn a_journal_of_an_earlier_version_names_a_home_on_all_of_its_nodes() {
+    let nodes: NodeSet = "0-1".parse().unwrap();
+    let earlier = serde_json::to_string(&nodes).unwrap();
+    let home: Home = serde_json::from_str(&earlier).unwrap();
+    assert_eq!(home, Home(on_part("")));
+    assert_eq!(serde_json::to_string(&home).unwrap(), earlier);
+    let part = serde_json::to_string(&Home(on_part("1"))).unwrap();
+    assert_eq!(serde_json::from_str::<Home>(&part).unwrap(), Home(on_part("1")));
+}
+
+#[test]
+fn a_vm_that_cannot_be_read_stays_in_the_sample_as_last_read_for_as_long_as_it_runs() {
+    let tree = host("");
+    let mut host = homed(&tree);
+    let read = host.sample().unwrap();
+    let schedstat = tree.root().join(format!("proc/{PID}/task/41/schedstat"));
+    let text = std::fs::read_to_string(&schedstat).unwrap();
+    std::fs::write(&schedstat, "x\n").unwrap();
+    for _ in 0..3 {
+        let unread = host.sample().unwrap();
+        let expected = VmSample {
+            is_unread: true,
+            ..read.vms[0].clone()
+        };
+        assert_eq!((unread.vms, unread.version), (vec![expected], read.version));
+    }
+    // Whether what is in force is still the agent's is not known, so nothing is done to it.
+    for act in [lift_home(), set_home(0)] {
+        let failed = commit(&mut host, act);
+        assert!(
+            matches!(&failed, Outcome::Failed(error) if error.to_string().contains("could not be read")),
+            "{failed:?}"
+        );
+    }
+    assert_eq!(runs_on(&tree), ["1", "1", "1"]);
+    std::fs::write(&schedstat, text).unwrap();
+    assert_eq!(commit(&mut host, lift_home()), Outcome::Done);
+    let again = host.sample().unwrap();
+    assert!(!again.vms[0].is_unread);
+    assert_eq!(again.vms[0].home, HomeInForce::Unplaced);
+    std::fs::write(&schedstat, "x\n").unwrap();
+    tree.write(&format!("proc/{PID}/stat"), &stat(PID, "qemu", 'S', 78, 0));
+    assert_eq!(host.sample().unwrap().vms, [], "another process has its number");
 }

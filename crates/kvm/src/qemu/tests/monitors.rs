@@ -297,7 +297,13 @@ fn what_a_vm_ran_on_is_restored_by_the_journal_without_its_monitor() {
     let pins = [(0, vec![one.clone()]), (1, vec![one.clone()])];
     journal.set(ids[0], &Pins(pins.into())).unwrap();
     journal
-        .set(ids[0], &Home(NodeSet::one(homenode_units::NodeId(0))))
+        .set(
+            ids[0],
+            &Home(homenode_host::HomeInForce::On {
+                nodes: NodeSet::one(homenode_units::NodeId(0)),
+                cpus: CpuSet::new(),
+            }),
+        )
         .unwrap();
     levers::undo(&mut qemu, silent.tree.root(), &mut journal, ids[0]).unwrap();
     assert!(journal.in_force().is_empty());
