@@ -1,6 +1,7 @@
 //! Examines the host. Says for each feature of the agent what is present or missing, what its absence costs, and the remedy.
 //! Changes nothing. Only libvirt could hang, so its answer may take at most 8 s.
 
+mod resctrl;
 pub mod text;
 
 use std::path::{Path, PathBuf};
@@ -10,7 +11,6 @@ use homenode_host::observation::Tracker;
 use homenode_kernel::ibs;
 use homenode_kernel::kernel_settings;
 use homenode_kernel::perf::{Perf, Selection};
-use homenode_kernel::resctrl::Resctrl;
 use homenode_kernel::trackers::{self, Runs};
 use homenode_kernel::uncore::{self, Uncore};
 use homenode_kvm::{ConnectError, QemuVm, Vms};
@@ -118,7 +118,7 @@ pub fn examine(places: &Places) -> Examined {
         ("hardware counters", counters(root)),
         ("uncore counters", uncore_counters(root, known)),
         ("page samples", page_samples(root)),
-        ("resctrl", resctrl(root, known)),
+        ("resctrl", resctrl::examine(root, known)),
         ("DAMON", tracker(root, Tracker::Damon)),
         ("page moves", page_moves(root)),
         ("clear_refs", tracker(root, Tracker::Invalidation)),
@@ -332,36 +332,6 @@ fn page_samples(root: &Path) -> Found {
             },
         )),
     }
-}
-
-fn resctrl(root: &Path, machine: Option<&Machine>) -> Found {
-    let missing = |why: String| {
-        lack(
-            why,
-            "permits are enforced by CPU quotas alone",
-            match has_cat(root) {
-                true => "mount -t resctrl resctrl /sys/fs/resctrl",
-                false => "none: this processor has none (no rdt_a in /proc/cpuinfo)",
-            },
-        )
-    };
-    let machine = machine.ok_or_else(|| missing("the machine cannot be read".to_owned()))?;
-    match Resctrl::open(root, machine) {
-        Ok(Some(_)) => Ok("it is mounted".to_owned()),
-        Ok(None) => Err(missing("it is not mounted".to_owned())),
-        Err(error) => Err(missing(error.to_string())),
-    }
-}
-
-/// Returns whether the processor can allocate parts of its caches.
-fn has_cat(root: &Path) -> bool {
-    let cpuinfo = std::fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
-    let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
-    flags.is_some_and(|flags| {
-        flags
-            .split_ascii_whitespace()
-            .any(|flag| matches!(flag, "rdt_a" | "cat_l3"))
-    })
 }
 
 fn tracker(root: &Path, wanted: Tracker) -> Found {

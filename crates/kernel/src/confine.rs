@@ -155,6 +155,22 @@ impl Confiner {
         Confiner { base: root.join(DIR) }
     }
 
+    /// Returns whether resctrl is mounted, whatever it can do on this processor.
+    pub fn is_mounted(&self) -> bool {
+        self.base.join("schemata").exists()
+    }
+
+    /// Returns whether parts of the last-level caches (CAT), and of memory bandwidth (MBA), can be given to VMs.
+    pub fn allocates(&self) -> (bool, bool) {
+        // With code and data prioritised apart (CDP), the caches are `L3CODE` and `L3DATA`.
+        let has = |prefix: &str| {
+            let resources = read::names(&self.base.join("info"), 256).unwrap_or_default();
+            let is_it = |name: &String| name.starts_with(prefix) && !name.ends_with("_MON");
+            resources.iter().any(is_it)
+        };
+        (has("L3"), has("MB"))
+    }
+
     fn group(&self, vm: VmId) -> PathBuf {
         self.base.join(format!("homenode-{vm}"))
     }
