@@ -15,6 +15,12 @@ const INDEX: &str = "data/evidence/index.toml";
 const TABLE: &str = "docs/EVIDENCE.md";
 const BEGIN: &str = "<!-- reports -->";
 const END: &str = "<!-- /reports -->";
+const README: &str = "README.md";
+/// How the README's sentence begins and ends.
+const SAID_BEGIN: &str = "Measured on silicon:";
+const SAID_END: &str = "([reports](docs/EVIDENCE.md)).";
+/// Most columns of the README.
+const COLUMNS: usize = 128;
 
 /// What can be measured, as documents and as people call it.
 const TOPICS: [(&str, &str); 11] = [
@@ -88,25 +94,73 @@ pub(super) fn reports(workspace: &Workspace) -> Vec<Finding> {
         Err(error) => return vec![index.whole(error.to_string())],
     };
     let mut findings = unlisted(workspace, &entries);
-    let mut found = Vec::new();
-    for entry in &entries {
+    let (found, wrong) = read(workspace, index, &entries);
+    findings.extend(wrong);
+    findings.extend(workspace.file(TABLE).and_then(|file| in_table(file, &found)));
+    findings.extend(workspace.file(README).and_then(|file| in_readme(file, &found)));
+    findings
+}
+
+/// Returns the documents that say something else than the reports, as they should be.
+pub(super) fn corrected(workspace: &Workspace) -> Vec<(&'static str, String)> {
+    let Some(index) = workspace.file(INDEX) else {
+        return Vec::new();
+    };
+    let entries = toml::from_str::<Index>(&index.text).map_or_else(|_| Vec::new(), |index| index.report);
+    let (found, _) = read(workspace, index, &entries);
+    let in_table = workspace.file(TABLE).and_then(|file| {
+        let (before, rest) = file.text.split_once(BEGIN)?;
+        let (_, after) = rest.split_once(END)?;
+        Some((TABLE, format!("{before}{BEGIN}\n{}{END}{after}", table(&found))))
+    });
+    let in_readme = workspace.file(README).and_then(|file| {
+        let (before, rest) = file.text.split_once(SAID_BEGIN)?;
+        let (_, after) = rest.split_once(SAID_END)?;
+        let text = format!("{before}{}{after}", sentence(&found));
+        let paragraphs = text
+            .split("\n\n")
+            .map(|paragraph| match paragraph.contains(SAID_BEGIN) {
+                true => wrapped(paragraph),
+                false => paragraph.to_owned(),
+            });
+        Some((README, paragraphs.collect::<Vec<_>>().join("\n\n")))
+    });
+    in_table.into_iter().chain(in_readme).collect()
+}
+
+/// Reads the reports of the index.
+fn read<'a>(
+    workspace: &Workspace,
+    index: &SourceFile,
+    entries: &'a [Entry],
+) -> (Vec<(&'a Entry, Report)>, Vec<Finding>) {
+    let (mut found, mut wrong) = (Vec::new(), Vec::new());
+    for entry in entries {
         let path = format!("{FOLDER}{}/evidence.json", entry.folder);
         let Some(file) = workspace.file(&path) else {
-            findings.push(index.whole(format!("there is no {path}")));
+            wrong.push(index.whole(format!("there is no {path}")));
             continue;
         };
         match serde_json::from_str::<Report>(&file.text) {
             Ok(report) => found.push((entry, report)),
-            Err(error) => findings.push(file.whole(error.to_string())),
+            Err(error) => wrong.push(file.whole(error.to_string())),
         }
     }
-    findings.extend(workspace.file(TABLE).and_then(|file| in_table(file, &found)));
-    findings.extend(
-        workspace
-            .file("README.md")
-            .and_then(|file| in_readme(file, &found)),
-    );
-    findings
+    (found, wrong)
+}
+
+/// Breaks the lines of a paragraph.
+fn wrapped(paragraph: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in paragraph.split_whitespace() {
+        let line = lines.last_mut().filter(|line| line.len() + word.len() < COLUMNS);
+        match line {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) => *line += &format!(" {word}"),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n")
 }
 
 /// Finds files of reports that the index does not list.
@@ -185,7 +239,7 @@ fn sentence(found: &[(&Entry, Report)]) -> String {
     let (in_guest, _) = in_words(|topic| guest.contains(topic) && !silicon.contains(topic));
     let (_, nowhere) = in_words(|topic| guest.contains(topic) || silicon.contains(topic));
     format!(
-        "Measured on silicon: {}; in a cloud's VM: {}; only on emulated hosts and the twin: {} ([reports](docs/EVIDENCE.md)).",
+        "{SAID_BEGIN} {}; in a cloud's VM: {}; only on emulated hosts and the twin: {} {SAID_END}",
         or_nothing(&on_silicon),
         or_nothing(&in_guest),
         or_nothing(&nowhere)
@@ -222,7 +276,7 @@ mod tests {
             (INDEX, index),
             ("data/evidence/a/evidence.json", report),
             (TABLE, table),
-            ("README.md", readme),
+            (README, readme),
         ];
         let files = files.map(|(path, text)| SourceFile::new(path, text)).into();
         let workspace = Workspace {
@@ -274,6 +328,30 @@ mod tests {
         let later = readme.replace("It runs. ", "It runs.\n\n");
         assert_eq!(found(LISTED, REPORT, &table, &later).len(), 1);
         assert_eq!(found(LISTED, REPORT, "# T\n", &readme).len(), 1);
+    }
+
+    #[test]
+    fn what_is_corrected_says_what_the_reports_say() {
+        let (table, readme) = written(&REPORT.replace("\"guest\"", "\"emulated\""));
+        let files = [
+            (INDEX, LISTED),
+            ("data/evidence/a/evidence.json", REPORT),
+            (TABLE, &table),
+            (README, &readme),
+        ];
+        let workspace = Workspace {
+            files: files.map(|(path, text)| SourceFile::new(path, text)).into(),
+            ..Workspace::default()
+        };
+        let [(TABLE, table), (README, readme)] = &corrected(&workspace)[..] else {
+            panic!("both are wrong");
+        };
+        assert_eq!(found(LISTED, REPORT, table, readme), [""; 0]);
+        assert!(
+            readme.starts_with("# Homenode\n\nIt runs. ") && readme.ends_with("\n\nMore.\n"),
+            "{readme}"
+        );
+        assert!(readme.lines().all(|line| line.len() <= COLUMNS), "{readme}");
     }
 
     #[test]

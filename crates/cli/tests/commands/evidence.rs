@@ -1,8 +1,10 @@
 //! The experiment about the agent, as a user begins it, is interrupted, and looks at what there is.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
+use homenode_evidence::report::HostFacts;
 use serde_json::{Value, json};
 
 use crate::common::{Agent, is_as_its_schema_says, json, refused, run, text};
@@ -52,13 +54,22 @@ fn what_cannot_be_an_experiment_is_said_before_it_begins() {
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().to_str().unwrap();
     let state = folder.path().join("none");
-    let (status, text) = refused(&run(&["evidence", "-o", to, "--state", state.to_str().unwrap()]));
+    let (status, text) = refused(&run(&[
+        "evidence",
+        "--only",
+        "crossover",
+        "-o",
+        to,
+        "--state",
+        state.to_str().unwrap(),
+    ]));
     assert!(
         status == 1 && text.contains("no agent runs here"),
         "{status} {text}"
     );
     let acting = Agent::on_two_vms(&["--policies", "tavo"]);
-    let (status, text) = refused(&acting.ask(&["evidence", "-o", to, "--minutes", "50"]));
+    let (status, text) =
+        refused(&acting.ask(&["evidence", "--only", "crossover", "-o", to, "--minutes", "50"]));
     assert!(
         status == 2 && text.contains("with 2 VMs a run takes at least 51 minutes"),
         "{status} {text}"
@@ -72,7 +83,7 @@ fn what_cannot_be_an_experiment_is_said_before_it_begins() {
             &["--vms", "d*"],
             "VM `db` would be the same in all blocks: the agent's mode for it is recommend",
         ),
-        (&[], "acts on none of the VMs here (db, web)"),
+        (&["--only", "crossover"], "acts on none of the VMs here (db, web)"),
     ] {
         let (status, text) = refused(&agent.ask(&[&["evidence", "-o", to], args].concat()));
         assert!(status == 2 && text.contains(said), "{args:?}: {status} {text}");
@@ -106,6 +117,44 @@ fn refuses_a_leased_vm(agent: &Agent, to: &str) {
         status == 2 && text.contains("it is to be only observed for another"),
         "{status} {text}"
     );
+}
+
+#[test]
+fn a_report_is_shown_from_its_json_and_from_the_archive_to_share() {
+    let reports = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/evidence");
+    let folder = tempfile::tempdir().unwrap();
+    let archive = folder.path().join("to-share.tar.gz");
+    let show =
+        |path: &Path, more: &[&str]| run(&[&["evidence", "show", path.to_str().unwrap()], more].concat());
+    let made = folder.path().join("evidence.json");
+    let none = homenode_evidence::Report::begun("1", "c", HostFacts::default());
+    fs::write(&made, homenode_evidence::read::written(&none.to_share())).unwrap();
+    let folders = fs::read_dir(reports).unwrap().map(|entry| entry.unwrap().path());
+    let files = folders
+        .filter(|path| path.is_dir())
+        .map(|path| path.join("evidence.json"));
+    for file in files.chain([made]) {
+        let shown = json(&show(&file, &["--json"]));
+        is_as_its_schema_says(&shown);
+        let report = homenode_evidence::read::read(&fs::read_to_string(&file).unwrap()).unwrap();
+        fs::write(&archive, homenode_evidence::share::archive(&report).unwrap()).unwrap();
+        assert_eq!(json(&show(&archive, &["--json"])), shown);
+        let words = text(&show(&archive, &[]));
+        let answer = homenode_evidence::answer::Answer::of(&report).line;
+        assert!(words.contains(&answer), "{words}");
+    }
+    let packed = fs::read(&archive).unwrap();
+    let damaged = [&packed[..packed.len() / 2], &[0xff]].concat();
+    for (held, said) in [
+        (&damaged[..], "the archive cannot be read"),
+        (&[0xff, 0xfe], "neither evidence.json nor to-share.tar.gz"),
+    ] {
+        fs::write(&archive, held).unwrap();
+        let (status, text) = refused(&show(&archive, &[]));
+        assert!(status == 2 && text.contains(said), "{status} {text}");
+    }
+    let (status, text) = refused(&show(folder.path(), &[]));
+    assert!(status == 2 && text.contains("not a file"), "{status} {text}");
 }
 
 /// A report with more blocks than its plan.

@@ -56,6 +56,16 @@ pub struct Browser {
 impl Browser {
     /// Opens a browser for the page of this agent.
     pub async fn open(site: &Site, colours: Colours) -> Browser {
+        let started = site.json("/v1/status")["started"].as_str().unwrap().to_owned();
+        let begun: chrono::DateTime<chrono::Utc> = started.parse().unwrap();
+        let mut browser = Browser::start(colours).await;
+        browser.origin = format!("http://{}", site.address);
+        browser.begun_ms = begun.timestamp_millis();
+        browser
+    }
+
+    /// Opens a browser for pages that are files.
+    pub async fn start(colours: Colours) -> Browser {
         let (driver, port) = (0..5)
             .find_map(|_| start_driver())
             .expect("chromedriver says its port in one of five starts");
@@ -76,23 +86,22 @@ impl Browser {
             .connect(&format!("http://127.0.0.1:{port}"))
             .await
             .expect("Chromium can be started");
-        let started = site.json("/v1/status")["started"].as_str().unwrap().to_owned();
-        let begun: chrono::DateTime<chrono::Utc> = started.parse().unwrap();
         let browser = Browser {
             driver,
             client,
-            origin: format!("http://{}", site.address),
-            begun_ms: begun.timestamp_millis(),
+            origin: "file:".to_owned(),
+            begun_ms: 0,
         };
-        browser.fit().await;
+        browser.fit(SIZE).await;
         browser
     }
 
-    /// Resizes the window until its inside is as large as pictures are.
-    async fn fit(&self) {
+    /// Resizes the window until its inside has this width and height.
+    pub async fn fit(&self, (width, height): (u32, u32)) {
+        self.client.set_window_size(width, height).await.unwrap();
         let inside = self.run("return [innerWidth, innerHeight]").await;
         let missing = |at: usize, want: u32| want + want - inside[at].as_u64().unwrap() as u32;
-        let (width, height) = (missing(0, SIZE.0), missing(1, SIZE.1));
+        let (width, height) = (missing(0, width), missing(1, height));
         self.client.set_window_size(width, height).await.unwrap();
     }
 

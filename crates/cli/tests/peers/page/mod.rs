@@ -3,6 +3,7 @@
 //! Not part of `cargo test`: `scripts/page-setup.sh` installs what it needs, and `make page` runs these tests.
 
 mod browser;
+mod evidence;
 mod hosts;
 mod picture;
 
@@ -236,21 +237,24 @@ fn axe() -> String {
         .unwrap_or_else(|_| panic!("{} is missing: run scripts/page-setup.sh", path.display()))
 }
 
+/// Checks that texts have contrast and controls have names, by the rules of axe-core.
+async fn is_accessible(browser: &Browser, axe: &str, what: &str) {
+    browser.run(axe).await;
+    let script = "const done = arguments[0]; \
+        axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice'] }).then((found) => done([ \
+          found.violations.flatMap((one) => one.nodes.map((node) => `${one.id}: ${node.html} ${node.failureSummary}`)), \
+          found.passes.filter((one) => one.id === 'color-contrast').flatMap((one) => one.nodes).length]))";
+    let found = browser.client.execute_async(script, Vec::new()).await.unwrap();
+    assert_eq!(found[0], json!([]), "{what}");
+    assert!(found[1].as_u64() > Some(10), "{what}: nothing was measured");
+}
+
 #[test]
 fn texts_have_contrast_and_controls_have_names_in_light_and_dark() {
     let axe = axe();
     for colours in [Colours::Light, Colours::Dark] {
         page(colours, async |browser| {
-            let check = async |where_: &str| {
-                browser.run(&axe).await;
-                let script = "const done = arguments[0]; \
-                    axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice'] }).then((found) => done([ \
-                      found.violations.flatMap((one) => one.nodes.map((node) => `${one.id}: ${node.html} ${node.failureSummary}`)), \
-                      found.passes.filter((one) => one.id === 'color-contrast').flatMap((one) => one.nodes).length]))";
-                let found = browser.client.execute_async(script, Vec::new()).await.unwrap();
-                assert_eq!(found[0], json!([]), "{where_} {colours:?}");
-                assert!(found[1].as_u64() > Some(10), "{where_}: nothing was measured");
-            };
+            let check = async |what: &str| is_accessible(browser, &axe, &format!("{what} {colours:?}")).await;
             for (name, address, there) in SCREENS {
                 screen(browser, address, there).await;
                 check(name).await;
