@@ -107,11 +107,11 @@ impl Fair {
     fn weigh_touched(&mut self, queues: &mut Queues) {
         while let Some(cpu) = queues.touched.first() {
             queues.touched.remove(cpu);
-            let load = CpuLoad {
+            self.trees[cpu].load = CpuLoad {
                 tasks: queues.runnable(cpu) as u64,
                 weight: self.vm_load(queues, cpu),
             };
-            self.domains.touch(cpu, load);
+            self.domains.forget(cpu);
         }
     }
 
@@ -137,7 +137,7 @@ impl Fair {
 
     /// Computes the loads of a domain's groups.
     fn weigh_groups(&self, domain: &Domain, loads: &mut Vec<Load>) {
-        let of_cpus = |group: &Vec<CpuIx>| Load::of(group.iter().map(|cpu| self.domains.cpu_loads[*cpu]));
+        let of_cpus = |group: &Vec<CpuIx>| Load::of(group.iter().map(|cpu| self.trees[*cpu].load));
         loads.clear();
         loads.extend(domain.groups.iter().map(of_cpus));
     }
@@ -210,7 +210,7 @@ impl Fair {
                 waiting.any(|task| queues.tasks[*task].allowed[cpu])
             };
             cpus.filter(may)
-                .max_by_key(|from| (self.domains.cpu_loads[*from].weight, Reverse(*from)))
+                .max_by_key(|from| (self.trees[*from].load.weight, Reverse(*from)))
         };
         Some((source?, wanted))
     }

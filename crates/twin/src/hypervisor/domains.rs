@@ -218,8 +218,6 @@ pub(super) struct Domains {
     /// For each domain, whether its groups are known to have nothing to pull. This holds until one of the domain's CPUs is
     /// touched.
     pub is_even: Vec<bool>,
-    /// Load of each CPU when it was last touched.
-    pub cpu_loads: IxVec<CpuIx, CpuLoad>,
     /// Number of ticks handled so far.
     pub tick: u64,
     /// Whether the loads of all domains are even, so that no tick can change anything until a queue changes.
@@ -311,7 +309,6 @@ impl Domains {
             intervals: vec![Interval::NONE; domains.len()],
             turns: of_cpu.iter().map(|list| vec![Turn::NONE; list.len()]).collect(),
             is_even: vec![false; domains.len()],
-            cpu_loads: IxVec::filled(CpuLoad::default(), topology.cpus.len()),
             domains,
             of_cpu,
             failed,
@@ -355,9 +352,8 @@ impl Domains {
         now.within == turn.within
     }
 
-    /// Takes in the load of a touched CPU, and discards what is known of its domains.
-    pub(super) fn touch(&mut self, cpu: CpuIx, load: CpuLoad) {
-        self.cpu_loads[cpu] = load;
+    /// Discards what is known of the domains of a touched CPU, because its load may have changed.
+    pub(super) fn forget(&mut self, cpu: CpuIx) {
         for domain in &self.of_cpu[cpu] {
             self.is_even[*domain] = false;
         }

@@ -31,7 +31,9 @@ use homenode_units::{Chance, Ns};
 
 use super::bandwidth::{self, Bandwidth};
 use super::discipline::{Discipline, NEVER, earliest};
-use super::domains::{Domains, IMBALANCE_MIN, MIGRATION_COST, NICE_0_LOAD, SHARES_USUAL, TICK, WEIGHT_UNIT};
+use super::domains::{
+    CpuLoad, Domains, IMBALANCE_MIN, MIGRATION_COST, NICE_0_LOAD, SHARES_USUAL, TICK, WEIGHT_UNIT,
+};
 use super::queues::{Queues, Run};
 use crate::hardware::Topology;
 use crate::index::{CpuIx, IxVec, TaskIx, VmIx};
@@ -67,6 +69,8 @@ pub(super) struct Tree {
     last: Option<TaskIx>,
     /// Average length of idle periods. If they are short, pulling work is not worthwhile.
     pub idle_ns: u64,
+    /// Load of the CPU when it was last touched.
+    pub load: CpuLoad,
 }
 
 /// The fair discipline.
@@ -106,6 +110,7 @@ impl Fair {
             idle_since: Ns::ZERO,
             last: None,
             idle_ns: 2 * MIGRATION_COST,
+            load: CpuLoad::default(),
         };
         Fair {
             vruntimes: IxVec::new(),

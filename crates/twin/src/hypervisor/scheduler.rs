@@ -20,8 +20,8 @@ use crate::scenario::Hypervisor;
 
 #[derive(Clone, Debug)]
 enum Kind {
-    Fair(Box<Fair>),
-    Credit(Box<Credit>),
+    Fair(Fair),
+    Credit(Credit),
 }
 
 /// The scheduler of the host.
@@ -35,8 +35,8 @@ impl Scheduler {
     /// Creates the scheduler. `balances` says whether its kernel balances memory (`kernel.numa_balancing`).
     pub(crate) fn new(topology: &Topology, hypervisor: Hypervisor, balances: bool) -> Scheduler {
         let kind = match hypervisor {
-            Hypervisor::Native | Hypervisor::Kvm => Kind::Fair(Box::new(Fair::new(topology, balances))),
-            Hypervisor::Xen => Kind::Credit(Box::new(Credit::new(topology.cpus.len(), topology.nodes()))),
+            Hypervisor::Native | Hypervisor::Kvm => Kind::Fair(Fair::new(topology, balances)),
+            Hypervisor::Xen => Kind::Credit(Credit::new(topology.cpus.len(), topology.nodes())),
         };
         Scheduler {
             queues: Queues::new(topology),
@@ -46,8 +46,8 @@ impl Scheduler {
 
     fn parts(&mut self) -> (&mut dyn Discipline, &mut Queues) {
         match &mut self.kind {
-            Kind::Fair(fair) => (fair.as_mut(), &mut self.queues),
-            Kind::Credit(credit) => (credit.as_mut(), &mut self.queues),
+            Kind::Fair(fair) => (fair, &mut self.queues),
+            Kind::Credit(credit) => (credit, &mut self.queues),
         }
     }
 }
