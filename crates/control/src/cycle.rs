@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use homenode_host::{
-    Act, Action, Barred, Decision, HandsOff, Host, HostError, Immovable, Lever, Limit, Management, Outcome,
-    Plan, Rates, Receipt, Refusal, Sample, View, VmSample, VmView,
+    Act, Action, Barred, Decision, HandsOff, HomeInForce, Host, HostError, Immovable, Lever, Limit,
+    Management, Outcome, Plan, Rates, Receipt, Refusal, Sample, View, VmSample, VmView,
 };
 use homenode_machine::Machine;
 use homenode_policy::arrange::what_if::Obstacle;
@@ -92,6 +92,7 @@ impl Control {
     /// Runs the first half of a cycle: everything except acting. Between [`Control::begin`] and [`Control::finish`] the caller
     /// may release the loop: moving pages takes long, and a VM that starts meanwhile needs an answer.
     pub fn begin(&mut self, machine: &Machine, mut sample: Sample) -> Begun {
+        self.take_over_homes(&sample);
         self.let_go_of_opted_out(&sample);
         self.since.retain_mut(|set| {
             set.samples_left = set.samples_left.saturating_sub(1);
@@ -138,6 +139,38 @@ impl Control {
             self.homes.remove(&vm.id);
             self.foreign.forget_pins(vm.id);
             self.foreign.forget_quota(vm.id);
+        }
+    }
+
+    /// Takes over from the host which homes are in force: those that an earlier agent gave, without those that the host has lifted
+    /// by itself or that ended with an earlier run of the VM. What the loop remembers counts only for a host that does not tell.
+    fn take_over_homes(&mut self, sample: &Sample) {
+        if stages::leave_homes_to_operators(self.config.policies) {
+            return;
+        }
+        let last = self.last.as_ref().map(|(last, _)| last.as_ref());
+        for vm in &sample.vms {
+            let is_new = last.is_none_or(|last| last.vm(vm.id).is_none());
+            match &vm.home {
+                // A run that only observes continues with the homes that it would have given.
+                _ if self.mode == Mode::Observe && !is_new => {}
+                HomeInForce::On { nodes, .. } => {
+                    self.in_force.adopted(vm.id);
+                    let known = self.homes.insert(vm.id, nodes.clone());
+                    // An earlier agent that gave it may have left the VM away from it.
+                    if is_new && known.is_none() {
+                        self.states.permits.attribution.adopted(vm.id);
+                    }
+                }
+                HomeInForce::Unplaced => {
+                    self.in_force.has_ended(vm.id, Lever::Home);
+                    // Pins end with the home.
+                    if self.homes.remove(&vm.id).is_some() {
+                        self.foreign.forget_pins(vm.id);
+                    }
+                }
+                HomeInForce::Untold => {}
+            }
         }
     }
 
@@ -530,6 +563,8 @@ pub(crate) fn hands_off(vm: &VmSample, foreign: &ForeignChanges) -> Option<Hands
         Some(HandsOff::Ignored)
     } else if vm.immovable == Some(Immovable::Migrating) {
         Some(HandsOff::Migrating)
+    } else if vm.is_unread {
+        Some(HandsOff::Unread)
     } else if foreign.changed_by_other(vm.id) || !vm.settings.pinned_vcpus.is_empty() {
         Some(HandsOff::PinnedByHand)
     } else {

@@ -8,7 +8,8 @@
 //! Decisions that protect a VM, or restore what it had, need no approval under `recommend`:
 //! 1. lifting anything that the agent has set;
 //! 2. returning a vCPU that is lent to another node to its home;
-//! 3. undoing a trial that did not pay, which restores the earlier home or memory policy;
+//! 3. undoing a trial that did not pay, which restores the earlier home or memory policy. A memory policy that the advisor chose
+//!    is restored under `observe` too;
 //! 4. returning a VM that was kept off a cache for a measurement. None begins unless the mode is `act`.
 //!
 //! Limits with a lease (quotas, parts of caches, memory, watches) are lifted as soon as they may no longer stay in force, not at
@@ -27,6 +28,7 @@
 //! - `what_is_approved_is_what_act_would_have_done`
 //! - `a_vm_put_to_recommend_is_not_left_throttled`
 //! - `of_a_vm_put_to_observe_everything_is_given_back`
+//! - `a_memory_policy_on_trial_does_not_outlast_a_change_of_mode` (`tests/control/memory_policy.rs`)
 //! - `a_home_stays_and_lent_vcpus_come_home_under_recommend`
 //! - `a_pause_changes_nothing_but_gives_back_what_is_held_and_ends_by_itself`
 //! - `homes_of_the_arranger_are_on_trial_from_their_approval_on_and_memory_follows`
@@ -77,6 +79,8 @@ impl Gate<'_> {
         match self.mode(decision.policy, view.sample.vm(decision.action.vm)) {
             // A VM that was sent away returns, whatever has become of its mode.
             _ if ends_isolation && self.run != Mode::Observe => Mode::Act,
+            // What the advisor tried does not outlast a change of mode.
+            _ if restores_memory_policy(states, decision) && self.run != Mode::Observe => Mode::Act,
             Mode::Observe => Mode::Observe,
             Mode::Act if !self.is_paused => Mode::Act,
             _ if self.waits_for_nobody(view, states, decision) => Mode::Act,
@@ -142,6 +146,15 @@ impl Gate<'_> {
     }
 }
 
+/// Whether a decision restores the memory policy from before the advisor's choices.
+fn restores_memory_policy(states: &States, decision: &Decision) -> bool {
+    let Act::SetMemoryPolicy { policy } = &decision.action.act else {
+        return false;
+    };
+    let is_ours = decision.policy == homenode_policy::memory::POLICY;
+    is_ours && states.memory.was_before(decision.action.vm, *policy)
+}
+
 /// What this run has in force on VMs, as far as it can be lifted.
 #[derive(Debug, Default)]
 pub(crate) struct InForce(BTreeMap<(VmId, Lever), Set>);
@@ -154,10 +167,16 @@ struct Set {
 }
 
 impl InForce {
-    /// Notes that an earlier agent gave this VM a home.
+    /// Notes that a home is in force on this VM, which an earlier agent gave it if this run did not.
     pub(crate) fn adopted(&mut self, vm: VmId) {
         let (policy, until) = (placement::POLICY, None);
-        self.0.insert((vm, Lever::Home), Set { policy, until });
+        let home = self.0.entry((vm, Lever::Home));
+        home.or_insert(Set { policy, until });
+    }
+
+    /// Notes that nothing is in force on this lever of a VM any more.
+    pub(crate) fn has_ended(&mut self, vm: VmId, lever: Lever) {
+        self.0.remove(&(vm, lever));
     }
 
     /// Takes in the outcome of a decision.
@@ -194,8 +213,8 @@ impl InForce {
         });
         for ((id, lever), set) in &self.0 {
             let vm = sample.vm(*id);
-            // libvirt accepts no changes to a migrating VM.
-            if vm.is_some_and(|vm| vm.immovable == Some(Immovable::Migrating)) {
+            // libvirt accepts no changes to a migrating VM, and hosts change nothing on a VM that they could not read.
+            if vm.is_some_and(|vm| vm.is_unread || vm.immovable == Some(Immovable::Migrating)) {
                 continue;
             }
             let of_vm = vm.and_then(|vm| vm.settings.mode);

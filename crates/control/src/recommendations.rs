@@ -395,8 +395,9 @@ impl Recommendations {
             return false;
         }
         one.renew(config, now);
+        // The VM may have another name now.
+        (one.text, one.name) = words(sample, &group[0]);
         if one.is_home_on().is_none() {
-            (one.text, _) = words(sample, &group[0]);
             one.decision = group[0].clone();
         }
         one.decisions = group.to_vec();

@@ -17,7 +17,7 @@
 //! - Once a decision differs, samples show the effects of the recorded decisions, not of the new ones. Later differences say what
 //!   the policies decide on the recorded host, not how a host with the new decisions would have developed.
 
-use homenode_host::{Action, Outcome, Receipt, Sample};
+use homenode_host::{Action, HomeInForce, Outcome, Receipt, Sample};
 use homenode_machine::Machine;
 use homenode_units::{NodeSet, VmId};
 
@@ -93,7 +93,13 @@ impl Replay {
     }
 
     /// Steps through the next cycle.
-    pub fn step(&mut self, sample: Sample, turn: Turn) -> Compared {
+    pub fn step(&mut self, mut sample: Sample, turn: Turn) -> Compared {
+        if self.settings == Settings::Others {
+            // The homes that the host had in force are those of the recorded decisions.
+            for vm in &mut sample.vms {
+                vm.home = HomeInForce::Untold;
+            }
+        }
         let control = &mut self.control;
         if control.mode != Mode::Observe {
             // Decisions that were not recorded are reported in each cycle, like those of a dry run.

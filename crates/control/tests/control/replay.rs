@@ -137,7 +137,16 @@ fn recorded(name: &str, seed: u64, config: &Config, mode: Mode) -> (Machine, Vec
 }
 
 fn replayed(machine: &Machine, written: &[Written], config: &Config, mode: Mode) -> Vec<Compared> {
-    let mut replay = Replay::new(machine.clone(), (config.clone(), Settings::OfThen), mode);
+    replayed_under(Settings::OfThen, (machine, written), config, mode)
+}
+
+fn replayed_under(
+    settings: Settings,
+    (machine, written): (&Machine, &[Written]),
+    config: &Config,
+    mode: Mode,
+) -> Vec<Compared> {
+    let mut replay = Replay::new(machine.clone(), (config.clone(), settings), mode);
     let step = |(sample, turn): &Written| {
         let turn: Turn = serde_json::from_str(turn).unwrap();
         replay.step(serde_json::from_str(sample).unwrap(), turn)
@@ -194,7 +203,8 @@ fn a_run_that_is_repeated_decides_the_same_to_the_last_letter() {
 #[test]
 fn other_policies_decide_otherwise_and_what_both_decide_is_told_apart() {
     let (machine, written) = recorded("churn", 1, &of(PolicySet::Tavo), Mode::Act);
-    let others = replayed(&machine, &written, &of(PolicySet::FfPin), Mode::Act);
+    let recording = (&machine, written.as_slice());
+    let others = replayed_under(Settings::Others, recording, &of(PolicySet::FfPin), Mode::Act);
     let then = others.iter().flat_map(|compared| &compared.then_only);
     let now: Vec<_> = others.iter().flat_map(|compared| &compared.now_only).collect();
     assert!(then.count() > 0 && !now.is_empty());
@@ -204,7 +214,7 @@ fn other_policies_decide_otherwise_and_what_both_decide_is_told_apart() {
         "{now:#?}"
     );
     // A client requested working sets, which are measured whatever the policies.
-    let idle = replayed(&machine, &written, &of(PolicySet::Default), Mode::Act);
+    let idle = replayed_under(Settings::Others, recording, &of(PolicySet::Default), Mode::Act);
     let mut now = idle
         .iter()
         .flat_map(|compared| compared.now_only.iter().chain(&compared.same));
