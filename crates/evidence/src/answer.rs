@@ -136,9 +136,10 @@ impl Answer {
                 .collect();
             questions.join(", ")
         };
-        let named = |what: &str, sections: &[&Section]| match sections.is_empty() {
-            true => String::new(),
-            false => format!("{what}: {}. ", questions(sections)),
+        let named = |what: &str, sections: &[&Section]| match sections.len() {
+            0 => String::new(),
+            1 => format!("{what} speaks the answer to {}. ", questions(sections)),
+            _ => format!("{what} speak the answers to {}. ", questions(sections)),
         };
         let next = match costs.iter().any(|section| section.topic == Topic::Counters) {
             true => {
@@ -230,7 +231,7 @@ mod tests {
             assert_eq!(answer.tone, Tone::Neutral);
             let is_named = answer
                 .next
-                .contains("Against it: “Do the hardware counters count correctly?”");
+                .contains("Against it speaks the answer to “Do the hardware counters count correctly?”");
             assert_eq!(is_named, bearings.get(1) == Some(&Against), "{answer:?}");
             assert!(
                 is_named || bearings.is_empty() || answer.next.contains("--only crossover"),
