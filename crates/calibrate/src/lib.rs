@@ -43,6 +43,6 @@ use homenode_load::{kernels, sys};
 
 pub use fit::FittedCurve;
 pub use measure::{Bandwidth, CalibrateError, Calibration, LoadPoint, Options, Pair, SizePoint, calibrate};
-pub use noise::Noise;
+pub use noise::{Noise, Watch};
 pub use stats::Spread;
 pub use write::{MachineFile, machine_file};

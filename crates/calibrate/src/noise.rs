@@ -54,7 +54,7 @@ pub struct Noise {
 
 /// The counters at the beginning of a time span.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Watch(Option<(Ticks, u64)>);
+pub struct Watch(Option<(Ticks, u64)>);
 
 fn look() -> Option<(Ticks, u64)> {
     let host = Ticks::parse(&fs::read_to_string("/proc/stat").ok()?)?;
@@ -63,12 +63,12 @@ fn look() -> Option<(Ticks, u64)> {
 
 impl Watch {
     /// Begins a time span.
-    pub(crate) fn begin() -> Watch {
+    pub fn begin() -> Watch {
         Watch(look())
     }
 
     /// Returns the load since the beginning; `None` if the kernel does not report CPU times.
-    pub(crate) fn seen(&self) -> Option<Noise> {
+    pub fn seen(&self) -> Option<Noise> {
         let ((before, own_before), (now, own_now)) = (self.0?, look()?);
         Some(between(before, now, own_now.saturating_sub(own_before)))
     }

@@ -33,12 +33,13 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
     );
     let setting = std::fs::read_to_string("/proc/sys/kernel/numa_balancing");
     let is_on = setting.is_ok_and(|text| text.trim() != "0");
-    if !is_on || bench.machine.home_nodes().len() < 2 {
-        let why = match is_on {
-            true => {
+    let has_nodes = bench.machine.home_nodes().len() > 1;
+    if !is_on || !has_nodes {
+        let why = match has_nodes {
+            false => {
                 "There is one node, on which the kernel never makes such faults, so only their least cost was measured."
             }
-            false => "The kernel's balancing is off here, so only the least cost of its faults was measured.",
+            true => "The kernel's balancing is off here, so only the least cost of its faults was measured.",
         };
         return Ok(Section::measured(
             Topic::Balancing,

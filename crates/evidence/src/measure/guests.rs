@@ -3,9 +3,11 @@
 //! A guest boots this host's own kernel from an initramfs that is built in memory, and its console is the worker's input and output.
 //! QEMU is killed when the thread that started it ends, whatever ends it; nothing is left on disk.
 
+use std::cell::Cell;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -33,7 +35,8 @@ pub(super) struct Guests {
     qemu: PathBuf,
     kernel: PathBuf,
     initramfs: OwnedFd,
-    has_kvm: bool,
+    /// Whether guests run under KVM. The device may be there although the processor cannot run guests, which the first one shows.
+    has_kvm: Cell<bool>,
 }
 
 /// Where a guest's memory is to be.
@@ -90,32 +93,55 @@ impl Guests {
             qemu,
             kernel,
             initramfs: initramfs(&guest_program(program)?)?,
-            has_kvm: OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok(),
+            has_kvm: Cell::new(OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok()),
         })
     }
 
     /// What sections measured with these guests say of them.
     pub(super) fn with(&self) -> With {
-        if self.has_kvm {
+        if self.has_kvm.get() {
             With::OwnVms
         } else {
             With::EmulatedVms
         }
     }
 
-    /// Starts a guest and waits until its program is ready.
+    /// Starts a guest and waits until its program is ready. If KVM cannot run it, all guests from now on are emulated.
     pub(super) fn start(&self, guest: &Guest<'_>) -> Result<Worker, Why> {
-        let child = self.command(guest).spawn();
+        let started = self.try_to_start(guest);
+        if started.is_ok() || !self.has_kvm.replace(false) {
+            return started;
+        }
+        self.try_to_start(guest)
+    }
+
+    fn try_to_start(&self, guest: &Guest<'_>) -> Result<Worker, Why> {
+        // What QEMU complains of goes to a file without a name, which it cannot fill beyond this host's memory for it.
+        let complaints = memfd("complaints")?;
+        let child = complaints
+            .try_clone()
+            .and_then(|file| self.command(guest).stderr(file).spawn());
         let child = child.map_err(|error| Why::said("QEMU cannot be started")(&error))?;
-        let patience = if self.has_kvm { PATIENCE.0 } else { PATIENCE.1 };
+        let patience = if self.has_kvm.get() {
+            PATIENCE.0
+        } else {
+            PATIENCE.1
+        };
         Worker::of(child, patience).map_err(|error| {
-            Why::said("a guest did not start; its kernel must have a serial console and unpack an initramfs (--kernel names another)")(&error)
+            let said = first_line(&complaints);
+            Why::said("a guest did not start; its kernel must have a serial console and unpack an initramfs (--kernel names another)")(
+                &format_args!("{error}; QEMU: {said}"),
+            )
         })
     }
 
     fn command(&self, guest: &Guest<'_>) -> Command {
         let mut command = Command::new(&self.qemu);
-        let accelerator = if self.has_kvm { "kvm" } else { "tcg,thread=multi" };
+        let accelerator = if self.has_kvm.get() {
+            "kvm"
+        } else {
+            "tcg,thread=multi"
+        };
         command
             .args([
                 "-nodefaults",
@@ -145,10 +171,9 @@ impl Guests {
             ])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
             // A terminal's signals must reach only this program, whose end ends the guest.
             .process_group(0);
-        if self.has_kvm {
+        if self.has_kvm.get() {
             command.args(["-cpu", "host"]);
         }
         if let Some(uuid) = guest.uuid {
@@ -253,6 +278,21 @@ fn is_static(program: &[u8]) -> bool {
     is_elf && of().is_some_and(|kinds| !kinds.is_empty() && !kinds.contains(&u64::from(INTERPRETER)))
 }
 
+fn memfd(name: &str) -> Result<File, Why> {
+    let made = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC);
+    let made = made.map_err(|error| Why::said("there is no memory for a guest's files")(&error))?;
+    Ok(File::from(made))
+}
+
+/// Returns the beginning of the first line of a file.
+fn first_line(file: &File) -> String {
+    let mut bytes = [0; 200];
+    let length = file.read_at(&mut bytes, 0).unwrap_or(0);
+    let text = String::from_utf8_lossy(&bytes[..length]);
+    let line = text.lines().next().unwrap_or_default();
+    line.chars().filter(|c| !c.is_control()).collect()
+}
+
 /// Makes an initramfs with this program, in a file that has no name.
 fn initramfs(program: &[u8]) -> Result<OwnedFd, Why> {
     let failed = |error: &dyn std::fmt::Display| Why::said("no memory for the guest's file system")(error);
@@ -261,9 +301,7 @@ fn initramfs(program: &[u8]) -> Result<OwnedFd, Why> {
         archive.directory(directory);
     }
     archive.file("init", 0o755, program);
-    let file = rustix::fs::memfd_create("initramfs", rustix::fs::MemfdFlags::CLOEXEC)
-        .map_err(|error| failed(&error))?;
-    let mut file = File::from(file);
+    let mut file = memfd("initramfs")?;
     file.write_all(&archive.finish())
         .map_err(|error| failed(&error))?;
     Ok(file.into())

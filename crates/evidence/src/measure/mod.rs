@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use homenode_calibrate::validate::{Spawn, partners};
+use homenode_calibrate::{Noise, Watch};
 use homenode_load::Kernel;
 use homenode_load::worker::{Spans, Worker};
 use homenode_machine::Machine;
@@ -28,10 +29,12 @@ use homenode_units::{CpuId, NodeId};
 
 pub use kyoto::{Permits, THRASHER, THRASHER_UUID};
 
-use crate::section::{Section, Topic};
+use crate::section::{Outcome, Section, Topic};
 
 /// Repetitions of a measurement if time allows: the interval of nine leaves out the least and the greatest value.
 const REPETITIONS: usize = 9;
+/// The share of the host's CPU time from which on others disturb a measurement.
+const DISTURBED: f64 = 0.05;
 
 /// What sections measure with.
 pub struct Bench<'a> {
@@ -114,6 +117,7 @@ pub fn minutes(topic: Topic) -> f64 {
 
 /// Measures a topic.
 pub fn measure(topic: Topic, bench: &mut Bench<'_>) -> Section {
+    let watch = Watch::begin();
     let measured = match topic {
         Topic::Machine => machine::measure(bench),
         Topic::Counters => counters::measure(bench),
@@ -126,7 +130,27 @@ pub fn measure(topic: Topic, bench: &mut Bench<'_>) -> Section {
         Topic::Kyoto => kyoto::measure(bench),
         Topic::Placement => placement::measure(bench),
     };
-    measured.unwrap_or_else(|Why { why, detail }| Section::not_possible(topic, method(topic), why, detail))
+    let mut section = measured
+        .unwrap_or_else(|Why { why, detail }| Section::not_possible(topic, method(topic), why, detail));
+    if let (Outcome::Measured { means, .. }, Some(noise)) = (&mut section.outcome, watch.seen()) {
+        means.push_str(&disturbed(noise).unwrap_or_default());
+    }
+    section
+}
+
+/// Says that others used the host meanwhile; `None` if they hardly did.
+fn disturbed(noise: Noise) -> Option<String> {
+    let Noise {
+        steal_share,
+        others_share,
+    } = noise;
+    (steal_share + others_share > DISTURBED).then(|| {
+        format!(
+            " Other programs used {:.0} percent of the CPU time meanwhile, and a hypervisor took {:.0}: measure again when it is quiet.",
+            100.0 * others_share,
+            100.0 * steal_share
+        )
+    })
 }
 
 impl Bench<'_> {

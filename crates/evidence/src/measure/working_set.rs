@@ -165,6 +165,9 @@ fn of_vm(bench: &Bench<'_>, cpu: CpuId, window: Duration) -> Result<Figure, Why>
         memory: Memory::Anywhere,
     };
     let mut worker = guests.start(&guest)?;
+    if guests.with() != With::OwnVms {
+        return Err(Why::of("KVM cannot run guests here"));
+    }
     let ranges = guest_ram(Path::new("/"), worker.pid(), &[guest.bytes()]);
     let ranges = ranges.map_err(|error| Why::said("the VM's memory cannot be found")(&error))?;
     let target = Target {
