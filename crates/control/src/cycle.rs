@@ -142,8 +142,9 @@ impl Control {
         }
     }
 
-    /// Takes over from the host which homes are in force: those that an earlier agent gave, without those that the host has lifted
-    /// by itself or that ended with an earlier run of the VM. What the loop remembers counts only for a host that does not tell.
+    /// Takes over from the host which homes are in force: those that an earlier agent gave, without those that the host has
+    /// lifted by itself or that ended with an earlier run of the VM. What the loop remembers counts only for a host that does
+    /// not tell.
     fn take_over_homes(&mut self, sample: &Sample) {
         if stages::leave_homes_to_operators(self.config.policies) {
             return;

@@ -120,9 +120,9 @@ impl Plan {
         self.decisions.iter().map(|decision| decision.action.vm).collect()
     }
 
-    /// Returns the CPUs to which the plan pins vCPUs of a VM; empty if it pins none. If the plan also gives the VM a home, they are
-    /// the part of the home on which its vCPUs are kept ([`crate::HomeInForce`]). A host that has given the home tells them for as
-    /// long as it is in force, so that later pins for a while are not mistaken for the home.
+    /// Returns the CPUs to which the plan pins vCPUs of a VM; empty if it pins none. If the plan also gives the VM a home, they
+    /// are the part of the home on which its vCPUs are kept ([`crate::HomeInForce`]). A host that has given the home tells them
+    /// for as long as it is in force, so that later pins for a while are not mistaken for the home.
     pub fn cpus_with_home(&self, vm: VmId) -> CpuSet {
         let of_vm = self.decisions.iter().filter(|decision| decision.action.vm == vm);
         let pinned = of_vm.filter_map(|decision| match &decision.action.act {

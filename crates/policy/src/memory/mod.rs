@@ -210,8 +210,8 @@ pub fn plan(
     plan
 }
 
-/// Lets the advisor take in a cycle. It takes VMs whose earlier policy is restored for VMs whose operator chose, and so ends their
-/// trials.
+/// Lets the advisor take in a cycle. It takes VMs whose earlier policy is restored for VMs whose operator chose, and so ends
+/// their trials.
 fn observe(view: &View<'_>, config: &advisor::Config, state: &mut State) {
     let is_restored = |vm: &&VmView<'_>| state.changes.to_restore(vm, config).is_some();
     let held = view.vms.iter().filter(is_restored).map(|vm| {

@@ -636,7 +636,8 @@ fn return_vm(view: &View<'_>, vm: &VmView<'_>, before: &[&(u16, CpuSet)], plan: 
 /// Returns the act that brings back a VM that was left away; `None` if it is not.
 ///
 /// A VM without a home has no pins of the agent, so any are of a window. With one, a vCPU that may run only on some of its home's
-/// caches is taken to be away, unless the host tells that the home is on these caches. Other parts of a home are another program's.
+/// caches is taken to be away, unless the host tells that the home is on these caches. Other parts of a home are another
+/// program's.
 fn return_of_leftover(view: &View<'_>, vm: &VmView<'_>) -> Option<Act> {
     let usable = view.cpus_for(vm.sample.settings.cpus_allowed.as_ref());
     let Some(home) = vm.home else {
@@ -651,7 +652,9 @@ fn return_of_leftover(view: &View<'_>, vm: &VmView<'_>) -> Option<Act> {
     };
     let whole = usable.intersection(&view.machine.cpus_of(home));
     let kept_on = vm.sample.home.part().map(|part| part.intersection(&whole));
-    let cpus = kept_on.filter(|part| !part.is_empty()).unwrap_or_else(|| whole.clone());
+    let cpus = kept_on
+        .filter(|part| !part.is_empty())
+        .unwrap_or_else(|| whole.clone());
     let is_on_some_caches = |affinity: &CpuSet| {
         let is_whole = |cpu: CpuId| {
             let cache = cache_of(view, cpu).map(|cache| cache.intersection(&whole));

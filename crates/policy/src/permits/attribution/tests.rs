@@ -366,7 +366,10 @@ fn a_home_on_some_of_its_nodes_caches_is_not_taken_for_a_window() {
     let mut host = Host::new(2);
     host.config.charged = Charged::Counted;
     let cache = |list: &str| list.parse::<CpuSet>().expect("CPUs");
-    host.scene.vm(HOMED).home_told("0-1", "4-7").affinity(&cache("4-7"));
+    host.scene
+        .vm(HOMED)
+        .home_told("0-1", "4-7")
+        .affinity(&cache("4-7"));
     host.state.adopted(vm_id(HOMED));
     assert_eq!(host.step().decisions, []);
     // From the home's other cache and from another node, it returns to where its home keeps it.
