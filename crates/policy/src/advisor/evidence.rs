@@ -315,8 +315,8 @@ mod tests {
 
     #[test]
     fn the_law_of_controllers_is_that_of_predictions() {
-        // These are the same constants. They are written twice because programs to judge the advisor are drawn anew whenever its
-        // code changes (scripts/drawn-programs.py), and this change of code is none of its decisions.
+        // They are written twice because scripts/drawn-programs.py draws other programs to judge the advisor whenever its code
+        // changes, and sharing the constants would change none of its decisions.
         assert_eq!(
             (super::QUEUE, super::BUSY_MAX),
             (predict::QUEUE, predict::BUSY_MAX)
