@@ -8,14 +8,14 @@ pub fn number(value: f64) -> String {
         0.0 => "0".to_owned(),
         _ if !(1e-4..1e15).contains(&size) => format!("{value:.2e}"),
         _ if size >= 99.95 => with_commas(value.round()),
-        _ if size >= 9.995 => trimmed(format!("{value:.1}")),
-        _ if size >= 0.9995 => trimmed(format!("{value:.2}")),
-        _ => trimmed(format!("{value:.*}", (2.0 - size.log10().floor()) as usize)),
+        _ if size >= 9.995 => trimmed(&format!("{value:.1}")),
+        _ if size >= 0.9995 => trimmed(&format!("{value:.2}")),
+        _ => trimmed(&format!("{value:.*}", (2.0 - size.log10().floor()) as usize)),
     }
 }
 
 /// Takes zeros that say nothing from the end: 2.50 is 2.5.
-fn trimmed(text: String) -> String {
+fn trimmed(text: &str) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
