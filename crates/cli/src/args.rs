@@ -325,7 +325,7 @@ Examples:
                                                      no agent: on a scenario that the agent has managed for 20 s"
     )]
     WhatIf(WhatIfArgs),
-    /// Measure this host, and find out by experiment what the agent gains or costs VMs
+    /// Measure this host, and what the agent gains or costs its VMs
     #[command(after_help = crate::evidence::HELP)]
     Evidence(EvidenceArgs),
     /// Show what the agent's changes gained and cost each VM

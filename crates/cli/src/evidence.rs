@@ -29,15 +29,16 @@ mod show;
 mod trial;
 
 /// The end of the command's help.
-pub(crate) const HELP: &str = "Sections measure the host itself, with programs of this command that end with it, and change no setting; --list shows them.
-What cannot be measured here is reported with its reason.
+pub(crate) const HELP: &str =
+    "Sections measure the host itself, with programs and VMs of this command that end with it, and change no setting; --list
+shows them. What cannot be measured here is reported with its reason.
 
 In the crossover the agent acts on the VMs and only observes them in turn, in short blocks whose order a coin decides; speeds of
 neighbouring blocks are compared. While it observes, limits are lifted and homes released. Nothing else is changed or stored, and
 whatever ends this command, the VMs have their own modes again within a minute. The agent must be in mode `act` for them.
 
-DIR gets evidence.html (a page that needs nothing else), evidence.json, and to-share.tar.gz: both without what names your
-host and VMs. The same command with the same DIR continues a run that was interrupted.
+DIR gets evidence.html (a page that needs nothing else), evidence.json, and to-share.tar.gz, which has both without what names
+your host and VMs. The same command with the same DIR continues a run that was interrupted.
 
 Examples:
   homenode evidence -o trial                       everything that can be measured here
@@ -73,7 +74,8 @@ pub(crate) struct EvidenceArgs {
     /// Kernel image that VMs of this command boot [default: this host's own in /boot]
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
-    /// In the crossover, only VMs whose names match, such as `web*`; may be given several times [default: all on which the agent acts]
+    /// In the crossover, only VMs whose names match, such as `web*`; may be given several times [default: all on which the
+    /// agent acts]
     #[arg(long = "vms", value_name = "PATTERN")]
     pub vms: Vec<String>,
     /// Seed of the coin that orders the blocks [default: another one each time]
@@ -220,7 +222,8 @@ fn refuse_busy(args: &EvidenceArgs) -> anyhow::Result<()> {
         return Ok(());
     };
     Err(bad_input(format!(
-        "{} VMs are busy here, such as process {} with {:.0} percent of a CPU: they would disturb what is measured, and be disturbed; \
+        "{} VMs are busy here, such as process {} with {:.0} percent of a CPU: they would disturb what is measured, and \
+             be disturbed; \
          stop them, choose only the crossover (--only crossover), or give --beside-others",
         busy.len(),
         most.pid,

@@ -1,7 +1,7 @@
 //! Permits for VMs of this command, from the agent that acts here.
 //!
-//! The agent keeps a permit in a file of settings, which must not outlive this command. A guard removes it: a shell that waits for
-//! the end of its input, which ends with this process, whatever ends it.
+//! The agent keeps a permit in a file of settings, which must not outlive this command. A guard removes it: a shell that waits
+//! for the end of its input, which ends with this process, whatever ends it.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;

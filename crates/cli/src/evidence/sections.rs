@@ -124,8 +124,8 @@ impl Sections {
         let names: Vec<&str> = self.left.iter().map(|topic| topic.name()).collect();
         let all: f64 = self.left.iter().map(|topic| self.seconds(*topic)).sum();
         say!(
-            "{} sections in about {:.0} minutes: {}. Programs of this command load CPUs and memory meanwhile; they end with it, and \
-             no setting is changed",
+            "{} sections in about {:.0} minutes: {}. Programs of this command load CPUs and memory meanwhile; they end with \
+             it, and no setting is changed",
             names.len(),
             (all / 60.0).ceil(),
             names.join(", ")

@@ -7,10 +7,10 @@ use homenode_load::worker::{Spans, Worker};
 use super::{Bench, REPETITIONS, Why, moving, percent_of};
 use crate::section::{Bearing, Figure, Section, Topic, With};
 
-pub(super) const METHOD: &str = "The kernel does not balance memory that is bound to a node, so a program with bound memory is compared with \
-     the same program without: time per line, in turn. Its memory is all near, and then all far from its CPU, from where the kernel may \
-     bring it home. Every fault that the kernel makes costs at least what a fault on a page in memory costs, which is measured in a \
-     process.";
+pub(super) const METHOD: &str = "The kernel does not balance memory that is bound to a node, so a program with bound memory \
+     is compared with the same program without: time per line, in turn. Its memory is all near, and then all far from its \
+     CPU, from where the kernel may bring it home. Every fault that the kernel makes costs at least what a fault on a page \
+     in memory costs, which is measured in a process.";
 
 const BYTES: usize = 256 << 20;
 /// Pages of one measurement of faults.
@@ -27,8 +27,8 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
     let fault = Figure::of("page fault on a page in memory", "ns", &faults);
     let cost = fault.median.unwrap_or(f64::NAN);
     let most = format!(
-        "A fault on a page in memory takes {cost:.0} ns, so balancing costs a program at most about {:.1} percent of a CPU while the kernel \
-         looks at all of its memory at its usual pace.",
+        "A fault on a page in memory takes {cost:.0} ns, so balancing costs a program at most about {:.1} percent of a CPU \
+         while the kernel looks at all of its memory at its usual pace.",
         cost * SCANNED_PER_S / 1e7
     );
     let setting = std::fs::read_to_string("/proc/sys/kernel/numa_balancing");
@@ -54,8 +54,8 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
     figures.extend(compared(bench)?);
     let median = |at: usize| figures[at].median.unwrap_or(f64::NAN);
     let means = format!(
-        "A program takes {:.1} percent of its time without balancing if its memory is near, and {:.1} percent of that with far memory \
-         if it begins far. {most}",
+        "A program takes {:.1} percent of its time without balancing if its memory is near, and {:.1} percent of that with \
+         far memory if it begins far. {most}",
         median(1),
         median(2)
     );

@@ -5,10 +5,10 @@ use homenode_calibrate::validate::{ValidateError, Validation, validate_with};
 use super::{Bench, Why, machine};
 use crate::section::{Bearing, Figure, Section, Topic, With};
 
-pub(super) const METHOD: &str = "Two processes, pinned to two CPUs that share a last-level cache, run alone and together in turn. One of \
-     them draws lines from a part of the cache or more; a stream through four times the cache is the thrasher. The figure is the time \
-     per line together over the time alone, in CPU time. The twin predicts it from the machine's measured figures and each program's \
-     time alone.";
+pub(super) const METHOD: &str = "Two processes, pinned to two CPUs that share a last-level cache, run alone and together in \
+     turn. One of them draws lines from a part of the cache or more; a stream through four times the cache is the thrasher. \
+     The figure is the time per line together over the time alone, in CPU time. The twin predicts it from the machine's \
+     measured figures and each program's time alone.";
 
 /// With less time, only the most telling pairs are measured.
 const ALL_SECONDS: f64 = 60.0;

@@ -16,9 +16,9 @@ use homenode_units::{Bytes, CpuId, NodeId, PAGE_BYTES};
 use super::{Bench, REPETITIONS, Why};
 use crate::section::{Bearing, Figure, Section, Topic, With};
 
-pub(super) const METHOD: &str = "Programs that do a known number of things are counted: a loop of two instructions, a chain of additions of \
-     one cycle each, a chase whose reads miss the last-level cache, first writes to fresh pages, and memory that is written on one \
-     node. The figure is what was counted in percent of what was done.";
+pub(super) const METHOD: &str = "Programs that do a known number of things are counted: a loop of two instructions, a chain \
+     of additions of one cycle each, a chase whose reads miss the last-level cache, first writes to fresh pages, and memory \
+     that is written on one node. The figure is what was counted in percent of what was done.";
 
 /// Rounds of the loop of two instructions.
 const ROUNDS: u64 = 20_000_000;
@@ -61,7 +61,8 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
     let (hardware, bearing) = match absence {
         Some(why) => (
             format!(
-                "Instructions and cache misses are not counted ({why}), so the agent cannot tell whether a VM runs faster or slower."
+                "Instructions and cache misses are not counted ({why}), so the agent cannot tell whether a VM runs faster or \
+                 slower."
             ),
             Bearing::Against,
         ),
@@ -191,7 +192,7 @@ fn hardware_counts(bench: &mut Bench<'_>, node: NodeId) -> Result<(Vec<Figure>, 
         }
     }
     let mut figures = vec![
-        known("instructions counted, of those that ran", &instructions),
+        known("instructions counted, of all that ran", &instructions),
         known("cycles counted, of those of a chain of additions", &cycles),
         known("misses counted, of reads that miss the last-level cache", &misses),
     ];

@@ -1,7 +1,7 @@
 //! VMs of this command: plain QEMUs whose only program is a worker.
 //!
-//! A guest boots this host's own kernel from an initramfs that is built in memory, and its console is the worker's input and output.
-//! QEMU is killed when the thread that started it ends, whatever ends it; nothing is left on disk.
+//! A guest boots this host's own kernel from an initramfs that is built in memory, and its console is the worker's input and
+//! output. QEMU is killed when the thread that started it ends, whatever ends it; nothing is left on disk.
 
 use std::cell::Cell;
 use std::fs::{self, File, OpenOptions};
@@ -129,9 +129,9 @@ impl Guests {
         };
         Worker::of(child, patience).map_err(|error| {
             let said = first_line(&complaints);
-            Why::said("a guest did not start; its kernel must have a serial console and unpack an initramfs (--kernel names another)")(
-                &format_args!("{error}; QEMU: {said}"),
-            )
+            let why = "a guest did not start; its kernel must have a serial console and unpack an initramfs (--kernel names \
+                       another)";
+            Why::said(why)(&format_args!("{error}; QEMU: {said}"))
         })
     }
 

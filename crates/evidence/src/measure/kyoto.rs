@@ -10,10 +10,10 @@ use super::guests::{Guest, Guests, Memory};
 use super::{Bench, REPETITIONS, Why, percent_of, spans};
 use crate::section::{Bearing, Figure, Section, Topic, With};
 
-pub(super) const METHOD: &str = "Two VMs of one vCPU, on two CPUs that share a last-level cache. The victim reads lines drawn from half of \
-     it, the thrasher streams through four times as much. The victim runs alone and beside the thrasher in turn; then, if an agent acts \
-     here and counts misses, beside it while the agent holds the thrasher to a permit of a tenth of the misses that it could make. The \
-     figure is the victim's lines per second.";
+pub(super) const METHOD: &str = "Two VMs of one vCPU, on two CPUs that share a last-level cache. The victim reads lines \
+     drawn from half of it, the thrasher streams through four times as much. The victim runs alone and beside the thrasher \
+     in turn; then, if an agent acts here and counts misses, beside it while the agent holds the thrasher to a permit of a \
+     tenth of the misses that it could make. The figure is the victim's lines per second.";
 
 const VICTIM: &str = "homenode-evidence-victim";
 /// Name of the VM that gets a permit.

@@ -9,9 +9,9 @@ use super::nearest::nearest;
 use super::{Bench, Why};
 use crate::section::{Bearing, Figure, REPETITIONS_MIN, Section, Topic, With};
 
-pub(super) const METHOD: &str = "The whole measurement of `homenode calibrate` is repeated; each repetition gives the median of its \
-     readings. A chase of dependent reads gives latencies, streams give bandwidths. The preset is the published machine with the most \
-     similar caches, clock and nodes; the twin computes with its figures.";
+pub(super) const METHOD: &str = "The whole measurement of `homenode calibrate` is repeated; each repetition gives the \
+     median of its readings. A chase of dependent reads gives latencies, streams give bandwidths. The preset is the \
+     published machine with the most similar caches, clock and nodes; the twin computes with its figures.";
 
 /// File in which the measured machine is kept, for other sections.
 const FILE: &str = "machine.toml";
@@ -41,7 +41,8 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
     });
     let means = match &preset {
         Some(preset) => format!(
-            "{} of {judged} figures of preset {} lie within what was measured here; for the others the twin needs this machine's own file.",
+            "{} of {judged} figures of preset {} lie within what was measured here; for the others the twin needs this \
+             machine's own file.",
             within, preset.name
         ),
         None => "These figures describe this machine to the twin.".to_owned(),

@@ -1,8 +1,8 @@
 //! Measures the sections of a report.
 //!
-//! Each topic is a module with one function, which repeats a measurement as often as an interval needs, and says what came out. What
-//! cannot be measured on a host is a section with its reason. Nothing that a section starts or changes outlives the process: workers
-//! die with their parent, and no setting of the host is written.
+//! Each topic is a module with one function, which repeats a measurement as often as an interval needs, and says what came out.
+//! What cannot be measured on a host is a section with its reason. Nothing that a section starts or changes outlives the
+//! process: workers die with their parent, and no setting of the host is written.
 
 mod balancing;
 mod contention;
@@ -146,7 +146,8 @@ fn disturbed(noise: Noise) -> Option<String> {
     } = noise;
     (steal_share + others_share > DISTURBED).then(|| {
         format!(
-            " Other programs used {:.0} percent of the CPU time meanwhile, and a hypervisor took {:.0}: measure again when it is quiet.",
+            "  Other programs used {:.0} percent of the CPU time meanwhile, and a hypervisor took {:.0}: measure again when \
+             it is quiet.",
             100.0 * others_share,
             100.0 * steal_share
         )

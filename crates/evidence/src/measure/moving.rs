@@ -1,4 +1,4 @@
-//! How fast memory moves between nodes: the agent's page moves beside the kernel's own system call, and what drifts home by itself.
+//! How fast memory moves between nodes: the agent's page moves beside the kernel's own system call.
 
 use std::path::Path;
 use std::time::Instant;
@@ -12,9 +12,9 @@ use homenode_units::{Bytes, NodeId, NodeMap, NodeSet, PAGE_BYTES, Pages};
 use super::{Bench, REPETITIONS, Why};
 use crate::section::{Bearing, Figure, Section, Topic, With};
 
-pub(super) const METHOD: &str = "The memory of an idle program, in base pages and in huge pages, moves between the two nodes that are \
-     farthest apart: with the agent's page moves, which stop after each 16 MiB if a budget ends, and back with the kernel's call that \
-     moves a whole process. The pages that arrived are counted.";
+pub(super) const METHOD: &str = "The memory of an idle program, in base pages and in huge pages, moves between the two \
+     nodes that are farthest apart: with the agent's page moves, which stop after each 16 MiB if a budget ends, and back \
+     with the kernel's call that moves a whole process. The pages that arrived are counted.";
 
 /// Memory that moves.
 const BYTES: usize = 256 << 20;
@@ -60,8 +60,8 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
         false => Bearing::Neither,
     };
     let means = format!(
-        "The agent moves base pages at {ours:.2} GB/s, the kernel's call at {kernels:.2} GB/s; {arrived:.0} percent arrive. A VM of 16 GiB \
-         would be home in {:.0} seconds without a budget.",
+        "The agent moves base pages at {ours:.2} GB/s, the kernel's call at {kernels:.2} GB/s; {arrived:.0} percent arrive. \
+         A VM of 16 GiB would be home in {:.0} seconds without a budget.",
         16.0 * 1.074 / ours
     );
     Ok(Section::measured(

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use super::{Bench, REPETITIONS, Why};
 use crate::section::{Bearing, Figure, Section, Topic, With};
 
-pub(super) const METHOD: &str = "Both programs are asked, as libvirt does, where a VM of one vCPU and 64 MiB should go, and where one of half \
-     of a node should. numad runs in a mount namespace with empty /run and /var/log, so that it answers by itself and leaves no file; \
-     ours has an empty state directory, so that it reserves nothing with a running agent.";
+pub(super) const METHOD: &str = "Both programs are asked, as libvirt does, where a VM of one vCPU and 64 MiB should go, and \
+     where one of half of a node should. numad runs in a mount namespace with empty /run and /var/log, so that it answers by \
+     itself and leaves no file; ours has an empty state directory, so that it reserves nothing with a running agent.";
 
 /// Where numad is; with our package in its place, the second.
 const PLACES: [&str; 3] = ["/usr/bin/numad.distrib", "/usr/bin/numad", "/usr/sbin/numad"];

@@ -7,9 +7,10 @@ use super::guests::{Guest, Guests, Memory};
 use super::{Bench, REPETITIONS, Why, percent_of, spans};
 use crate::section::{Bearing, Figure, Section, Topic, With};
 
-pub(super) const METHOD: &str = "Three VMs of the same program run in turn: at home, with vCPUs and memory on one node; scattered, with half of \
-     the vCPUs on each of the two nodes that are farthest apart and pages on both in turn; and far, with vCPUs on one node and memory on \
-     the other. The program reads lines drawn from twice the last-level cache, on each vCPU; the figure is lines per second.";
+pub(super) const METHOD: &str = "Three VMs of the same program run in turn: at home, with vCPUs and memory on one node; \
+     scattered, with half of the vCPUs on each of the two nodes that are farthest apart and pages on both in turn; and far, \
+     with vCPUs on one node and memory on the other. The program reads lines drawn from twice the last-level cache, on each \
+     vCPU; the figure is lines per second.";
 
 /// Most vCPUs of a VM.
 const VCPUS_MAX: usize = 4;

@@ -5,9 +5,10 @@ use homenode_load::Kernel;
 use super::{Bench, REPETITIONS, Why, percent_of, spans};
 use crate::section::{Bearing, Figure, Section, Topic, With};
 
-pub(super) const METHOD: &str = "A server, pinned to a CPU, answers requests that arrive by themselves at random moments, at 40 percent of \
-     what it could serve alone. Each request reads lines from a table of half the last-level cache. A request's time counts from its \
-     arrival. The server runs alone and beside a stream on another CPU of the same cache, in turn.";
+pub(super) const METHOD: &str = "A server, pinned to a CPU, answers requests that arrive by themselves at random moments, \
+     at 40 percent of what it could serve alone. Each request reads lines from a table of half the last-level cache. A \
+     request's time counts from its arrival. The server runs alone and beside a stream on another CPU of the same cache, in \
+     turn.";
 
 /// Lines that a request reads: some tens of microseconds of work.
 const LINES: usize = 2000;

@@ -14,16 +14,18 @@ use super::guests::{Guest, Guests, Memory};
 use super::{Bench, REPETITIONS, Why};
 use crate::section::{Bearing, Figure, Section, Topic, With};
 
-pub(super) const METHOD: &str = "A program holds 256 MiB in base pages, all of which it has touched once, and writes to a known part \
-     of them again and again. Marks of use are cleared; after a window, the pages found used are compared with those that it wrote \
-     to. A process has accessed bits of its own, as a guest has that is emulated. With KVM, a VM of this command does the same under \
-     the tracker of guests, which invalidates what KVM has mapped. DAMON is not tried.";
+pub(super) const METHOD: &str = "A program holds 256 MiB in base pages, all of which it has touched once, and writes to a \
+     known part of them again and again. Marks of use are cleared; after a window, the pages found used are compared with \
+     those that it wrote to. A process has accessed bits of its own, as a guest has that is emulated. With KVM, a VM of this \
+     command does the same under the tracker of guests, which invalidates what KVM has mapped. DAMON is not tried.";
 
 const HELD: usize = 256 << 20;
 /// Parts of the memory that are used, in MiB.
 const USED_MIB: [usize; 3] = [16, 64, 128];
 /// Part of a VM's memory that is used, in MiB. The guest's kernel uses some more.
 const VM_USED_MIB: usize = 128;
+/// How far off a tracker may be, in percent, before it speaks against relying on it.
+const OFF_MAX: f64 = 25.0;
 const KNOWN: &str = "what the program writes to";
 
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
@@ -44,62 +46,39 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
     let mut figures = Vec::new();
     let mut blind_percent: f64 = 0.0;
     for (at, mib) in USED_MIB.into_iter().enumerate() {
-        let mut worker = bench.worker(Kernel::Pages(mib << 20, HELD), cpu, node)?;
-        let (start, _) = worker.place();
-        let target = Target {
-            pid: worker.pid(),
-            ranges: vec![Range {
-                start: start as u64,
-                end: (start + HELD) as u64,
-                sharing: Sharing::Private,
-                page_bytes: Bytes(PAGE_BYTES),
-            }],
-            vcpus: 1,
-            runs: Runs::Emulated,
-        };
         let done = 0.8 * at as f64 / USED_MIB.len() as f64;
         (bench.told)(&format!("{mib} MiB in use by a process"), done);
-        let seen = tracked(&mut worker, &target, Tracker::AccessedBits, window, mib)?;
+        let worker = bench.worker(Kernel::Pages(mib << 20, HELD), cpu, node)?;
+        let seen = of_process(worker, window, mib)?;
         blind_percent = blind_percent.max(seen.blind_percent);
-        figures.push(
-            Figure::of(
-                format!("found by accessed bits, of {mib} MiB in use"),
-                "percent",
-                &seen.found,
-            )
-            .predicted(100.0, KNOWN),
-        );
+        let what = format!("found by accessed bits, of {mib} MiB in use");
+        figures.push(Figure::of(what, "percent", &seen.found).predicted(100.0, KNOWN));
     }
     (bench.told)("memory in use by a VM", 0.8);
-    let (vm, no_vm) = match of_vm(bench, cpu, window) {
-        Ok(figure) => (Some(figure), None),
-        Err(why) => (None, Some(why.why)),
+    let of_vm = match of_vm(bench, cpu, window) {
+        Ok(figure) => {
+            let found = figure.median.unwrap_or(f64::NAN);
+            figures.push(figure);
+            format!("Of a VM's memory in use, invalidation finds {found:.0} percent.")
+        }
+        Err(Why { why, .. }) => format!("No VM was tried: {why}."),
     };
-    let worst = figures
+    let off = figures
         .iter()
-        .filter_map(|figure| figure.median)
-        .map(|found| (found - 100.0).abs());
-    let worst = worst.fold(0.0, f64::max);
-    let bearing = if worst > 25.0 {
-        Bearing::Against
-    } else {
-        Bearing::Neither
+        .filter_map(|figure| Some((figure.median? - 100.0).abs()));
+    let worst = off.fold(0.0, f64::max);
+    let bearing = match worst > OFF_MAX {
+        true => Bearing::Against,
+        false => Bearing::Neither,
     };
-    let of_vm = match (vm.as_ref().and_then(|vm| vm.median), no_vm) {
-        (Some(found), _) => format!("Of a VM's memory in use, invalidation finds {found:.0} percent."),
-        (None, why) => format!("No VM was tried: {}.", why.unwrap_or_default()),
-    };
-    let bearing = match vm.as_ref().and_then(|vm| vm.median) {
-        Some(found) if (found - 100.0).abs() > 25.0 => Bearing::Against,
-        _ => bearing,
-    };
-    figures.extend(vm);
     let means = format!(
-        "Accessed bits find the memory that is in use within {worst:.1} percent. Up to {blind_percent:.0} percent could stay unseen in a TLB. {of_vm}"
+        "Trackers find the memory that is in use within {worst:.1} percent. Of a process's, up to {blind_percent:.0} percent \
+         could stay unseen in a TLB. {of_vm}"
     );
+    let with = With::Processes;
     Ok(Section::measured(
         Topic::WorkingSet,
-        With::Processes,
+        with,
         METHOD,
         means,
         bearing,
@@ -107,9 +86,26 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
     ))
 }
 
+/// Tracks a process, by the accessed bits of its own page tables.
+fn of_process(mut worker: Worker, window: Duration, mib: usize) -> Result<Seen, Why> {
+    let (start, _) = worker.place();
+    let target = Target {
+        pid: worker.pid(),
+        ranges: vec![Range {
+            start: start as u64,
+            end: (start + HELD) as u64,
+            sharing: Sharing::Private,
+            page_bytes: Bytes(PAGE_BYTES),
+        }],
+        vcpus: 1,
+        runs: Runs::Emulated,
+    };
+    tracked(&mut worker, &target, Tracker::AccessedBits, window, mib)
+}
+
 /// What a tracker found.
 struct Seen {
-    /// Each window's pages found used, in percent of those that the program writes to.
+    /// Each window's pages found used, in percent of the pages that the program writes to.
     found: Vec<f64>,
     /// The most that could be used without being seen, in percent.
     blind_percent: f64,
