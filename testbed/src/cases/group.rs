@@ -16,6 +16,8 @@ pub enum Group {
     Caches,
     /// The stock kernel's own balancing. Run by name only.
     Balancing,
+    /// `homenode evidence`, with guests of its own. Run by name only, as it takes half an hour.
+    Evidence,
     /// A host on which the operator has configured bounds of all kinds, and an agent that acts for ten minutes.
     Bounds,
     /// Trackers of memory use, on a kernel with DAMON. Run by name only, as that kernel is not the stock one.
@@ -54,6 +56,7 @@ impl Group {
             Self::Arrange => "arrange",
             Self::Caches => "caches",
             Self::Balancing => "balancing",
+            Self::Evidence => "evidence",
             Self::Bounds => "bounds",
             Self::Damon => "damon",
             Self::Pages => "pages",
@@ -78,6 +81,7 @@ impl Group {
                 | Self::Balancing
                 | Self::Caches
                 | Self::Damon
+                | Self::Evidence
                 | Self::Kernels
                 | Self::Programs
                 | Self::Record
@@ -97,7 +101,7 @@ impl Group {
             Self::Agent | Self::Record => Some(HostKind::Plain),
             Self::Counted | Self::Arrange => Some(HostKind::Counted),
             Self::Caches => Some(HostKind::Caches),
-            Self::Balancing => Some(HostKind::TwoNodes),
+            Self::Balancing | Self::Evidence => Some(HostKind::TwoNodes),
             Self::Bounds => Some(HostKind::Bounds),
             Self::Damon => Some(HostKind::Damon),
             Self::Xen | Self::XenLong | Self::XenRecord => Some(HostKind::Xen),

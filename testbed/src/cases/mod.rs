@@ -11,11 +11,13 @@ mod balloon;
 mod basics;
 mod bounds;
 mod caches;
+mod case;
 mod conformance;
 mod counted;
 mod crash;
 mod drain;
 mod dropin;
+mod evidence;
 mod group;
 mod hostile;
 mod live_topology;
@@ -40,67 +42,9 @@ mod xen_permit;
 mod xen_unit;
 mod xen_waiting;
 
-use std::time::Duration;
-
-use crate::inside::Inside;
-use crate::outside::plain::Outside;
+pub use case::{Case, Run};
+use case::{case, plain_case};
 pub use group::Group;
-
-/// A case of the testbed.
-#[derive(Debug)]
-pub struct Case {
-    /// The case's unique name.
-    pub name: &'static str,
-    /// The group of cases with which the case shares a boot.
-    pub group: Group,
-    /// The property that the case shows, in one line.
-    pub about: &'static str,
-    /// Time limit after which the case has failed.
-    pub limit: Duration,
-    /// The case itself.
-    pub run: Run,
-}
-
-/// The function of a case, according to where it runs.
-#[derive(Debug, Clone, Copy)]
-pub enum Run {
-    /// Inside the emulated host.
-    Inside(fn(&mut Inside) -> anyhow::Result<()>),
-    /// The case runs on this machine, next to plain guests.
-    Outside(fn(&mut Outside<'_>) -> anyhow::Result<()>),
-}
-
-const fn case(
-    name: &'static str,
-    group: Group,
-    limit_s: u64,
-    about: &'static str,
-    run: fn(&mut Inside) -> anyhow::Result<()>,
-) -> Case {
-    Case {
-        name,
-        group,
-        about,
-        limit: Duration::from_secs(limit_s),
-        run: Run::Inside(run),
-    }
-}
-
-const fn plain_case(
-    name: &'static str,
-    group: Group,
-    limit_s: u64,
-    about: &'static str,
-    run: fn(&mut Outside<'_>) -> anyhow::Result<()>,
-) -> Case {
-    Case {
-        name,
-        group,
-        about,
-        limit: Duration::from_secs(limit_s),
-        run: Run::Outside(run),
-    }
-}
 
 /// All cases, in the order in which they run within a group.
 pub static ALL: &[Case] = &[
@@ -425,6 +369,13 @@ pub static ALL: &[Case] = &[
         3000,
         "on a stock host a guest away from its memory is brought together with it once, by the kernel or the agent",
         caches::brought_once,
+    ),
+    case(
+        "evidence",
+        Group::Evidence,
+        2400,
+        "every section of `homenode evidence` is measured or says why not; killed at ten moments, it leaves nothing",
+        evidence::whole,
     ),
     case(
         "balancing-one",

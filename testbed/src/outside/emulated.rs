@@ -40,6 +40,8 @@ pub const ISOLATED_CPU: u32 = 3;
 pub const DEVICE_NODE: u32 = 2;
 /// File name of the emulator's plugin, which is next to this program.
 const PLUGIN: &str = "libhomenode_plugin.so";
+/// File name of the program of the guests of `homenode evidence`, which `scripts/guest-load.sh` puts next to `homenode`.
+pub(super) const GUEST_LOAD: &str = "homenode-guest-load-static";
 
 /// The kinds of boots that groups of cases need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -147,6 +149,7 @@ pub struct Workshop {
     pub initramfs: PathBuf,
     program: PathBuf,
     homenode: Option<PathBuf>,
+    guest_load: Option<PathBuf>,
     plugin: Option<PathBuf>,
     /// Whether all hosts boot the kernel of [`HostKind::Damon`].
     newer: bool,
@@ -174,6 +177,9 @@ impl Workshop {
             "program",
         )?;
         let homenode = options.homenode.as_deref();
+        let guest_load = homenode.map(|homenode| homenode.with_file_name(GUEST_LOAD));
+        let guest_load = guest_load.filter(|path| path.exists());
+        let guest_load = guest_load.map(|from| keep(&from, GUEST_LOAD)).transpose()?;
         let homenode = homenode.map(|from| keep(from, "homenode")).transpose()?;
         let plugin = std::env::current_exe()?.with_file_name(PLUGIN);
         let plugin = plugin.exists().then(|| keep(&plugin, PLUGIN)).transpose()?;
@@ -184,6 +190,7 @@ impl Workshop {
             initramfs,
             program,
             homenode,
+            guest_load,
             plugin,
             newer: options.newer,
         })
@@ -488,6 +495,9 @@ fn install_programs(workshop: &Workshop, dir: &Path) -> anyhow::Result<PathBuf> 
     copy(&workshop.initramfs, &bin.join("initramfs"))?;
     if let Some(homenode) = &workshop.homenode {
         copy(homenode, &bin.join("homenode"))?;
+    }
+    if let Some(guest_load) = &workshop.guest_load {
+        copy(guest_load, &bin.join(GUEST_LOAD))?;
     }
     copy_files(&workshop.capabilities(), &bin.join(CAPABILITIES_DIR))?;
     copy(&workshop.program, &bin.join("homenode-testbed"))

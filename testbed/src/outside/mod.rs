@@ -422,7 +422,8 @@ impl Run {
 
     /// Finishes the report. Keeps the logs only after failures.
     fn finish(self) -> anyhow::Result<Report> {
-        for name in ["initramfs", "program", "homenode", "libhomenode_plugin.so"] {
+        let copied = ["initramfs", "program", "homenode", emulated::GUEST_LOAD, "libhomenode_plugin.so"];
+        for name in copied {
             let _ = fs::remove_file(self.dir.join(name));
         }
         if self.report.all_passed() && self.report.infrastructure_failures == 0 {
