@@ -475,10 +475,16 @@ impl CpuGroup {
                 format!("{} {}", run_ns.0 / 1000, period_ns.0 / 1000)
             }
         };
-        std::fs::write(&path, text).map_err(|cause| GroupError::NotWritten {
-            file: path,
-            cause: cause.to_string(),
-        })
+        #[cfg(any(test, feature = "testing"))]
+        let written = crate::system::simulated().map_or(Ok(()), |system| system.write(&path, &text));
+        #[cfg(not(any(test, feature = "testing")))]
+        let written = Ok(());
+        written
+            .and_then(|()| std::fs::write(&path, text))
+            .map_err(|cause| GroupError::NotWritten {
+                file: path,
+                cause: cause.to_string(),
+            })
     }
 
     /// Returns the CPU time that the thread's own cgroup may use; `None` if the cgroup is gone or its kernel has no quotas.

@@ -25,8 +25,8 @@
 //! | [`attribution`] | none of its own: assigns the modelled PMU's counts and samples to VMs by their frames |
 //! | [`files`] | `RLIMIT_NOFILE`: how many files each part of the agent may have open |
 //!
-//! The feature `testing` has what tests in dependent crates need: a handmade tree, and faults wherever this crate or those reach
-//! outside.
+//! The feature `testing` has what tests in dependent crates need: a handmade tree, faults wherever this crate or those reach
+//! outside, and a simulated kernel.
 
 pub mod attribution;
 pub mod binding;
@@ -56,6 +56,8 @@ pub mod uncore;
 pub mod fake;
 #[cfg(any(test, feature = "testing"))]
 pub mod fault;
+#[cfg(any(test, feature = "testing"))]
+pub mod system;
 
-pub use clock::now;
+pub use clock::{now, wait};
 pub use read::ReadError;

@@ -120,6 +120,11 @@ fn move_pages(
     flags: i32,
 ) -> Result<(), i32> {
     assert!(addresses.len() == status.len() && nodes.is_none_or(|nodes| nodes.len() == addresses.len()));
+    #[cfg(any(test, feature = "testing"))]
+    if let Some(system) = crate::system::simulated() {
+        let to = nodes.map(|nodes| NodeId(nodes[0].unsigned_abs() as u16));
+        return system.pages(pid, addresses, to, status);
+    }
     // SAFETY: the three arrays have `addresses.len()` elements of the types that move_pages(2) names (pointers, ints, ints)
     // and live until it returns. The addresses are in another process: the kernel only looks them up there.
     let result = unsafe {
@@ -143,6 +148,10 @@ fn move_pages(
 
 impl Kernel for Linux {
     fn reveal(&mut self, pid: i32, addresses: &[usize]) -> usize {
+        #[cfg(any(test, feature = "testing"))]
+        if crate::system::simulated().is_some() {
+            return 0;
+        }
         let hidden = present(pid, addresses);
         touch(pid, &hidden);
         hidden.len()

@@ -97,6 +97,10 @@ pub(crate) fn open(attr: &Attr, scope: Scope, leader: Option<&File>) -> std::io:
         Scope::Cpu(cpu) => (-1, i32::try_from(cpu).map_err(std::io::Error::other)?),
     };
     let group = leader.map_or(-1, AsRawFd::as_raw_fd);
+    #[cfg(any(test, feature = "testing"))]
+    if crate::system::simulated().is_some() {
+        return Err(std::io::Error::from_raw_os_error(libc::ENOSYS));
+    }
     // If the size is wrong, the kernel writes the size field, so pass a copy.
     let mut copy = *attr;
     // SAFETY: `copy` is a perf_event_attr of the size that it names, and lives until the call returns; all else is by value.

@@ -156,6 +156,11 @@ fn checked(
     #[cfg(any(test, feature = "testing"))]
     crate::fault::of_file(crate::fault::Point::Read).map_err(io)?;
     room.clear();
+    #[cfg(any(test, feature = "testing"))]
+    match before(&full) {
+        Err(e) if is_absence(&e) => return Ok(false),
+        answered => answered.map_err(io)?,
+    }
     match read(room).map_err(std::io::Error::from) {
         Ok(()) if room.len() as u64 > limit_bytes => Err(ReadError::TooLarge {
             path: full().display().to_string(),
@@ -165,6 +170,12 @@ fn checked(
         Err(e) if is_absence(&e) => Ok(false),
         Err(e) => Err(io(e)),
     }
+}
+
+/// Tells a simulated kernel that this path is about to be read.
+#[cfg(any(test, feature = "testing"))]
+fn before(path: impl Fn() -> PathBuf) -> std::io::Result<()> {
+    crate::system::simulated().map_or(Ok(()), |system| system.read(&path()))
 }
 
 /// Names of threads and files may hold any byte, so invalid ones are replaced; numbers are not affected.
@@ -260,6 +271,8 @@ impl Dir {
     pub fn numbers(&self, limit: usize, into: &mut Vec<i32>) -> Result<(), ReadError> {
         into.clear();
         let mut list = || -> std::io::Result<()> {
+            #[cfg(any(test, feature = "testing"))]
+            before(|| self.path.clone())?;
             rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Start(0))?;
             let mut room = [std::mem::MaybeUninit::uninit(); ROOM_BYTES];
             let mut entries = rustix::fs::RawDir::new(&self.fd, &mut room);

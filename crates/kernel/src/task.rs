@@ -437,6 +437,30 @@ pub fn affinity(root: &Path, pid: i32, tid: i32) -> Result<Option<CpuSet>, ReadE
         .ok_or_else(|| ReadError::malformed(&path, STATUS.1, &text))
 }
 
+/// Lets a thread run on these CPUs only.
+///
+/// # Errors
+/// The system's error; a CPU's number may be too high for the call.
+pub fn set_affinity(tid: i32, cpus: &CpuSet) -> std::io::Result<()> {
+    #[cfg(any(test, feature = "testing"))]
+    if let Some(system) = crate::system::simulated() {
+        return system.set_affinity(tid, cpus);
+    }
+    let mut set = rustix::thread::CpuSet::new();
+    for cpu in cpus.iter() {
+        let index = cpu.0 as usize;
+        if index >= rustix::thread::CpuSet::MAX_CPU {
+            let cause = format!("the number of CPU {cpu} is too high to pin to");
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, cause));
+        }
+        set.set(index);
+    }
+    Ok(rustix::thread::sched_setaffinity(
+        rustix::process::Pid::from_raw(tid),
+        &set,
+    )?)
+}
+
 /// Returns when a thread started, in clock ticks since boot; `None` if it has ended, or the time cannot be read.
 pub fn thread_start(root: &Path, pid: i32, tid: i32) -> Option<u64> {
     let path = process_dir(root, pid).join(format!("task/{tid}/stat"));

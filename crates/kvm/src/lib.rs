@@ -37,5 +37,7 @@ pub use connect::{ConnectError, DEFAULT_URI, Vms};
 pub use host::KvmHost;
 pub use leftovers::Leftovers;
 pub use levers::{Pins, Quotas};
+#[cfg(all(feature = "testing", target_arch = "x86_64", target_os = "linux"))]
+pub use libvirt::simulate as simulate_libvirt;
 pub use libvirt::{LibraryError, load as load_libvirt};
 pub use qemu::{QemuVm, vms as qemu_vms};

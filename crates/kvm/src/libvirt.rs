@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
 use homenode_kernel::cgroup::{CpuGroup, PERIOD_DEFAULT, QUOTA_MAX_US};
+use homenode_kernel::now;
 use homenode_kernel::read::{self, ReadError};
 use homenode_kernel::task::{self, Process, Thread};
 use homenode_undo::heartbeat::Heartbeat;
 use homenode_undo::journal::Run;
-use homenode_units::{Bytes, CpuSet, NodeSet, VmId};
+use homenode_units::{Bytes, CpuSet, NodeSet, Ns, VmId};
 use homenode_vm_settings::{Change, OperatorSettings};
 use virt::connect::Connect;
 use virt::domain::{
@@ -49,10 +50,16 @@ pub fn load() -> Result<(), LibraryError> {
     Ok(())
 }
 
+/// Uses these functions instead of libvirt's library, by their names.
+#[cfg(all(any(test, feature = "testing"), target_arch = "x86_64", target_os = "linux"))]
+pub fn simulate(functions: &[(&str, *mut std::ffi::c_void)]) {
+    loaded::simulate(functions);
+}
+
 /// How long a call may take. libvirt itself waits 30 s for a busy domain; an agent with many domains cannot wait that long.
 const CALL_MAX: Duration = Duration::from_secs(8);
 /// How long to pause all calls after libvirt did not answer.
-const REST: Duration = Duration::from_secs(2);
+const REST: Ns = Ns::from_secs(2);
 
 /// A connection that reconnects after libvirt was away or did not answer. A separate thread makes the calls, since a call may
 /// hang.
@@ -63,7 +70,7 @@ pub(crate) struct Libvirt {
     /// does.
     caller: Option<Sender<Call>>,
     /// When calls may be made again after libvirt itself did not answer.
-    rests_until: Option<Instant>,
+    rests_until: Option<Ns>,
     /// Abandoned calls that libvirt may still carry out, by domain. Until such a call is over, no other call is made for its
     /// domain, since the late call could undo a newer one.
     under_way: BTreeMap<VmId, Receiver<()>>,
@@ -143,13 +150,13 @@ impl Libvirt {
     /// Pauses all calls because libvirt itself does not answer: otherwise each call would wait for its timeout.
     fn rest(&mut self) -> String {
         self.connect = None;
-        self.rests_until = Some(Instant::now() + REST);
+        self.rests_until = Some(now() + REST);
         SILENT.to_owned()
     }
 
     /// Returns an error during that pause.
     fn not_resting(&self) -> Result<(), CallError> {
-        match self.rests_until.is_some_and(|until| Instant::now() < until) {
+        match self.rests_until.is_some_and(|until| now() < until) {
             true => Err(CallError::Lost(SILENT.to_owned())),
             false => Ok(()),
         }
@@ -167,6 +174,13 @@ impl Libvirt {
             let _ = done.send(call());
             drop(over);
         });
+        #[cfg(any(test, feature = "testing"))]
+        if let Some(system) = homenode_kernel::system::simulated() {
+            let is_answered = system.call(call);
+            self.heartbeat.beat();
+            let answered = is_answered.then(|| answer.try_recv().ok()).flatten();
+            return answered.ok_or(is_over);
+        }
         let caller = self.caller.take().unwrap_or_else(caller);
         // The thread lives until its sender is dropped, or until a call panics.
         let sent = caller.send(call).map_err(|_| RecvTimeoutError::Disconnected);

@@ -32,13 +32,12 @@ use std::time::Duration;
 use homenode_host::{CpuQuota, GuestMemory, HostError, Immovable};
 use homenode_kernel::cgroup::{CpuGroup, CpuMax, GroupError, Hierarchy};
 use homenode_kernel::now;
-use homenode_kernel::read::ReadError;
+use homenode_kernel::read::{self, ReadError};
 use homenode_kernel::task::{self, Process, Role, Tasks, Thread};
 use homenode_undo::journal::{Run, VcpuThread};
 use homenode_units::{Bytes, CpuSet, NodeSet, Ns, VmId};
 use homenode_vm_settings::Change;
 use homenode_vm_settings::file::{self, Whose};
-use rustix::process::Pid;
 use serde_json::{Value, json};
 
 use crate::domain::{Domain, NoSettings};
@@ -259,20 +258,12 @@ impl Qemu {
 
     /// Pins threads to these CPUs.
     fn pin(&self, tids: &[i32], cpus: &CpuSet) -> Result<(), CallError> {
-        let mut set = rustix::thread::CpuSet::new();
-        for cpu in cpus.iter() {
-            let index = cpu.0 as usize;
-            if index >= rustix::thread::CpuSet::MAX_CPU {
-                return Err(CallError::Refused(format!(
-                    "the number of CPU {cpu} is too high to pin to"
-                )));
-            }
-            set.set(index);
-        }
         for tid in tids {
-            match rustix::thread::sched_setaffinity(Pid::from_raw(*tid), &set) {
-                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-                Err(error) => return Err(CallError::Refused(format!("thread {tid}: {error}"))),
+            match task::set_affinity(*tid, cpus) {
+                Err(error) if !read::is_absence(&error) => {
+                    return Err(CallError::Refused(format!("thread {tid}: {error}")));
+                }
+                _ => {}
             }
         }
         Ok(())

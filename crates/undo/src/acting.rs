@@ -196,7 +196,7 @@ pub fn wait(host: &mut impl Leases, (wake_signal, heartbeat): (&WakeSignal, &Hea
         let lease = host.next_lease_end();
         heartbeat.beat();
         let until = lease.map_or(end, |lease| lease.min(end)).min(at + BEAT_AT_LEAST);
-        let was_woken = wake_signal.wait(Duration::from_nanos(until.saturating_sub(at).0));
+        let was_woken = homenode_kernel::wait(wake_signal, Duration::from_nanos(until.saturating_sub(at).0));
         host.end_leases();
         at = now();
         if was_woken {

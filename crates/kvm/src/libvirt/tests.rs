@@ -1,3 +1,5 @@
+use std::time::Instant;
+
 use super::*;
 
 #[test]
@@ -36,7 +38,7 @@ fn a_libvirt_that_does_not_answer_is_left_in_peace_for_a_while() {
     let mut libvirt = Libvirt::unconnected("test:///default", Path::new("/"), Heartbeat::default());
     libvirt.rest();
     assert_eq!(libvirt.list().unwrap_err(), CallError::Lost(SILENT.to_owned()));
-    std::thread::sleep(REST);
+    std::thread::sleep(Duration::from_nanos(REST.0));
     assert!(libvirt.list().is_ok());
 }
 

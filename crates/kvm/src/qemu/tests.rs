@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use homenode_host::{Act, Host as _, Outcome, Plan, Setting};
 use homenode_undo::Options;
 use homenode_undo::RealHost as _;
+use rustix::process::Pid;
 
 use super::monitor::{Command, MonitorError};
 use super::questions::standstill;
