@@ -1,9 +1,10 @@
 //! Memory of VMs, through their balloons: requested through the VM's manager, carried out by the guest's driver.
 //!
 //! A balloon follows at its guest's own pace. Reading back at once would show nothing; [`Balloon::current`] in later samples
-//! shows the effect. libvirt does not report the last requested size. If a balloon reached the agent's target and then left it,
-//! another program set it, or its guest deflated it (as a balloon with `autodeflate='on'` does when the guest is out of memory).
-//! If memory is plugged in meanwhile, both the agent's amount and the operator's grow by it.
+//! shows the effect. libvirt does not report the last requested size. So after a limit was lifted, the restored amount counts until
+//! the balloon has reached it: a new limit would otherwise take the size on the way for the operator's. If a balloon reached the
+//! agent's target and then left it, another program set it, or its guest deflated it (as a balloon with `autodeflate='on'` does
+//! when the guest is out of memory). If memory is plugged in meanwhile, both the agent's amount and the operator's grow by it.
 
 use homenode_host::{Act, ActionError, Balloon, GuestMemory, Lever, Limit, Outcome, VmSample};
 use homenode_kernel::now;
@@ -83,8 +84,19 @@ impl Heard {
     }
 }
 
+/// Memory that the guest has not taken back yet since the limit was lifted.
+#[derive(Clone, Copy)]
+struct Returning {
+    /// The amount that was restored.
+    to: Bytes,
+    /// All memory that the VM had then, DIMMs included.
+    memory_kib: u64,
+}
+
 struct OfVm {
     shrunk: Option<Shrunk>,
+    /// A new limit must not take the size on the way for the operator's.
+    returning: Option<Returning>,
     heard: Heard,
     /// The period before an agent changed it; `None` if no agent did.
     asked: Option<StatsPeriod>,
@@ -101,6 +113,7 @@ pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState<Kvm>> {
     let asked = entry.and_then(Entry::get);
     Box::new(OfVm {
         shrunk,
+        returning: None,
         heard: Heard::default(),
         asked,
         next_question: None,
@@ -133,7 +146,7 @@ impl LeverState<Kvm> for OfVm {
             return Ok(Outcome::Done);
         };
         let before = self.shrunk.map(|shrunk| shrunk.shrink.before);
-        let before = before.unwrap_or(vm.domain.memory_current_bytes);
+        let before = before.unwrap_or(self.without_limit(vm));
         let shrink = Shrink { ours, before };
         context.set(vm, SHRINK, &shrink)?;
         self.shrunk = Some(Shrunk {
@@ -156,6 +169,10 @@ impl LeverState<Kvm> for OfVm {
             .set_memory(vm.run.vm, shrink.before)
             .map_err(call)?;
         self.shrunk = None;
+        self.returning = Some(Returning {
+            to: shrink.before,
+            memory_kib: vm.domain.memory_kib,
+        });
         context.clear::<Shrink>(vm);
         Ok(())
     }
@@ -171,6 +188,7 @@ impl LeverState<Kvm> for OfVm {
     }
 
     fn reconcile(&mut self, context: &mut HostContext, vm: &mut Vm, _is_first: bool) {
+        self.follow_return(vm);
         let taken_in = self.take_in(context, vm);
         let questioned = self.question(context, vm);
         for error in taken_in.err().into_iter().chain(questioned.err()) {
@@ -200,7 +218,7 @@ impl LeverState<Kvm> for OfVm {
         });
         sample.balloon = Some(Balloon {
             current,
-            maximum: shrink.map_or(current, |shrink| shrink.before),
+            maximum: shrink.map_or(self.without_limit(vm), |shrink| shrink.before),
             limit: shrink.map(|shrink| shrink.ours),
             guest,
         });
@@ -239,6 +257,26 @@ impl LeverState<Kvm> for OfVm {
 }
 
 impl OfVm {
+    /// The VM's memory without a limit of the agent's: its current size, or the one to which its balloon is returning.
+    fn without_limit(&self, vm: &Vm) -> Bytes {
+        let to = self.returning.map_or(Bytes::ZERO, |returning| returning.to);
+        to.max(vm.domain.memory_current_bytes)
+    }
+
+    /// Notes whether the balloon has returned, and memory that was plugged meanwhile.
+    fn follow_return(&mut self, vm: &Vm) {
+        let (current, now_kib) = (vm.domain.memory_current_bytes, vm.domain.memory_kib);
+        self.returning = self.returning.and_then(|Returning { to, memory_kib }| {
+            let grown = to + Bytes(now_kib.saturating_mul(1024));
+            let to = grown.saturating_sub(Bytes(memory_kib.saturating_mul(1024)));
+            let is_there = current >= to || Balloon::is_near(current, to);
+            (!is_there).then_some(Returning {
+                to,
+                memory_kib: now_kib,
+            })
+        });
+    }
+
     /// Takes account of memory plugged in since the limit was set, and of changes by another program or the guest.
     fn take_in(&mut self, context: &mut HostContext, vm: &Vm) -> Result<(), ActionError> {
         let Some(shrunk) = &mut self.shrunk else {
