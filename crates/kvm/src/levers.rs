@@ -23,7 +23,7 @@ use crate::manager::{CallError, Manager};
 use crate::mark;
 use crate::vm::{After, Kvm, Levers, Step, UndoError, failed};
 
-pub(crate) use home::{Home, MemoryNodes, NO_HOME};
+pub(crate) use home::{HelperPins, Home, MemoryNodes, NO_HOME};
 pub(crate) use memory::{Shrink, StatsPeriod};
 pub(crate) use memory_policy::is_possible as memory_policy_is_possible;
 pub(crate) use pages::Moving;
@@ -45,8 +45,8 @@ fn all(entry: Option<&Entry>) -> Vec<Box<dyn LeverState<Kvm>>> {
     ]
 }
 
-/// Keys of the levers that place a VM: pins, home and memory nodes.
-const PLACING: [&str; 3] = [Pins::KEY, Home::KEY, MemoryNodes::KEY];
+/// Keys of the levers that place a VM: pins, home, helpers and memory nodes.
+const PLACING: [&str; 4] = [Pins::KEY, Home::KEY, HelperPins::KEY, MemoryNodes::KEY];
 
 /// The levers of a VM, from an earlier agent's journal entry. A dry run (`acts` is false) leaves them in force.
 pub(crate) fn of_vm(entry: Option<&Entry>, acts: bool) -> Levers {

@@ -88,6 +88,15 @@ pub enum Helper {
     IoThread(u32),
 }
 
+impl std::fmt::Display for Helper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Helper::Emulator => f.write_str("the emulator"),
+            Helper::IoThread(id) => write!(f, "I/O thread {id}"),
+        }
+    }
+}
+
 /// A thread that runs a vCPU. Its number may be reused, but not its number together with its start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VcpuThread {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use homenode_host::{Act, ActionError, HomeInForce, Lever, Outcome};
 use homenode_kernel::pages::WINDOW_PAGES;
-use homenode_kernel::task::{self, Role};
+use homenode_kernel::task::{self, Role, Thread};
 use homenode_undo::journal::{Before, Entry, Helper, Written};
 use homenode_units::{CpuSet, NodeSet, Pages};
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,9 @@ use serde::{Deserialize, Serialize};
 use super::vcpus::{self, read_back};
 use super::{After, Kvm, LeverState, Pins, Steps, UndoError, failed, is_placed};
 use crate::context::HostContext;
-use crate::manager::CallError;
+use crate::domain::Domain;
+use crate::manager::{CallError, Manager};
+use crate::reach::Reach;
 use crate::vm::Vm;
 
 /// The home that emulator, I/O threads and memory nodes follow.
@@ -70,6 +72,73 @@ impl Written for MemoryNodes {
     const KEY: &'static str = "memory-nodes";
 }
 
+/// The CPU sets to which each helper may be pinned, the newest first, as in [`Pins`]. A helper whose pin is none of them was
+/// pinned by another program since.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HelperPins(pub Vec<(Helper, Vec<CpuSet>)>);
+
+impl Written for HelperPins {
+    const KEY: &'static str = "helpers";
+}
+
+impl HelperPins {
+    /// Whether the agent may have pinned a helper.
+    pub(crate) fn has(&self, helper: Helper) -> bool {
+        self.0.iter().any(|(known, _)| *known == helper)
+    }
+
+    /// Notes that a helper is about to be pinned to these CPUs.
+    fn add(&mut self, helper: Helper, cpus: &CpuSet) {
+        let cpus = std::slice::from_ref(cpus);
+        match self.0.iter_mut().find(|(known, _)| *known == helper) {
+            Some((_, sets)) => vcpus::add(sets, cpus),
+            None => self.0.push((helper, cpus.to_vec())),
+        }
+    }
+
+    /// Returns the helpers that are not where the agent put them, each with its pin: another program has pinned them since, or
+    /// the agent's pin never came into force. Journals of earlier versions lack the sets; then all helpers count as the agent's.
+    fn of_others(
+        &self,
+        manager: &dyn Manager,
+        domain: &Domain,
+        (threads, reach): (&[Thread], &Reach),
+    ) -> BTreeMap<Helper, Option<CpuSet>> {
+        let pins = pins_of_helpers(manager, domain, threads);
+        let shows_affinities = manager.shows_affinities();
+        let is_at =
+            |set: &CpuSet, pin: &CpuSet| set == pin || shows_affinities && reach.in_force(set) == *pin;
+        let is_ours = |helper: Helper, sets: &[CpuSet]| {
+            let pin = pins.get(&helper);
+            pin.is_some_and(|pin| sets.iter().any(|set| is_at(set, pin)))
+        };
+        let others = self.0.iter().filter(|(helper, sets)| !is_ours(*helper, sets));
+        others
+            .map(|(helper, _)| (*helper, pins.get(helper).cloned()))
+            .collect()
+    }
+}
+
+/// Returns the pins of the helpers: as the manager describes them, or if it has none of its own, the affinities in force.
+fn pins_of_helpers(manager: &dyn Manager, domain: &Domain, threads: &[Thread]) -> BTreeMap<Helper, CpuSet> {
+    if manager.shows_affinities() {
+        let pin = |thread: &Thread| Some((helper_of(&thread.role)?, thread.affinity.clone()));
+        return threads.iter().filter_map(pin).collect();
+    }
+    let iothreads = domain.iothread_pins.iter();
+    let iothreads = iothreads.map(|(id, cpus)| (Helper::IoThread(*id), cpus.clone()));
+    let emulator = domain.emulator_pin.clone().map(|cpus| (Helper::Emulator, cpus));
+    iothreads.chain(emulator).collect()
+}
+
+fn helper_of(role: &Role) -> Option<Helper> {
+    match role {
+        Role::Emulator => Some(Helper::Emulator),
+        Role::IoThread(id) => Some(Helper::IoThread(*id)),
+        Role::Vcpu(_) | Role::Other => None,
+    }
+}
+
 /// Lifts the home, and unpins vCPUs.
 pub(crate) const NO_HOME: Act = Act::Lift { lever: Lever::Home };
 
@@ -79,6 +148,7 @@ const MEMORY_NODES: &str = "setting the memory nodes";
 
 struct OfVm {
     home: Option<Home>,
+    helpers: Option<HelperPins>,
     nodes: Option<MemoryNodes>,
     pinned: Pins,
 }
@@ -86,6 +156,7 @@ struct OfVm {
 pub(super) fn state(entry: Option<&Entry>) -> Box<dyn LeverState<Kvm>> {
     Box::new(OfVm {
         home: entry.and_then(Entry::get),
+        helpers: entry.and_then(Entry::get),
         nodes: entry.and_then(Entry::get),
         pinned: entry.and_then(Entry::get).unwrap_or_default(),
     })
@@ -138,7 +209,14 @@ impl LeverState<Kvm> for OfVm {
         let before = &entry.before;
         vcpus::unpin(context, vm, before)?;
         if entry.has(&[Home::KEY]) {
+            let described = context.manager.describe(vm.run.vm);
+            let described = described.map_err(|e| failed(vm, LEAVE, e.cause()))?;
+            let ours: HelperPins = entry.get().unwrap_or_default();
+            let others = ours.of_others(context.manager.as_ref(), &described, (&vm.threads, &vm.reach));
             for (helper, cpus) in helpers_before(before) {
+                if others.contains_key(&helper) {
+                    continue;
+                }
                 pin_helper(context, vm, helper, &vm.reach.to_give_back(&cpus))?;
             }
         }
@@ -149,16 +227,17 @@ impl LeverState<Kvm> for OfVm {
         // The next action of this plan journals these affinities.
         let threads = context.manager.threads(&vm.run);
         vm.threads = threads.map_err(|e| failed(vm, LEAVE, &e.to_string()))?;
-        let keys = [Pins::KEY, Home::KEY, MemoryNodes::KEY, super::Moving::KEY];
-        context.clear_keys(vm, &keys);
+        let own = [Pins::KEY, Home::KEY, HelperPins::KEY, MemoryNodes::KEY];
+        context.clear_keys(vm, &[&own[..], &[super::Moving::KEY]].concat());
         vm.home = None;
         Ok(())
     }
 
     fn journalled(&self) -> Vec<&'static str> {
         let home = self.home.is_some().then_some(Home::KEY);
+        let helpers = self.helpers.is_some().then_some(HelperPins::KEY);
         let nodes = self.nodes.is_some().then_some(MemoryNodes::KEY);
-        home.into_iter().chain(nodes).collect()
+        home.into_iter().chain(helpers).chain(nodes).collect()
     }
 
     fn undo(&self, after: &mut After<'_>) -> Result<(), UndoError> {
@@ -169,7 +248,22 @@ impl LeverState<Kvm> for OfVm {
         if self.home.is_some() {
             give_back_late_vcpus(after, &self.pinned, &mut steps);
             let reach = after.reach();
+            let threads = after.manager.threads(after.run).map_err(|e| e.to_string());
+            let described = after.manager.describe(vm).map_err(|e| e.cause().to_owned());
+            let ours = self.helpers.clone().unwrap_or_default();
+            let others =
+                described.and_then(|domain| Ok(ours.of_others(after.manager, &domain, (&threads?, &reach))));
+            let others = match others {
+                Ok(others) => others,
+                Err(cause) => {
+                    steps.unknown("the pins of its emulator and I/O threads", cause);
+                    return steps.done();
+                }
+            };
             for (helper, cpus) in helpers_before(after.before) {
+                if others.contains_key(&helper) {
+                    continue;
+                }
                 let cpus = reach.to_give_back(&cpus);
                 let (what, done) = match helper {
                     Helper::Emulator => ("emulator".to_owned(), after.manager.pin_emulator(vm, &cpus)),
@@ -226,18 +320,57 @@ fn pin_helpers(
     let cpus = cpus_of_home(context, vm, nodes);
     let iothreads = vm.domain.iothreads.iter().map(|id| Helper::IoThread(*id));
     let helpers: Vec<Helper> = std::iter::once(Helper::Emulator).chain(iothreads).collect();
+    leave_to_others(context, vm)?;
+    let own = |helper| (helper, within_before(context, vm, helper, &cpus));
+    let is_to_be_pinned =
+        |(helper, own): &(Helper, CpuSet)| !own.is_empty() && !vm.operator_helpers.contains(helper);
+    let helpers: Vec<(Helper, CpuSet)> = helpers.into_iter().map(own).filter(is_to_be_pinned).collect();
+    let mut ours: HelperPins = context.journalled(vm).unwrap_or_default();
+    helpers.iter().for_each(|(helper, cpus)| ours.add(*helper, cpus));
+    if !helpers.is_empty() {
+        context.set(vm, HOME, &ours)?;
+    }
     let mut before = Vec::with_capacity(helpers.len());
-    for helper in helpers {
-        let own = within_before(context, vm, helper, &cpus);
-        if own.is_empty() || vm.operator_helpers.contains(&helper) {
-            continue;
-        }
+    for (helper, own) in helpers {
         let tid = thread_of(vm, helper);
         let now = tid.and_then(|tid| task::affinity(&context.root, vm.run.pid, tid).ok()?);
         before.push((helper, now));
         if let Err(error) = pin_helper(context, vm, helper, &own) {
             roll_back(context, vm, before, was);
             return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Notes which helpers another program has pinned since the agent did: they stay there, now and after the agent's end.
+fn leave_to_others(context: &mut HostContext, vm: &mut Vm) -> Result<(), ActionError> {
+    let Some(ours) = context.journalled::<HelperPins>(vm) else {
+        return Ok(());
+    };
+    let described = context.manager.describe(vm.run.vm);
+    let described = described.map_err(|e| failed(vm, HOME, e.cause()))?;
+    let others = ours.of_others(context.manager.as_ref(), &described, (&vm.threads, &vm.reach));
+    let former = context
+        .entry(vm)
+        .map(|entry| helpers_before(&entry.before))
+        .unwrap_or_default();
+    let is_pin = |(helper, pin): &(Helper, Option<CpuSet>)| {
+        let limits =
+            |pin: &CpuSet| !vm.reach.is_no_limit(&context.machine, pin) && former.get(helper) != Some(pin);
+        pin.as_ref().is_some_and(limits)
+    };
+    let pinned: Vec<Helper> = others
+        .into_iter()
+        .filter(is_pin)
+        .map(|(helper, _)| helper)
+        .collect();
+    for helper in pinned {
+        if vm.operator_helpers.insert(helper) {
+            let name = &vm.run.name;
+            context.notice(format!(
+                "{helper} of VM {name} was pinned by another program; the agent leaves it alone"
+            ));
         }
     }
     Ok(())
@@ -260,7 +393,7 @@ fn roll_back(
         _ if !is_as_before => {}
         // If this cannot be written the journal names more than is in force, which does no harm.
         Some(home) => drop(context.set(vm, HOME, &home)),
-        None => context.clear::<Home>(vm),
+        None => context.clear_keys(vm, &[Home::KEY, HelperPins::KEY]),
     }
 }
 

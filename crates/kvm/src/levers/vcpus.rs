@@ -326,7 +326,7 @@ fn affinity_now(context: &HostContext, vm: &Vm, index: u16) -> Result<CpuSet, Ac
 }
 
 /// Puts the sets that a vCPU may now be pinned to in front of the older ones.
-fn add(may_be: &mut Vec<CpuSet>, newer: &[CpuSet]) {
+pub(super) fn add(may_be: &mut Vec<CpuSet>, newer: &[CpuSet]) {
     may_be.retain(|set| !newer.contains(set));
     may_be.splice(0..0, newer.iter().cloned());
     may_be.truncate(PINS_KEPT);

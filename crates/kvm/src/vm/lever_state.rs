@@ -6,13 +6,13 @@ use homenode_host::{Act, ActionError, HandsOff, Outcome};
 use homenode_kernel::confine::ConfineError;
 use homenode_kernel::task;
 use homenode_kernel::trackers::TrackerError;
-use homenode_undo::journal::{Before, Entry, JournalError, Run, Unreadable};
+use homenode_undo::journal::{Before, Entry, Helper, JournalError, Run, Unreadable, Written as _};
 use homenode_undo::levers::HostKind;
-use homenode_units::{Ns, VmId};
+use homenode_units::{CpuSet, Ns, VmId};
 
 use super::{Vm, failed};
 use crate::context::HostContext;
-use crate::levers::is_placed;
+use crate::levers::{HelperPins, Home, is_placed};
 use crate::manager::Manager;
 use crate::reach::Reach;
 
@@ -70,8 +70,8 @@ fn join(all: &[impl ToString]) -> String {
 }
 
 impl Vm {
-    /// Journals the VM's state before it is touched for the first time. Journals it again if another program changed the VM while
-    /// the agent had no pin, home or memory nodes in force.
+    /// Journals the VM's state before it is touched for the first time. Journals it again if another program changed the VM
+    /// since, as far as the agent has nothing in force there.
     pub(crate) fn begin(&self, context: &mut HostContext) -> Result<(), JournalError> {
         let Some(journal) = &mut context.journal else {
             return Ok(());
@@ -82,7 +82,7 @@ impl Vm {
             // A vCPU may have been added since, and its thread must be known too.
             Some(placed) => Before {
                 threads: placed.before.threads.clone().into_iter().chain(threads).collect(),
-                ..placed.before.clone()
+                ..self.before_placed(placed)
             },
             None => Before {
                 threads,
@@ -93,6 +93,40 @@ impl Vm {
             return Ok(());
         }
         journal.begin(self.run.clone(), before)
+    }
+
+    /// Returns the state before a VM was placed, with what other programs changed since: the CPUs of the threads that the agent
+    /// has not pinned. A set of which the kernel applies a part for now is kept.
+    fn before_placed(&self, placed: &Entry) -> Before {
+        let mut before = placed.before.clone();
+        let now = self.before();
+        let is_changed = |was: &CpuSet, now: &CpuSet| !now.is_empty() && self.reach.in_force(was) != *now;
+        // A vCPU that was added since has no state before: it may have started where the agent put the emulator.
+        for (index, was) in &mut before.vcpus {
+            let cpus = now
+                .vcpus
+                .get(index)
+                .filter(|_| !self.pins.ours.contains_key(index));
+            if let Some(cpus) = cpus.filter(|cpus| is_changed(was, cpus)) {
+                was.clone_from(cpus);
+            }
+        }
+        // A home without such sets is from an earlier version, which did not write them.
+        let ours: Option<HelperPins> = match placed.has(&[Home::KEY]) {
+            true => placed.get(),
+            false => Some(HelperPins::default()),
+        };
+        let Some(ours) = ours else { return before };
+        if !ours.has(Helper::Emulator) && is_changed(&before.emulator, &now.emulator) {
+            before.emulator = now.emulator;
+        }
+        for (id, was) in &mut before.iothreads {
+            let cpus = now.iothreads.get(id).filter(|_| !ours.has(Helper::IoThread(*id)));
+            if let Some(cpus) = cpus.filter(|cpus| is_changed(was, cpus)) {
+                was.clone_from(cpus);
+            }
+        }
+        before
     }
 
     /// Carries out an act on the VM.
