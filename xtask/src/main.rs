@@ -12,6 +12,7 @@
 )]
 
 mod cargo;
+mod faults;
 mod fuzz;
 mod nightly;
 mod passed;
@@ -27,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 
+use crate::faults::FaultsArgs;
 use crate::fuzz::FuzzArgs;
 use crate::passed::Rerun;
 use crate::reproduction::ReproductionArgs;
@@ -70,6 +72,8 @@ enum Command {
     Decisions(DecisionsArgs),
     /// Fuzz all parsers of untrusted input, with a pinned nightly and cargo-fuzz that are installed if missing
     Fuzz(FuzzArgs),
+    /// Run the agent against a model of a host that lies and fails, by seed; or plant defects and see how soon they are found
+    Faults(FaultsArgs),
     /// Build the Python package as a wheel, install it in a new environment and test it
     Wheel,
     /// Query an agent on the twin with Prometheus and schemathesis; scripts/http-setup.sh fetches both
@@ -122,6 +126,7 @@ fn main() -> ExitCode {
         Command::Reproduction(args) => Step::Reproduction(args, Rerun::All),
         Command::Decisions(args) => Step::Decisions(args),
         Command::Fuzz(args) => Step::Fuzz(args),
+        Command::Faults(args) => Step::Faults(args),
         Command::Python => Step::Python,
         Command::Wheel => Step::Wheel,
         Command::Http => Step::Http,

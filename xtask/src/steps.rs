@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 
 use crate::cargo::{Build, build, cargo, metadata, root, succeeds};
+use crate::faults::{self, FaultsArgs};
 use crate::fuzz::{self, FuzzArgs};
 use crate::nightly;
 use crate::passed::Rerun;
@@ -55,6 +56,8 @@ pub(crate) enum Step {
     Decisions(DecisionsArgs),
     /// Fuzzing of all parsers of untrusted input.
     Fuzz(FuzzArgs),
+    /// The agent against a model of a host, by seed.
+    Faults(FaultsArgs),
     /// The Python package.
     Python,
     /// The Python package, built as it is published.
@@ -141,6 +144,7 @@ impl Step {
                 "fuzz",
                 "everything that reads what others wrote, fuzzed (a minute for each target)",
             ),
+            Self::Faults(..) => ("faults", "the agent on a host that lies and fails, by seed"),
             Self::Python => (
                 "python",
                 "the Python package: tables, types, threads, and the command's numbers and sentences",
@@ -182,7 +186,9 @@ impl Step {
     /// budget fails. `None` if the user chooses how long it takes.
     pub(crate) fn budget(&self) -> Option<Duration> {
         let minutes = match self {
-            Self::Schema | Self::Validate | Self::Decisions(_) | Self::Fuzz(_) => return None,
+            Self::Schema | Self::Validate | Self::Decisions(_) | Self::Fuzz(_) | Self::Faults(_) => {
+                return None;
+            }
             Self::Fmt | Self::Rules | Self::Doc => 1,
             Self::Http | Self::Integrations | Self::Page | Self::Python | Self::Sweeps | Self::Site => 2,
             Self::Miri => 3,
@@ -260,6 +266,7 @@ impl Step {
             Self::Reproduction(args, rerun) => reproduction::run(args, *rerun),
             Self::Decisions(args) => decisions(args),
             Self::Fuzz(args) => fuzz::run(args),
+            Self::Faults(args) => faults::run(args),
             Self::Python => python::package(),
             Self::Wheel => python::wheel(),
             Self::Http => peers(&["http_peers::", "perfetto::"]),
