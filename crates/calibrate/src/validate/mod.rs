@@ -2,10 +2,10 @@
 //!
 //! # Approach
 //!
-//! Two worker processes ([`homenode_load::worker`]) run memory kernels on two CPUs that share the last-level cache. They alternate between
-//! running alone and together, so that slow changes of the host affect both equally. The twin runs the same pair on the
-//! measured machine, with profiles made from solo times ([`profile`]). The compared figure is the slow-down: time per line
-//! together over time per line alone.
+//! Two worker processes ([`homenode_load::worker`]) run memory kernels on two CPUs that share the last-level cache. They
+//! alternate between running alone and together, so that slow changes of the host affect both equally. The twin runs the same
+//! pair on the measured machine, with profiles made from solo times ([`profile`]). The compared figure is the slow-down: time
+//! per line together over time per line alone.
 //!
 //! # Left out
 //!

@@ -143,8 +143,8 @@ pub fn fit(wanted: impl Fn(f64) -> f64, bytes: f64, reach: f64) -> FittedCurve {
     FittedCurve::of(&targets, bytes)
 }
 
-/// Returns the profile of a kernel on a machine, and the quality of its curve. A server of requests counts as uniform draws without
-/// pause, a chase as draws of which one is in flight, and writes to pages as a stream.
+/// Returns the profile of a kernel on a machine, and the quality of its curve. A server of requests counts as uniform draws
+/// without pause, a chase as draws of which one is in flight, and writes to pages as a stream.
 pub fn profile(kernel: Kernel, parameters: &Parameters, facts: &Facts) -> (Workload, FittedCurve) {
     let p = parameters;
     let (reach, work_ns, in_flight, fitted) = match kernel {
