@@ -246,7 +246,7 @@ impl State {
         all
     }
 
-    /// The start of a phase of the agent: what an operator changed before counts, and what is changed meanwhile may be overwritten.
+    /// The start of a phase of the agent: what an operator changed before counts; what is changed meanwhile may be overwritten.
     pub(crate) fn begin_phase(&mut self) {
         self.phase_since = self.time;
         self.time += Ns(1);

@@ -1,8 +1,8 @@
 //! Memory of VMs, through their balloons: requested through the VM's manager, carried out by the guest's driver.
 //!
 //! A balloon follows at its guest's own pace. Reading back at once would show nothing; [`Balloon::current`] in later samples
-//! shows the effect. libvirt does not report the last requested size. So after a limit was lifted, the restored amount counts until
-//! the balloon has reached it: a new limit would otherwise take the size on the way for the operator's. If a balloon reached the
+//! shows the effect. libvirt does not report the last requested size. So after a limit was lifted, the restored amount counts
+//! until the balloon has it: a new limit would otherwise take the size on the way for the operator's. If a balloon reached the
 //! agent's target and then left it, another program set it, or its guest deflated it (as a balloon with `autodeflate='on'` does
 //! when the guest is out of memory). If memory is plugged in meanwhile, both the agent's amount and the operator's grow by it.
 
