@@ -178,7 +178,10 @@ fn a_worker_ends_with_its_input_and_with_its_parent() {
     let ended = homenode().args(args).stdin(Stdio::null()).output().unwrap();
     assert_eq!(ended.status.code(), Some(0));
     let said = String::from_utf8(ended.stdout).unwrap();
-    assert!(said.starts_with("load> ready ") && said.lines().count() == 1, "{said}");
+    assert!(
+        said.starts_with("load> ready ") && said.lines().count() == 1,
+        "{said}"
+    );
 
     // The worker's parent is a shell, so that the parent can be killed while the worker's input stays open here.
     let script = "exec 3<&0; \"$0\" \"$@\" <&3 & echo $!; wait";
