@@ -111,6 +111,8 @@ impl Vm {
                 was.clone_from(cpus);
             }
         }
+        // A pin that another program made since must not look like one that restoring left.
+        before.operator_pins.clone_from(&now.operator_pins);
         // A home without such sets is from an earlier version, which did not write them.
         let ours: Option<HelperPins> = match placed.has(&[Home::KEY]) {
             true => placed.get(),
