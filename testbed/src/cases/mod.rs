@@ -629,6 +629,7 @@ mod tests {
             Group::Balancing,
             Group::Caches,
             Group::Damon,
+            Group::Evidence,
             Group::Kernels,
             Group::Programs,
             Group::Record,
