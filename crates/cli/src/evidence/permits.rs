@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use homenode_api::Request;
-use homenode_api::answer::PermitSet;
+use homenode_api::answer::{Overview, PermitSet};
 use homenode_evidence::measure::{Permits, THRASHER, THRASHER_UUID};
 use homenode_units::Permit;
 
@@ -26,8 +26,10 @@ pub(super) struct OwnPermits<'a> {
 }
 
 impl<'a> OwnPermits<'a> {
-    pub(super) fn of(state: &'a Path) -> OwnPermits<'a> {
-        OwnPermits { state, guard: None }
+    /// Returns `None` if no agent answers.
+    pub(super) fn of(state: &'a Path) -> Option<OwnPermits<'a>> {
+        let answers: anyhow::Result<Overview> = ask_agent(state, &Request::Overview);
+        answers.is_ok().then_some(OwnPermits { state, guard: None })
     }
 }
 

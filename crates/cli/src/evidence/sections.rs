@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use homenode_evidence::measure::{Bench, measure, minutes};
+use homenode_evidence::measure::{Bench, Permits, measure, minutes};
 use homenode_evidence::{Outcome, Report, Topic};
 use homenode_machine::Machine;
 use homenode_reproduce::jobs::Progress;
@@ -169,7 +169,7 @@ impl Sections {
                     dir: directory.to_owned(),
                     budget: Duration::from_secs_f64(seconds),
                     kernel: args.kernel.clone(),
-                    agent: Some(&mut permits),
+                    agent: permits.as_mut().map(|permits| permits as &mut dyn Permits),
                     told: &mut told,
                 },
             );

@@ -126,16 +126,16 @@ fn tracked(
     };
     for _ in 0..REPETITIONS {
         let span = Ns(window.as_nanos() as u64);
-        let mut tracker = look(Path::new("/"), tracker, target, span).map_err(refused)?;
+        let mut tracker = look(Path::new("/"), tracker, target, span).map_err(|error| refused(&error))?;
         worker.run(Spans {
             warm: 20,
             measure: window.as_millis() as u64 + 200,
             tail: 0,
         })?;
         std::thread::sleep(Duration::from_millis(50));
-        tracker.begin().map_err(refused)?;
+        tracker.begin().map_err(|error| refused(&error))?;
         std::thread::sleep(window);
-        let now = tracker.end().map_err(refused)?;
+        let now = tracker.end().map_err(|error| refused(&error))?;
         worker.ran()?;
         if let Used::Amount { used, .. } = now.found {
             seen.found.push(100.0 * used.0 as f64 / known);
@@ -177,6 +177,6 @@ fn of_vm(bench: &Bench<'_>, cpu: CpuId, window: Duration) -> Result<Figure, Why>
     Ok(Figure::of(what, "percent", &seen.found).predicted(100.0, KNOWN))
 }
 
-fn refused(error: TrackerError) -> Why {
-    Why::said("the kernel refused to say which pages were used")(&error)
+fn refused(error: &TrackerError) -> Why {
+    Why::said("the kernel refused to say which pages were used")(error)
 }
