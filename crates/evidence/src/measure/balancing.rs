@@ -37,9 +37,9 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
     if !is_on || !has_nodes {
         let why = match has_nodes {
             false => {
-                "There is one node, on which the kernel never makes such faults, so only their least cost was measured."
+                "There is one node, where the kernel makes no such faults, so only the cost of a similar one was measured."
             }
-            true => "The kernel's balancing is off here, so only the least cost of its faults was measured.",
+            true => "The kernel's balancing is off here, so only the cost of a similar fault was measured.",
         };
         return Ok(Section::measured(
             Topic::Balancing,

@@ -138,7 +138,8 @@ fn section(speeds: &[Vec<f64>; 3], with: With) -> Section {
         Some(kept) => {
             format!("While the agent holds the thrasher to a permit, it keeps {kept:.0} percent.")
         }
-        None => "The thrasher was not held to a permit: that needs an agent in mode act that counts misses."
+        None => "The neighbour was not held to a permit, which limits its cache misses: that needs an agent \
+             (`homenode run --mode act`) and counted misses."
             .to_owned(),
     };
     let means = match with {

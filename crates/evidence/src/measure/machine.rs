@@ -41,8 +41,8 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
     });
     let means = match &preset {
         Some(preset) => format!(
-            "{} of {judged} figures of preset {} lie within what was measured here; for the others the twin needs this \
-             machine's own file.",
+            "{} of {judged} figures of preset {}, the nearest that Homenode knows, lie within what was measured here. A \
+             simulation of this host should use the measured figures.",
             within, preset.name
         ),
         None => "These figures describe this machine to the twin.".to_owned(),
@@ -177,7 +177,7 @@ fn figures(runs: &[Calibration], preset: Option<&Machine>) -> Vec<Figure> {
         .zip(load)
         .map(|(hardware, load)| 100.0 * slower(hardware.memory_curve, load));
     all.push(figure(
-        "memory latency under the most load that others made here, of the idle one's",
+        "latency of memory while other CPUs load it, as a share of that of idle memory",
         "percent",
         &loaded,
         expected,

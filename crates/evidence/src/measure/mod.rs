@@ -146,8 +146,8 @@ fn disturbed(noise: Noise) -> Option<String> {
     } = noise;
     (steal_share + others_share > DISTURBED).then(|| {
         format!(
-            "  Other programs used {:.0} percent of the CPU time meanwhile, and a hypervisor took {:.0}: measure again when \
-             it is quiet.",
+            "  Meanwhile other programs used {:.0} percent of the CPU time, and a hypervisor below took {:.0} percent: \
+             measure again when it is quiet.",
             100.0 * others_share,
             100.0 * steal_share
         )

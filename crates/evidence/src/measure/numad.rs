@@ -50,7 +50,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
     }
     let figures = vec![
         Figure::of("answer of numad", "ms", &times[0]),
-        Figure::of("answer of the drop-in", "ms", &times[1]),
+        Figure::of("answer of Homenode's replacement", "ms", &times[1]),
         Figure::of("answers that name the same nodes", "percent", &same),
     ];
     let median = |at: usize| figures[at].median.unwrap_or(f64::NAN);
@@ -59,7 +59,8 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
         0 | 1 => "With one node there is only one possible answer.".to_owned(),
         _ => format!("{same:.0} percent of the answers name the same nodes."),
     };
-    let means = format!("numad takes {theirs:.0} ms to answer, the drop-in {ours:.0} ms. {nodes}");
+    let means =
+        format!("numad takes {theirs:.0} ms to answer, Homenode's replacement for it {ours:.0} ms. {nodes}");
     Ok(Section::measured(
         Topic::Numad,
         With::Processes,

@@ -79,7 +79,8 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
         (false, _) => "That is no loss beyond what chance may make.",
     };
     let means = format!(
-        "Beside a thrasher, one request in a hundred takes {median:.0} percent of the time alone. {says}"
+        "Beside a neighbour that fills the cache, the 99th percentile of request times is {median:.0} percent of that alone. \
+         {says}"
     );
     let bearing = if costs && has_caches {
         Bearing::For

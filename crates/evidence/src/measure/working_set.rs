@@ -73,7 +73,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
     };
     let means = format!(
         "Trackers find the memory that is in use within {worst:.1} percent. Of a process's, up to {blind_percent:.0} percent \
-         could stay unseen in a TLB. {of_vm}"
+         could stay unseen while a TLB holds their translations. {of_vm}"
     );
     let with = With::Processes;
     Ok(Section::measured(
