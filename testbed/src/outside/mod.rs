@@ -422,7 +422,13 @@ impl Run {
 
     /// Finishes the report. Keeps the logs only after failures.
     fn finish(self) -> anyhow::Result<Report> {
-        let copied = ["initramfs", "program", "homenode", emulated::GUEST_LOAD, "libhomenode_plugin.so"];
+        let copied = [
+            "initramfs",
+            "program",
+            "homenode",
+            emulated::GUEST_LOAD,
+            "libhomenode_plugin.so",
+        ];
         for name in copied {
             let _ = fs::remove_file(self.dir.join(name));
         }

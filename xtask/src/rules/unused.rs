@@ -41,7 +41,7 @@ pub(super) fn unused_files(workspace: &Workspace) -> Vec<Finding> {
                 .is_some_and(|files| files.iter().any(|file| *file != index))
         };
         let is_hidden = path.split('/').any(|folder| folder.starts_with('.'));
-        let is_read = is_snapshot(workspace, path) || is_seed(workspace, path);
+        let is_read = is_snapshot(workspace, path) || is_seed(workspace, path) || is_python_test(name);
         is_hidden || KNOWN.contains(&name) || is_named(name) || is_named(stem) || is_read
     };
     let files = workspace.files.iter().enumerate();
@@ -77,6 +77,11 @@ fn is_seed(workspace: &Workspace, path: &str) -> bool {
             .file(&format!("fuzz/fuzz_targets/{target}.rs"))
             .is_some()
     })
+}
+
+/// Whether pytest finds the file by its name.
+fn is_python_test(name: &str) -> bool {
+    name.starts_with("test_") && name.ends_with(".py")
 }
 
 fn is_in_a_crate(workspace: &Workspace, path: &str) -> bool {

@@ -393,7 +393,10 @@ fn what_would_let_more_in_takes_a_restart_and_is_said_with_what_stays_in_force()
         (new_user, "`mallory` is new: refused"),
         (operators, "`bob` is a new operator: stays a viewer"),
         (all.replace("authority.crt", "both.crt"), "1 new authorities"),
-        (all.replace("authority.crt", "other.crt"), "restart the agent to accept them"),
+        (
+            all.replace("authority.crt", "other.crt"),
+            "restart the agent to accept them",
+        ),
     ] {
         let before = site.start(&all).unwrap();
         let (now, notice) = site.change(&text);
