@@ -71,10 +71,12 @@ struct Section {
     topic: String,
     outcome: String,
     bearing: Option<String>,
+    with: Option<String>,
 }
 
 impl Report {
-    /// Returns what it measured: not counters that do not work, nor what needs far memory on a host that has none.
+    /// Returns what it measured: not counters that do not work, nor what needs far memory on a host that has none, nor VMs that
+    /// were emulated.
     fn measured(&self) -> BTreeSet<&str> {
         let is_there = |section: &&Section| match section.topic.as_str() {
             "counters" => section.bearing.as_deref() != Some("against"),
@@ -82,7 +84,10 @@ impl Report {
             _ => true,
         };
         let sections = self.sections.iter().filter(is_there);
-        let measured = sections.filter(|section| section.outcome == "measured");
+        let is_measured = |section: &&Section| {
+            section.outcome == "measured" && section.with.as_deref() != Some("emulated-vms")
+        };
+        let measured = sections.filter(is_measured);
         let trial = self.crossover.iter().map(|_| "crossover");
         measured
             .map(|section| section.topic.as_str())
@@ -277,7 +282,8 @@ mod tests {
     const LISTED: &str = "[[report]]\nfolder = \"a\"\nwhat = \"a guest\"\n";
     const REPORT: &str = r#"{"host": {"hardware": "guest", "nodes": 1}, "crossover": null, "sections": [
         {"topic": "counters", "outcome": "measured", "bearing": "against"}, {"topic": "contention", "outcome": "measured"},
-        {"topic": "balancing", "outcome": "measured"}, {"topic": "requests", "outcome": "not-possible"}]}"#;
+        {"topic": "kyoto", "outcome": "measured", "with": "emulated-vms"}, {"topic": "balancing", "outcome": "measured"},
+        {"topic": "requests", "outcome": "not-possible"}]}"#;
 
     fn found(index: &str, report: &str, table: &str, readme: &str) -> Vec<String> {
         let files = [
