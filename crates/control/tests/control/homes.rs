@@ -45,7 +45,7 @@ impl Host for Gappy {
 
 fn host(preset: &str, names: &[&str]) -> Gappy {
     let machine = homenode_machine_files::preset(preset).expect("a preset");
-    let vm = |name: &&str| VmSpec::new(*name, 4, Bytes::from_gib(4), "povray").doing(1e6);
+    let vm = |name: &&str| VmSpec::new(name, 4, Bytes::from_gib(4), "povray").doing(1e6);
     let scenario = Scenario::of("homes", names.iter().map(vm).collect());
     Gappy {
         twin: Twin::new(machine, &scenario, 1).expect("the scenario fits"),
