@@ -7,7 +7,7 @@ use homenode_host::{Act, ActionError, HomeInForce, Lever, Outcome};
 use homenode_kernel::pages::WINDOW_PAGES;
 use homenode_kernel::task::{self, Role, Thread};
 use homenode_undo::journal::{Before, Entry, Helper, Written};
-use homenode_units::{CpuSet, NodeSet, Pages};
+use homenode_units::{CpuSet, NodeSet, Pages, VmId};
 use serde::{Deserialize, Serialize};
 
 use super::vcpus::{self, read_back};
@@ -248,37 +248,52 @@ impl LeverState<Kvm> for OfVm {
         if self.home.is_some() {
             give_back_late_vcpus(after, &self.pinned, &mut steps);
             let reach = after.reach();
-            let threads = after.manager.threads(after.run).map_err(|e| e.to_string());
-            let described = after.manager.describe(vm).map_err(|e| e.cause().to_owned());
-            let ours = self.helpers.clone().unwrap_or_default();
-            let others =
-                described.and_then(|domain| Ok(ours.of_others(after.manager, &domain, (&threads?, &reach))));
-            let others = match others {
-                Ok(others) => others,
-                Err(cause) => {
-                    steps.unknown("the pins of its emulator and I/O threads", cause);
-                    return steps.done();
+            match self.pinned_by_others(after, vm, &reach) {
+                Ok(others) => {
+                    let mut helpers = helpers_before(after.before);
+                    helpers.retain(|helper, _| !others.contains_key(helper));
+                    for (helper, cpus) in helpers {
+                        let cpus = reach.to_give_back(&cpus);
+                        let (what, done) = match helper {
+                            Helper::Emulator => {
+                                ("emulator".to_owned(), after.manager.pin_emulator(vm, &cpus))
+                            }
+                            Helper::IoThread(id) => (
+                                format!("I/O thread {id}"),
+                                after.manager.pin_iothread(vm, id, &cpus),
+                            ),
+                        };
+                        steps.note(&what, done);
+                    }
                 }
-            };
-            for (helper, cpus) in helpers_before(after.before) {
-                if others.contains_key(&helper) {
-                    continue;
-                }
-                let cpus = reach.to_give_back(&cpus);
-                let (what, done) = match helper {
-                    Helper::Emulator => ("emulator".to_owned(), after.manager.pin_emulator(vm, &cpus)),
-                    Helper::IoThread(id) => (
-                        format!("I/O thread {id}"),
-                        after.manager.pin_iothread(vm, id, &cpus),
-                    ),
-                };
-                steps.note(&what, done);
+                Err(cause) => steps.unknown("the pins of its emulator and I/O threads", cause),
             }
         }
         if let Some(nodes) = nodes_before(after.before, self.nodes.clone()) {
             steps.note("memory nodes", after.manager.set_memory_nodes(vm, &nodes));
         }
         steps.done()
+    }
+}
+
+impl OfVm {
+    /// Returns the helpers that another program has pinned since the agent did. A manager that describes pins is not asked for
+    /// threads, so that a thread that cannot be read keeps nothing from being undone.
+    fn pinned_by_others(
+        &self,
+        after: &mut After<'_>,
+        vm: VmId,
+        reach: &Reach,
+    ) -> Result<BTreeMap<Helper, Option<CpuSet>>, String> {
+        let Some(ours) = &self.helpers else {
+            return Ok(BTreeMap::new());
+        };
+        let threads = match after.manager.shows_affinities() {
+            true => after.manager.threads(after.run).map_err(|e| e.to_string())?,
+            false => Vec::new(),
+        };
+        let described = after.manager.describe(vm).map_err(|e| e.cause().to_owned())?;
+        Ok(ours.of_others(after.manager, &described, (&threads, reach)))
     }
 }
 

@@ -252,3 +252,16 @@ fn a_vm_that_cannot_be_read_stays_in_the_sample_as_last_read_for_as_long_as_it_r
     tree.write(&format!("proc/{PID}/stat"), &stat(PID, "qemu", 'S', 78, 0));
     assert_eq!(host.sample().unwrap().vms, [], "another process has its number");
 }
+
+#[test]
+fn the_emulator_is_unpinned_though_a_thread_cannot_be_read() {
+    let tree = host("");
+    let mut host = homed(&tree);
+    let pinned = |host: &mut KvmHost| parsed(host.context.manager.as_mut()).emulator_pin;
+    assert_eq!(pinned(&mut host), Some(cpus("1")));
+    tree.write(&format!("proc/{PID}/task/41/stat"), "41 (torn");
+    let mut journal = Journal::open(&tree.root().join("state")).unwrap();
+    // The vCPU may be left, and is said then.
+    let _ = levers::undo(host.context.manager.as_mut(), tree.root(), &mut journal, vm());
+    assert_eq!(pinned(&mut host), Some(cpus("0-3")));
+}
