@@ -31,6 +31,11 @@ impl<'a> OwnPermits<'a> {
         let answers: anyhow::Result<Overview> = ask_agent(state, &Request::Overview);
         answers.is_ok().then_some(OwnPermits { state, guard: None })
     }
+
+    fn set(&self, vm: &str, permit: Option<Permit>) -> anyhow::Result<PermitSet> {
+        let vm = vm.to_owned();
+        ask_agent(self.state, &Request::PermitSet { vm, permit })
+    }
 }
 
 /// Starts the guard.
@@ -47,25 +52,17 @@ fn guard(settings: &str) -> std::io::Result<Child> {
 }
 
 impl Permits for OwnPermits<'_> {
-    fn book(&mut self, vm: &str, misses: Option<u64>) -> Result<(), String> {
-        let permit: Option<Permit> = match misses {
-            Some(misses) => Some(misses.to_string().parse().map_err(|error| format!("{error}"))?),
-            None => None,
-        };
-        if permit.is_some() && self.guard.is_none() {
-            let started =
-                guard(SETTINGS).map_err(|error| format!("no guard for the permit can start: {error}"))?;
-            self.guard = Some(started);
+    fn book(&mut self, vm: &str, permit: Permit) -> bool {
+        if self.guard.is_none() {
+            self.guard = guard(SETTINGS).ok();
         }
-        let request = Request::PermitSet {
-            vm: vm.to_owned(),
-            permit,
-        };
-        let set: PermitSet = ask_agent(self.state, &request).map_err(|error| format!("{error:#}"))?;
-        match set.note {
-            Some(note) if permit.is_some() => Err(note),
-            _ => Ok(()),
-        }
+        // Without a guard the permit could outlive this command.
+        self.guard.is_some() && self.set(vm, Some(permit)).is_ok_and(|set| set.note.is_none())
+    }
+
+    fn give_up(&mut self, vm: &str) {
+        // If the agent does not answer, the guard still removes the permit.
+        let _ = self.set(vm, None);
     }
 }
 

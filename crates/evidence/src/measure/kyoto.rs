@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use homenode_load::Kernel;
 use homenode_load::worker::Worker;
-use homenode_units::CpuSet;
+use homenode_units::{CpuSet, Permit};
 
 use super::guests::{Guest, Guests, Memory};
 use super::{Bench, REPETITIONS, Why, percent_of, spans};
@@ -29,11 +29,12 @@ const SETTLES: Duration = Duration::from_secs(20);
 
 /// An agent that holds VMs to permits.
 pub trait Permits {
-    /// Books a permit of LLC misses per slice for a VM of this name, or gives it up. Returns why it cannot.
-    ///
-    /// # Errors
-    /// No agent, no such VM (yet), or an agent that does not act on it or cannot meter it.
-    fn book(&mut self, vm: &str, misses: Option<u64>) -> Result<(), String>;
+    /// Books a permit for a VM of this name. Returns false if the agent does not see the VM (yet), does not act on it, or cannot
+    /// meter it.
+    fn book(&mut self, vm: &str, permit: Permit) -> bool;
+
+    /// Gives up the permit of a VM of this name. One that stays ends with the VM.
+    fn give_up(&mut self, vm: &str);
 }
 
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
@@ -87,8 +88,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
             speeds[2].push(pair(true, &mut thrasher)?);
         }
         if let Some(agent) = &mut bench.agent {
-            // The VM ends next, and its permit with it.
-            let _ = agent.book(THRASHER, None);
+            agent.give_up(THRASHER);
         }
     }
     Ok(section(&speeds, guests.with()))
@@ -96,16 +96,18 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
 
 /// Books the thrasher's permit, as soon as the agent has seen the VM. Returns false if no agent acts on it and counts its misses.
 fn is_booked(bench: &mut Bench<'_>) -> bool {
-    let Some(agent) = bench.agent.as_mut() else {
+    let (Some(agent), Ok(permit)) = (bench.agent.as_mut(), Permit::pollution(PERMIT)) else {
         return false;
     };
     let begin = Instant::now();
     loop {
-        match agent.book(THRASHER, Some(PERMIT)) {
-            Ok(()) => return true,
-            Err(_) if begin.elapsed() >= SEEN_WITHIN => return false,
-            Err(_) => std::thread::sleep(Duration::from_millis(500)),
+        if agent.book(THRASHER, permit) {
+            return true;
         }
+        if begin.elapsed() >= SEEN_WITHIN {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(500));
     }
 }
 
