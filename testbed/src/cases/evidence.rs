@@ -2,7 +2,7 @@
 //! of it stays. The figures mean nothing there.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -30,7 +30,10 @@ const KILLED_AFTER_S: [u64; 10] = [1, 3, 7, 12, 18, 25, 33, 45, 60, 90];
 /// How long what died may need until it is gone.
 const GONE_WITHIN: Duration = Duration::from_secs(20);
 /// How long the whole may take; everything is emulated.
-const WHOLE: Duration = Duration::from_secs(1500);
+const WHOLE: Duration = Duration::from_secs(3000);
+/// How long the section with a permit may take, beside a model of counters.
+const PERMIT: Duration = Duration::from_secs(1500);
+const CGROUPS: &str = "/sys/fs/cgroup";
 /// The agent's files about VMs without libvirt.
 const SETTINGS: &str = "/etc/homenode/vms";
 /// Names of files in the run's directory.
@@ -97,6 +100,75 @@ pub(super) fn whole(inside: &mut Inside) -> anyhow::Result<()> {
     let left = ours()?;
     ensure!(left.is_empty(), "the command has ended, but not {left:?}");
     keep(inside, &dir)
+}
+
+/// The agent counts the misses of the command's own VM and throttles it in its own cgroup, and no cgroup and no permit stays.
+pub(super) fn permit(inside: &mut Inside) -> anyhow::Result<()> {
+    let enabled = Path::new(CGROUPS).join("cgroup.subtree_control");
+    fs::write(&enabled, "+cpu").with_context(|| enabled.display().to_string())?;
+    let _agent = super::agent::start_acting(inside, "qemu", &[])?;
+    let groups = groups()?;
+    let before = settings();
+    let dir = inside.dir().join("evidence");
+    let directory = dir.display().to_string();
+    let arguments = [
+        "evidence",
+        "--minutes",
+        "6",
+        "--only",
+        "kyoto",
+        "-o",
+        &directory,
+        "--json",
+    ];
+    let mut command = inside.start_homenode(&arguments)?;
+    let mut throttled = String::new();
+    let report = wait_until("the report", PERMIT, || {
+        for group in groups_of_guests()? {
+            let max = fs::read_to_string(group.join("cpu.max")).unwrap_or_default();
+            if !max.is_empty() && !max.starts_with("max") {
+                throttled = format!("{}: {}", group.display(), max.trim());
+            }
+        }
+        let mut said = command.json().into_iter();
+        if let Some(report) = said.find(|value| value["sections"].is_array()) {
+            return Ok(Look::Done(report));
+        }
+        command.expect_running()?;
+        Ok(Look::NotYet(format!("throttled: {throttled:?}")))
+    })?;
+    let section = &report["sections"][0];
+    inside.note(said("kyoto", section)?);
+    inside.note(format!("seen: {throttled}"));
+    let means = section["means"].as_str().unwrap_or_default();
+    ensure!(
+        means.contains("While the agent holds the thrasher to a permit"),
+        "there was no permit: {section}"
+    );
+    ensure!(!throttled.is_empty(), "no cgroup of a guest had a quota");
+    wait_until("the guests' cgroups to be gone", GONE_WITHIN, || {
+        let now = self::groups()?;
+        Ok(match now == groups {
+            true => Look::Done(()),
+            false => Look::NotYet(format!("{now:?}")),
+        })
+    })?;
+    ensure!(settings() == before, "a VM's settings stayed: {:?}", settings());
+    Ok(())
+}
+
+/// Returns the host's topmost cgroups.
+fn groups() -> anyhow::Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(CGROUPS).context("cannot list the cgroups")?;
+    let paths = entries.flatten().map(|entry| entry.path());
+    let mut groups: Vec<PathBuf> = paths.filter(|path| path.is_dir()).collect();
+    groups.sort();
+    Ok(groups)
+}
+
+fn groups_of_guests() -> anyhow::Result<Vec<PathBuf>> {
+    let is_guests = |path: &PathBuf| path.to_string_lossy().contains("homenode-evidence-");
+    Ok(groups()?.into_iter().filter(is_guests).collect())
 }
 
 /// Says what came out of a section.

@@ -373,9 +373,16 @@ pub static ALL: &[Case] = &[
     case(
         "evidence",
         Group::Evidence,
-        2400,
+        3900,
         "every section of `homenode evidence` is measured or says why not; killed at ten moments, it leaves nothing",
         evidence::whole,
+    ),
+    case(
+        "evidence-permit",
+        Group::Arrange,
+        2400,
+        "`homenode evidence` books a permit for its own VM, which the agent throttles in the VM's own cgroup",
+        evidence::permit,
     ),
     case(
         "balancing-one",

@@ -1,28 +1,24 @@
 //! Permits for VMs of this command, from the agent that acts here.
 //!
-//! The agent keeps a permit in a file of settings, which must not outlive this command. A guard removes it: a shell that waits
-//! for the end of its input, which ends with this process, whatever ends it.
+//! The agent keeps a permit in a file of settings, which must not outlive this command. A guard removes it when this process has
+//! ended, however it ended.
 
-use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 
 use homenode_api::Request;
 use homenode_api::answer::{Overview, PermitSet};
-use homenode_evidence::measure::{Permits, THRASHER, THRASHER_UUID};
+use homenode_evidence::measure::{Afterwards, Permits, THRASHER, THRASHER_UUID};
 use homenode_units::Permit;
 
 use crate::ask::ask_agent;
 
 /// Where the agent keeps settings of VMs without libvirt.
 const SETTINGS: &str = "/etc/homenode/vms";
-/// Waits for the end of its input, then removes its arguments.
-const GUARD: &str = "cat >/dev/null; rm -f -- \"$@\"";
 
 /// The agent whose state is in a directory.
 pub(super) struct OwnPermits<'a> {
     state: &'a Path,
-    guard: Option<Child>,
+    guard: Option<Afterwards>,
 }
 
 impl<'a> OwnPermits<'a> {
@@ -38,17 +34,10 @@ impl<'a> OwnPermits<'a> {
     }
 }
 
-/// Starts the guard.
-fn guard(settings: &str) -> std::io::Result<Child> {
-    Command::new("sh")
-        .args(["-c", GUARD, "sh"])
-        .args([THRASHER, THRASHER_UUID].map(|name| format!("{settings}/{name}.toml")))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        // A terminal's signals must not reach it.
-        .process_group(0)
-        .spawn()
+/// Starts a guard that removes the permit's file of settings when this process has ended.
+fn guard(settings: &str) -> std::io::Result<Afterwards> {
+    let files = [THRASHER, THRASHER_UUID].map(|name| format!("{settings}/{name}.toml"));
+    Afterwards::run("rm -f -- \"$@\"", files)
 }
 
 impl Permits for OwnPermits<'_> {
@@ -66,16 +55,6 @@ impl Permits for OwnPermits<'_> {
     }
 }
 
-impl Drop for OwnPermits<'_> {
-    fn drop(&mut self) {
-        if let Some(mut guard) = self.guard.take() {
-            drop(guard.stdin.take());
-            // If it was killed, there is nothing to wait for.
-            let _ = guard.wait();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,10 +67,9 @@ mod tests {
         for path in [&own, &other] {
             std::fs::write(path, "permit = \"33k\"\n").unwrap();
         }
-        let mut guard = guard(dir.path().to_str().unwrap()).unwrap();
+        let guard = guard(dir.path().to_str().unwrap()).unwrap();
         assert!(own.exists());
-        drop(guard.stdin.take());
-        assert!(guard.wait().unwrap().success());
+        drop(guard);
         assert!(!own.exists() && other.exists());
     }
 }

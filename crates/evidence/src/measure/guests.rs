@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use homenode_formats::cpio::Archive;
@@ -20,6 +20,7 @@ use homenode_load::worker::{Worker, die_with_parent};
 use homenode_units::{Bytes, CpuSet, NodeSet};
 
 use super::Why;
+use super::scope::Scope;
 use crate::section::With;
 
 /// The guest's program next to this one, as `scripts/guest-load.sh` puts it, and from there where packages have it.
@@ -39,6 +40,25 @@ pub(super) struct Guests {
     has_kvm: Cell<bool>,
 }
 
+/// A guest that boots; killed when dropped.
+struct Booting(Option<Child>);
+
+/// Guests that run. When dropped, they end before their cgroups are removed.
+pub(super) struct Running {
+    pub workers: Vec<Worker>,
+    _scopes: Vec<Scope>,
+}
+
+impl Drop for Booting {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            // It may have ended by itself.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
 /// Where a guest's memory is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
@@ -54,7 +74,8 @@ pub(super) enum Memory {
 pub(super) struct Guest<'a> {
     /// Name that other programs, such as the agent, see.
     pub name: &'a str,
-    /// Its UUID, if the agent is to have settings for it.
+    /// Its UUID, if the agent is to have settings for it and to throttle it: then it also gets its own cgroup, where that is
+    /// possible.
     pub uuid: Option<&'a str>,
     /// What its program runs, on each vCPU with memory of its own.
     pub load: Kernel,
@@ -106,37 +127,59 @@ impl Guests {
         }
     }
 
-    /// Starts a guest and waits until its program is ready. If KVM cannot run it, all guests from now on are emulated.
-    pub(super) fn start(&self, guest: &Guest<'_>) -> Result<Worker, Why> {
-        let started = self.try_to_start(guest);
+    /// Starts guests at the same time, and waits until their programs are ready. If KVM cannot run them, all guests from now on are
+    /// emulated.
+    pub(super) fn start(&self, guests: &[Guest<'_>]) -> Result<Running, Why> {
+        let started = self.try_to_start(guests);
         if started.is_ok() || !self.has_kvm.replace(false) {
             return started;
         }
-        self.try_to_start(guest)
+        self.try_to_start(guests)
     }
 
-    fn try_to_start(&self, guest: &Guest<'_>) -> Result<Worker, Why> {
-        // What QEMU complains of goes to a file without a name, which it cannot fill beyond this host's memory for it.
-        let complaints = memfd("complaints")?;
-        let child = complaints
-            .try_clone()
-            .and_then(|file| self.command(guest).stderr(file).spawn());
-        let child = child.map_err(|error| Why::said("QEMU cannot be started")(&error))?;
-        let patience = if self.has_kvm.get() {
-            PATIENCE.0
-        } else {
-            PATIENCE.1
+    fn try_to_start(&self, guests: &[Guest<'_>]) -> Result<Running, Why> {
+        let patience = match self.has_kvm.get() {
+            true => PATIENCE.0,
+            false => PATIENCE.1,
         };
-        Worker::of(child, patience).map_err(|error| {
-            let said = first_line(&complaints);
-            let why = "a guest did not start; its kernel must have a serial console and unpack an initramfs (--kernel names \
-                       another)";
-            Why::said(why)(&format_args!("{error}; QEMU: {said}"))
+        // Declared in this order, so that guests end before their cgroups are removed.
+        let mut scopes = Vec::new();
+        let mut booting = Vec::new();
+        for guest in guests {
+            let scope = guest.uuid.and_then(|_| Scope::find(Path::new("/"), guest.name));
+            // What QEMU complains of goes to a file without a name.
+            let complaints = memfd("complaints")?;
+            let child = complaints
+                .try_clone()
+                .and_then(|file| self.command(guest, scope.as_ref()).stderr(file).spawn());
+            let child = child.map_err(|error| Why::said("QEMU cannot be started")(&error))?;
+            scopes.extend(scope);
+            booting.push((Booting(Some(child)), complaints));
+        }
+        let ready = |(mut booting, complaints): (Booting, File)| {
+            let child = booting
+                .0
+                .take()
+                .ok_or_else(|| Why::of("a guest was started twice"))?;
+            Worker::of(child, patience).map_err(|error| {
+                let said = first_line(&complaints);
+                let why = "a guest did not start; its kernel must have a serial console and unpack an initramfs (--kernel names \
+                           another)";
+                Why::said(why)(&format_args!("{error}; QEMU: {said}"))
+            })
+        };
+        let workers = booting.into_iter().map(ready).collect::<Result<_, Why>>()?;
+        Ok(Running {
+            workers,
+            _scopes: scopes,
         })
     }
 
-    fn command(&self, guest: &Guest<'_>) -> Command {
-        let mut command = Command::new(&self.qemu);
+    fn command(&self, guest: &Guest<'_>, scope: Option<&Scope>) -> Command {
+        let mut command = match scope {
+            Some(scope) => scope.command(&self.qemu),
+            None => Command::new(&self.qemu),
+        };
         let accelerator = if self.has_kvm.get() {
             "kvm"
         } else {

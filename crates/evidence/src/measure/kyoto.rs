@@ -40,24 +40,24 @@ pub trait Permits {
 pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
     let ([victim_cpu, thrasher_cpu], llc, _) = bench.neighbours()?;
     let guests = Guests::find(&bench.program, bench.kernel.as_deref())?;
-    let on = |cpu| -> CpuSet { [cpu].into_iter().collect() };
-    let mut start = |name, load, cpu, done| {
-        (bench.told)(
-            &format!("the {} boots", if name == VICTIM { "victim" } else { "thrasher" }),
-            done,
-        );
-        let guest = Guest {
-            name,
-            uuid: (name == THRASHER).then_some(THRASHER_UUID),
-            load,
-            vcpus: 1,
-            cpus: &on(cpu),
-            memory: Memory::Anywhere,
-        };
-        guests.start(&guest)
+    (bench.told)("both VMs boot", 0.0);
+    let cpus = [victim_cpu, thrasher_cpu].map(|cpu| -> CpuSet { [cpu].into_iter().collect() });
+    let guest = |name, uuid, load, cpus| Guest {
+        name,
+        uuid,
+        load,
+        vcpus: 1,
+        cpus,
+        memory: Memory::Anywhere,
     };
-    let mut victim = start(VICTIM, Kernel::Uniform(llc / 2), victim_cpu, 0.0)?;
-    let mut thrasher = start(THRASHER, Kernel::Stream(4 * llc), thrasher_cpu, 0.1)?;
+    let both = [
+        guest(VICTIM, None, Kernel::Uniform(llc / 2), &cpus[0]),
+        guest(THRASHER, Some(THRASHER_UUID), Kernel::Stream(4 * llc), &cpus[1]),
+    ];
+    let mut running = guests.start(&both)?;
+    let [victim, thrasher] = running.workers.as_mut_slice() else {
+        return Err(Why::of("a VM is missing"));
+    };
     let measure_ms = (bench.budget.as_millis() as f64 * 0.5 / (3 * REPETITIONS) as f64) as u64;
     let spans = spans(llc, measure_ms.clamp(300, 3000));
     let mut speeds = [const { Vec::new() }; 3];
@@ -74,8 +74,8 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
             "the victim alone, and beside the thrasher",
             0.2 + 0.4 * at as f64 / REPETITIONS as f64,
         );
-        speeds[0].push(pair(false, &mut thrasher)?);
-        speeds[1].push(pair(true, &mut thrasher)?);
+        speeds[0].push(pair(false, thrasher)?);
+        speeds[1].push(pair(true, thrasher)?);
     }
     (bench.told)("the agent meters the thrasher", 0.6);
     if is_booked(bench) {
@@ -85,7 +85,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
                 "the victim beside the thrasher, which has a permit",
                 0.7 + 0.3 * at as f64 / REPETITIONS as f64,
             );
-            speeds[2].push(pair(true, &mut thrasher)?);
+            speeds[2].push(pair(true, thrasher)?);
         }
         if let Some(agent) = &mut bench.agent {
             agent.give_up(THRASHER);
@@ -141,7 +141,7 @@ fn section(speeds: &[Vec<f64>; 3], with: With) -> Section {
             format!("While the agent holds the thrasher to a permit, it keeps {kept:.0} percent.")
         }
         None => "The neighbour was not held to a permit, which limits its cache misses: that needs an agent \
-             (`homenode run --mode act`) and counted misses."
+             (`homenode run --mode act`), counted misses, and a cgroup of its own for the VM, as systemd makes it."
             .to_owned(),
     };
     let means = match with {

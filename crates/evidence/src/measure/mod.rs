@@ -4,6 +4,7 @@
 //! What cannot be measured on a host is a section with its reason. Nothing that a section starts or changes outlives the
 //! process: workers die with their parent, and no setting of the host is written.
 
+mod afterwards;
 mod balancing;
 mod contention;
 mod counters;
@@ -15,6 +16,7 @@ mod nearest;
 mod numad;
 mod placement;
 mod requests;
+mod scope;
 mod working_set;
 
 use std::path::PathBuf;
@@ -27,6 +29,7 @@ use homenode_load::worker::{Spans, Worker};
 use homenode_machine::Machine;
 use homenode_units::{CpuId, NodeId};
 
+pub use afterwards::Afterwards;
 pub use kyoto::{Permits, THRASHER, THRASHER_UUID};
 
 use crate::section::{Outcome, Section, Topic};

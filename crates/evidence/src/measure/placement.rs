@@ -40,24 +40,24 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
         ("scattered", &both, Memory::Interleaved(nodes)),
         ("far", &home, Memory::Bound(NodeSet::one(there))),
     ];
-    let mut workers = Vec::new();
-    for (what, cpus, memory) in places {
-        (bench.told)(&format!("a VM {what} boots"), 0.1 * workers.len() as f64);
-        let guest = Guest {
-            name: &format!("homenode-evidence-{}", what.replace(' ', "-")),
-            uuid: None,
-            load,
-            vcpus,
-            cpus,
-            memory,
-        };
-        workers.push((what, guests.start(&guest)?));
-    }
+    (bench.told)("VMs boot", 0.0);
+    let names = places
+        .each_ref()
+        .map(|(what, ..)| format!("homenode-evidence-{}", what.replace(' ', "-")));
+    let all = places.iter().zip(&names).map(|((_, cpus, memory), name)| Guest {
+        name,
+        uuid: None,
+        load,
+        vcpus,
+        cpus,
+        memory: memory.clone(),
+    });
+    let mut running = guests.start(&all.collect::<Vec<_>>())?;
     let measure_ms = (bench.budget.as_millis() as f64 * 0.6 / (3 * REPETITIONS) as f64) as u64;
     let spans = spans(llc, measure_ms.clamp(300, 3000));
     let mut speeds = [const { Vec::new() }; 3];
     for at in 0..REPETITIONS {
-        for ((what, worker), speeds) in workers.iter_mut().zip(&mut speeds) {
+        for ((worker, speeds), (what, ..)) in running.workers.iter_mut().zip(&mut speeds).zip(&places) {
             (bench.told)(
                 &format!("a VM {what}"),
                 0.3 + 0.7 * at as f64 / REPETITIONS as f64,
@@ -66,7 +66,7 @@ pub(super) fn measure(bench: &mut Bench<'_>) -> Result<Section, Why> {
             speeds.push(worker.ran()?.lines_per_s() / 1e6);
         }
     }
-    drop(workers);
+    drop(running);
     Ok(section(&speeds, guests.with()))
 }
 

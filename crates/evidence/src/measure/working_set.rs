@@ -160,7 +160,11 @@ fn of_vm(bench: &Bench<'_>, cpu: CpuId, window: Duration) -> Result<Figure, Why>
         cpus: &cpus,
         memory: Memory::Anywhere,
     };
-    let mut worker = guests.start(&guest)?;
+    let mut running = guests.start(std::slice::from_ref(&guest))?;
+    let worker = running
+        .workers
+        .first_mut()
+        .ok_or_else(|| Why::of("no VM started"))?;
     if guests.with() != With::OwnVms {
         return Err(Why::of("KVM cannot run guests here"));
     }
@@ -172,7 +176,7 @@ fn of_vm(bench: &Bench<'_>, cpu: CpuId, window: Duration) -> Result<Figure, Why>
         vcpus: 1,
         runs: Runs::Kvm,
     };
-    let seen = tracked(&mut worker, &target, Tracker::Invalidation, window, VM_USED_MIB)?;
+    let seen = tracked(worker, &target, Tracker::Invalidation, window, VM_USED_MIB)?;
     let what = format!("found by invalidation, of {VM_USED_MIB} MiB in use in a VM");
     Ok(Figure::of(what, "percent", &seen.found).predicted(100.0, KNOWN))
 }
