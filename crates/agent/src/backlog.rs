@@ -253,7 +253,7 @@ mod tests {
             .iter()
             .find_map(|line| line.split_once(" cycles are not shown"));
         let missed: usize = missed.expect("some were dropped").0.parse().expect("a count");
-        // Not counted as waiting: the entry that the writer holds.
+        // The entry that the writer holds does not count as waiting.
         assert_eq!(count("cycle"), 100 - missed);
         assert!(
             (BYTES_MAX >> 20) <= count("cycle") + 1 && count("cycle") <= (BYTES_MAX >> 20) + 1,

@@ -405,7 +405,7 @@ fn permit_usage(control: &Control, machine: &Machine, vm: Option<&str>) -> Resul
     let lines: Vec<Line> = control.hourly_usage().lines().filter(of).collect();
     if let Some(name) = vm {
         match named(&control.status(machine).vms, name) {
-            // The VM has ended, but used some of its permit before.
+            // The VM has ended, but had used some of its budget of cache misses.
             Err(ApiError::NoSuchVm { .. }) if !lines.is_empty() => {}
             running => {
                 running?;

@@ -335,7 +335,7 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// The agent's guard. The agent and the guard watch each other.
+/// The agent's guard: the process that undoes the agent's changes if the agent dies. Each of the two watches the other.
 struct Watched<'a> {
     state: &'a Path,
     vms: &'a Managed,

@@ -158,8 +158,9 @@ impl Question<'_> {
     /// Finds the VM, and the samples that explain its window. `samples` are those since [`Question::begin`], [`Question::apart`]
     /// from each other; `read` takes a time and a distance, and returns the samples from that time on.
     ///
-    /// A young VM needs closer samples, but the history may be much longer than its life. So only those since the last known
-    /// sample without it are read. While it is younger than the distance between samples, closer ones tell when it appeared.
+    /// A VM that started recently needs samples close to each other, but the history may be much longer than the VM's life. So
+    /// only the samples since the last one without the VM are read. If the VM is younger than the distance between samples,
+    /// samples at shorter distances are read until they show when it appeared.
     fn look(
         &self,
         mut samples: Vec<Sample>,
@@ -176,7 +177,7 @@ impl Question<'_> {
         loop {
             let now = find(&samples, self.vm)?.and_then(|id| Some((id, first_of(&samples, id)?)));
             seen = match (seen, now) {
-                // Closer samples may leave out the sample that has the VM.
+                // Samples at a shorter distance may leave out the one sample that shows the VM.
                 (Some((id, at)), Some((same, later))) if id == same && at < later => seen,
                 _ => now.or(seen),
             };

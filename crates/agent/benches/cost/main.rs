@@ -91,7 +91,7 @@ impl Meter {
         self.spent.handing_over += lap;
         self.cycles += 1;
         let is_over = self.cycles == WARM + periods;
-        // Only at the beginning and the end, since reading these clocks itself takes time.
+        // These clocks are read only at the beginning and the end, since reading them takes time itself.
         if self.cycles == WARM || is_over {
             let now = (cpu_time(ClockId::ProcessCPUTime), cpu_time_of("recorder"));
             self.spent.all = now.0 - self.before.0;

@@ -5,7 +5,7 @@ use homenode_control::{Advice, VmStatus};
 use homenode_policy::permits::suggest::NoSuggestion;
 use homenode_units::Ns;
 
-/// Returns a VM's permit.
+/// Returns a VM's permit, the budget of cache misses that the operator gave it.
 pub(crate) fn permit(vm: &VmStatus) -> VmPermit {
     VmPermit {
         name: vm.name.clone(),

@@ -27,7 +27,7 @@ fn sum_of_vm(verdicts: &[Verdict]) -> Sum {
     sum(verdicts, kept.map(|verdict| verdict.seen).product())
 }
 
-/// Reports the trials that the loop remembers.
+/// Reports the trials, which are measured changes of a VM's home, that the loop remembers.
 ///
 /// # Errors
 /// If the loop makes no trials; the error says why.

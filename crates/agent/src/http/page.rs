@@ -78,7 +78,7 @@ fn served((name, text): (&'static str, &'static str)) -> Response {
     };
     let headers = [
         (header::CONTENT_TYPE, kind),
-        // Checked each time, since another version of the agent has other files.
+        // Browsers ask the server again each time, since another version of the agent has other files.
         (header::CACHE_CONTROL, "no-cache"),
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
