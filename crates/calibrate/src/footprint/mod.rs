@@ -299,7 +299,7 @@ impl Search<'_> {
         }
     }
 
-    /// Like `shrink`, by bisection.
+    /// Bisects between the least memory that ran and the most that did not. Returns both, as `shrink` does.
     fn bisect(&mut self, start: Bytes, step: f64) -> Result<(Bytes, Option<Bytes>), FootprintError> {
         let (mut dead, mut ran, mut has_died) = (LEAST, start, false);
         while let Some(middle) = middle(dead, ran, step) {

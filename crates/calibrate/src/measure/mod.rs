@@ -38,7 +38,7 @@ pub struct Options {
     pub node: Option<NodeId>,
     /// Approximate time budget.
     pub budget: Duration,
-    /// Smaller buffers and fewer repetitions.
+    /// Whether to use smaller buffers and fewer repetitions.
     pub quick: bool,
 }
 

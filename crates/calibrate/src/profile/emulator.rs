@@ -111,10 +111,9 @@ impl Emulator {
         }
     }
 
-    /// Checks the emulator's version, and whether it supports plugins.
+    /// Checks the emulator's version, and whether it supports plugins. # Errors
     ///
-    /// # Errors
-    /// The missing feature.
+    /// If a feature is missing.
     pub fn check(self) -> Result<Emulator, EmulatorError> {
         let file = || self.path.clone();
         let version = self.says("--version")?;

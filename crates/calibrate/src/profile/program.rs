@@ -93,10 +93,9 @@ impl Program {
         Ok(Program { path, name })
     }
 
-    /// Checks that the file is a program for this machine's architecture.
+    /// Checks that the file is a program for this machine's architecture. # Errors
     ///
-    /// # Errors
-    /// The kind of file that it is instead.
+    /// If the file is of another kind; the error names the kind.
     pub fn runs_here(&self) -> Result<(), ProgramError> {
         let file = self.path.clone();
         let mut head = [0; 256];
