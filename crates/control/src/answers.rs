@@ -132,8 +132,8 @@ impl Control {
         })
     }
 
-    /// Returns why a permit of this VM holds it to nothing, with the remedy: its LLC misses are not counted, and every permit is
-    /// counted in them. `None` if they are counted, or if it is not known yet.
+    /// Returns why a permit (a budget of cache misses) would not limit this VM, with the remedy: its LLC misses are not counted,
+    /// and every permit is counted in them. `None` if they are counted, or if it is not known yet.
     pub fn permit_unmetered(&self, vm: VmId) -> Option<String> {
         let (sample, _) = self.last.as_ref()?;
         let vm = sample.vm(vm)?;

@@ -55,7 +55,7 @@ impl PolicySet {
         PolicySet::Homenode,
     ];
 
-    /// Returns what it does, in a line.
+    /// Returns what the set of policies does, in a line.
     pub fn about(self) -> &'static str {
         match self {
             PolicySet::Default => "none: the host's own scheduler, only observed",

@@ -158,7 +158,7 @@ impl Control {
                 HomeInForce::On { nodes, .. } => {
                     self.in_force.adopted(vm.id);
                     let known = self.homes.insert(vm.id, nodes.clone());
-                    // An earlier agent that gave it may have left the VM away from it.
+                    // An earlier agent that gave the VM this home may have left the VM's vCPUs elsewhere.
                     if is_new && known.is_none() {
                         self.states.permits.attribution.adopted(vm.id);
                     }

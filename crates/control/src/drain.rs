@@ -54,9 +54,9 @@ pub struct DrainStatus {
 /// A VM on a node that is being drained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LeftBehind {
-    /// Its name.
+    /// The VM's name.
     pub name: String,
-    /// UUID.
+    /// The VM's UUID.
     pub id: VmId,
     /// The VM's memory on the node; `None` if the host does not know it.
     pub memory_bytes: Option<Bytes>,

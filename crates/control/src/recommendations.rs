@@ -153,13 +153,13 @@ pub struct Recommendation {
     pub gain: Option<f64>,
     /// Other recommendations of the same arrangement, on which the prediction also depends.
     pub together: Vec<u64>,
-    /// When it was made.
+    /// When the recommendation was made.
     pub made_at: Ns,
-    /// When it will end if nothing happens; for a past recommendation, when it ended.
+    /// When the recommendation will end if nothing happens; for a past one, when it ended.
     pub expires_at: Ns,
-    /// Its state.
+    /// The recommendation's state.
     pub state: State,
-    /// When its policy last wanted it, or when it last went through after approval.
+    /// When the policy last wanted this recommendation, or when it last went through after approval.
     wanted_at: Ns,
 }
 

@@ -463,7 +463,7 @@ impl Status {
     }
 }
 
-/// Returns the used memory of a node that is no VM's guest memory, and no free page of its pools of huge pages.
+/// Returns the memory of a node that is in use, without VMs' guest memory and without free pages of pools of huge pages.
 fn memory_outside_vms(sample: &Sample, node: NodeId) -> Option<Bytes> {
     let now = sample.nodes.get(node)?;
     let pages = |vm: &VmSample| Some(vm.pages.as_ref()?.get(node).map_or(0, |pages| pages.to_bytes().0));

@@ -178,7 +178,7 @@ fn everybody_returns_whatever_happens() {
     let mut windows = 0;
     for seed in 1..=6 {
         let mut vms = crowd();
-        // Without a home, the kernel runs it where it likes.
+        // If the VM has no home, the kernel runs it anywhere.
         let mut stray = vm("stray", "lbm");
         stray.memory_nodes = None;
         vms.extend([stray, vm("leaves", "lbm")]);

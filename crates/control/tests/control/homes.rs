@@ -116,7 +116,7 @@ fn a_home_in_force_is_known_after_samples_that_lack_its_vm() {
         let events = run(&mut control, &mut host, 1);
         assert_eq!(known(&control, &host, "a"), home);
         assert_eq!(homes_given(&events), 0, "it still has it: {events:#?}");
-        // The loop owns it: it is lifted when the operator lets the agent only observe.
+        // The loop owns the home: the home is lifted when the operator lets the agent only observe.
         let observed = Setting::Mode(Some(Mode::Observe));
         let vm = id(&host, "a");
         host.twin.set(vm, observed).expect("it runs");
