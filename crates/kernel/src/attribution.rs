@@ -94,13 +94,13 @@ pub enum NotCounted {
 /// A VM to assign counts to.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// Its identity.
+    /// The VM's identity.
     pub id: VmId,
-    /// Its QEMU process.
+    /// The VM's QEMU process.
     pub process: Process,
-    /// Its memory.
+    /// The VM's memory.
     pub ranges: &'a [Range],
-    /// Time for which each of its vCPUs ran, by index.
+    /// Time for which each of the VM's vCPUs ran, by index.
     pub ran: &'a BTreeMap<u16, Ns>,
 }
 

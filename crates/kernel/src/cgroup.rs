@@ -38,13 +38,13 @@ impl Throttled {
 /// A mount point of a cgroup hierarchy that controls CPU time or cpusets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mount {
-    /// Its controllers, if the hierarchy is v1.
+    /// The hierarchy's controllers, if it is v1.
     controllers: Vec<String>,
     /// Path within the hierarchy that is mounted here.
     from: PathBuf,
     /// Mount point.
     at: PathBuf,
-    /// Its version.
+    /// Version of the hierarchy.
     version: Version,
 }
 

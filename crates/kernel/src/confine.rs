@@ -74,7 +74,7 @@ struct Caches {
     all: u32,
     /// Least ways that a group may have.
     least: u32,
-    /// Ways that devices fill too.
+    /// Ways of the cache that devices fill too.
     devices: u64,
     /// Ways of each cache that only one group may use.
     taken: BTreeMap<String, u64>,

@@ -65,7 +65,7 @@ pub const PERIOD_MIN: u64 = 0xFFF0;
 pub const PERIOD_MAX: u64 = 0xF_FFF0;
 /// Longest time for one look at all rings.
 pub const LOOK_MAX: Ns = Ns::from_millis(20);
-/// Size of a CPU's ring.
+/// Size of a CPU's ring buffer of samples, in bytes.
 const RING_BYTES: u64 = 256 << 10;
 /// Size of the page before a ring, which has its positions. Machines with IBS have pages of this size.
 const HEAD_BYTES: u64 = 4096;
@@ -314,7 +314,7 @@ impl Ibs {
         for &(cpu, node) in &self.cpus {
             match Ring::open(&attr, cpu, node) {
                 Ok(ring) => self.rings.push(ring),
-                // It is offline.
+                // The CPU is offline.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
                 // Without one CPU's samples, its node would seem to use nothing.
                 Err(error) => {

@@ -12,7 +12,8 @@ use homenode_units::{Bytes, Ns};
 use crate::read::{self, ReadError};
 
 const BALANCING: &str = "proc/sys/kernel/numa_balancing";
-/// Path since Linux 5.13. Before, these settings were at [`BALANCING`], followed by an underscore and the same names.
+/// Path of the settings of NUMA balancing's scans since Linux 5.13. Before, these settings were at [`BALANCING`], followed by an
+/// underscore and the same names.
 const SCANNING: &str = "sys/kernel/debug/sched/numa_balancing";
 const THP: &str = "sys/kernel/mm/transparent_hugepage/enabled";
 const KSM: &str = "sys/kernel/mm/ksm";

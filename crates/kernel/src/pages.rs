@@ -253,11 +253,11 @@ pub struct Mover {
 
 /// Result of one window.
 enum Window {
-    /// It has no pages to move.
+    /// The window has no pages to move.
     Clean,
     /// Moving pages was tried.
     Tried,
-    /// It must move as a whole, and what is left of the budget is too small.
+    /// The window must move as a whole, and what is left of the budget is too small.
     TooLarge,
 }
 

@@ -77,9 +77,9 @@ impl Format {
 /// One PMU, as sysfs describes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Pmu {
-    /// Its name.
+    /// The PMU's name.
     pub(crate) name: String,
-    /// Its number in `perf_event_attr`.
+    /// The PMU's number in `perf_event_attr`.
     pub(crate) kind: u32,
     /// `cpumask`: the CPUs through which its counters are read, one for each copy of the PMU. `None` for a PMU of cores.
     pub(crate) read_on: Option<CpuSet>,

@@ -22,11 +22,11 @@ pub(crate) enum Vendor {
 /// The processor of this host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Processor {
-    /// Its vendor.
+    /// The processor's vendor.
     pub(crate) vendor: Vendor,
-    /// Its family; 0 if not known.
+    /// The processor's family; 0 if not known.
     pub(crate) family: u32,
-    /// Its model; 0 if not known.
+    /// The processor's model; 0 if not known.
     pub(crate) model: u32,
 }
 

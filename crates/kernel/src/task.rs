@@ -49,7 +49,7 @@ impl std::fmt::Display for Role {
 pub struct Thread {
     /// The kernel's thread id.
     pub tid: i32,
-    /// Its role.
+    /// The thread's role.
     pub role: Role,
     /// Time for which it ran (`schedstat`, first number).
     pub running_ns: Ns,
@@ -162,10 +162,10 @@ pub enum Depth {
 pub struct Tasks {
     pid: i32,
     path: PathBuf,
-    /// Its directory, once found. After that, a later process with the same number is never read by mistake.
+    /// The process's directory, once found. After that, a later process with the same number is never read by mistake.
     process: Option<Dir>,
     stat: Often,
-    /// Its `task` directory.
+    /// The process's `task` directory.
     task: Option<Dir>,
     seen: Vec<Seen>,
     /// Number of threads when the process was last checked to be running.
@@ -327,7 +327,7 @@ struct Seen {
     by_name: Role,
     /// The thread's role, if it is in a group that libvirt makes for one thread.
     by_group: Option<Role>,
-    /// How many times it was read in full.
+    /// How many times the thread was read in full.
     looks: u8,
     schedstat: Often,
     stat: Often,
@@ -354,7 +354,7 @@ impl Seen {
             return Ok(None);
         };
         let (running_ns, waiting_ns) = parsed(task, (tid, "schedstat"), &text, SCHEDSTAT)?;
-        // If it did not run, it is still on the same CPU.
+        // A thread that did not run is still on the same CPU.
         if running_ns != self.thread.running_ns {
             let Some(text) = self.stat.text(task, room)? else {
                 return Ok(None);

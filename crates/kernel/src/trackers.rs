@@ -71,18 +71,18 @@ pub enum Runs {
 /// A VM to watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Process id of its QEMU.
+    /// Process id of the VM's QEMU.
     pub pid: i32,
-    /// Where its memory is.
+    /// Where the VM's memory is.
     pub ranges: Vec<Range>,
-    /// How many vCPUs it has.
+    /// Number of the VM's vCPUs.
     pub vcpus: u64,
-    /// How they run.
+    /// How the VM's vCPUs run.
     pub runs: Runs,
 }
 
 impl Target {
-    /// Returns the amount of its memory.
+    /// Returns the size of the VM's memory.
     pub fn pages(&self) -> Pages {
         self.ranges.iter().map(Range::pages).sum()
     }

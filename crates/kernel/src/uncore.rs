@@ -64,7 +64,7 @@ pub struct Event {
     pub cpu: CpuId,
     /// Bytes that one count stands for.
     pub bytes_per_count: f64,
-    /// Its purpose.
+    /// What the event is counted for.
     pub purpose: Purpose,
     attr: Attr,
 }

@@ -123,7 +123,7 @@ fn sample(bytes: u64, word: impl Fn(u64) -> u64) -> Option<Option<Access>> {
     }
     let sizes = word(1);
     let (raw_bytes, caps) = (sizes & u64::from(u32::MAX), (sizes >> 32) as u32);
-    // The size of the raw data is not part of them, the capabilities are.
+    // The raw data's size does not count the field of that size, but counts the capabilities.
     let (least, most) = (SAMPLE_BYTES - WORD - 4, bytes - WORD - 4);
     if !(least..=most).contains(&raw_bytes) {
         return None;

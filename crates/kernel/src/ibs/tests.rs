@@ -78,7 +78,7 @@ fn accesses_to_memory_are_kept_and_all_others_left_out() {
     for caps in [HAS_OLD, HAS_ALL] {
         assert_eq!(is_kept(caps, LOAD), [access(false)]);
         assert_eq!(is_kept(caps, STORE), [access(true)]);
-        // Read, changed and written in one op.
+        // An op that reads memory, changes the value and writes it back.
         assert_eq!(is_kept(caps, (LOAD.0, LOAD.1 | 2)), [access(true)]);
         let remote = (LOAD.0 | 1 << 4, LOAD.1);
         assert_eq!(is_kept(caps, remote), [access(false)]);

@@ -54,7 +54,7 @@ pub fn clear(root: &Path, pid: i32, what: Clear) -> Result<(), TrackerError> {
 /// Amount of memory referenced in some ranges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Referenced {
-    /// Total.
+    /// All memory that was referenced.
     pub used: Pages,
     /// Upper bound on the part in huge pages. Each huge page counts as a whole.
     pub coarse: Pages,
