@@ -1,4 +1,4 @@
-//! What VMs' levers need from their host.
+//! What the code that changes VMs needs from its host. Each kind of change that can be undone is a lever.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -85,13 +85,13 @@ pub struct Domain {
     pub runtime_id: Option<u32>,
     /// All memory that the domain got at start, DIMMs included, in KiB (`<memory>`).
     pub memory_kib: u64,
-    /// Memory it may use now, after ballooning (`<currentMemory>`).
+    /// Memory that the domain may use now, after ballooning (`<currentMemory>`).
     pub memory_current_bytes: Bytes,
     /// vCPUs online at start.
     pub vcpus_current: u16,
     /// CPUs allowed to all vCPUs (`<vcpu cpuset>`).
     pub cpuset: Option<CpuSet>,
-    /// Whether libvirt asked a tool (`numad`) for its initial nodes (`<vcpu placement='auto'>`).
+    /// Whether libvirt asked a tool (`numad`) for the domain's initial nodes (`<vcpu placement='auto'>`).
     pub placed_by_advice: bool,
     /// CPUs of single vCPUs (`<vcpupin>`).
     pub vcpu_pins: BTreeMap<u16, CpuSet>,
@@ -101,29 +101,29 @@ pub struct Domain {
     pub iothread_pins: BTreeMap<u32, CpuSet>,
     /// Numbers of I/O threads.
     pub iothreads: Vec<u32>,
-    /// Where all of its memory may be (`<numatune><memory>`).
+    /// Where all of the domain's memory may be (`<numatune><memory>`).
     pub numatune: Option<NumaTune>,
-    /// Nodes that its memory was bound to at start, merged over its cells and DIMMs.
+    /// Nodes that the domain's memory was bound to at start, merged over its cells and DIMMs.
     pub binding: Option<Binding>,
-    /// Huge pages, if its memory is in them (`<memoryBacking><hugepages>`).
+    /// Huge pages, if the domain's memory is in them (`<memoryBacking><hugepages>`).
     pub huge_pages: Option<HugePages>,
-    /// Whether its memory is locked (`<memoryBacking><locked/>`).
+    /// Whether the domain's memory is locked (`<memoryBacking><locked/>`).
     pub locked: Option<Locked>,
-    /// How its memory is encrypted, if it is (`<launchSecurity type>`).
+    /// How the domain's memory is encrypted, if it is (`<launchSecurity type>`).
     pub encrypted: Option<String>,
-    /// Its balloon, if it has one.
+    /// The domain's balloon, if it has one.
     pub balloon: Option<BalloonDevice>,
-    /// Whether its guest reports free pages (`<memballoon freePageReporting='on'/>`), which QEMU then returns to the host.
+    /// Whether the guest reports free pages (`<memballoon freePageReporting='on'/>`), which QEMU then returns to the host.
     pub free_pages: FreePages,
     /// The guest's NUMA nodes by number; empty if the guest sees a single node.
     pub cells: Vec<Cell>,
-    /// The socket that serves its guest's topology page, from its `<shmem>` device named [`TOPOLOGY_DEVICE`].
+    /// The socket that serves the guest's topology page, from the domain's `<shmem>` device named [`TOPOLOGY_DEVICE`].
     pub topology_socket: Option<String>,
-    /// Sizes of its memory objects: one object per guest NUMA cell and DIMM, or one for everything.
+    /// Sizes of the domain's memory objects: one object per guest NUMA cell and DIMM, or one for everything.
     pub ram_sizes: Vec<Bytes>,
     /// PCI addresses of devices assigned through VFIO.
     pub assigned_devices: Vec<String>,
-    /// Its operator's settings, or what is wrong with them.
+    /// The operator's settings for the domain, or what is wrong with them.
     pub settings: Result<OperatorSettings, NoSettings>,
     /// The mark in which an agent recorded its changes.
     pub mark: Option<Mark>,

@@ -286,7 +286,8 @@ impl KvmHost {
         Ok(samples)
     }
 
-    /// Returns the VMs that run and were not read this time, as last read: what is in force on them still is.
+    /// Returns the VMs that run but could not be read this time, as they were last read: the agent's changes to them are still in
+    /// force.
     fn unread(&self, seen: &BTreeSet<VmId>) -> Vec<VmSample> {
         let missing = self.vms.keys().filter(|vm| !seen.contains(vm));
         let last = missing.filter_map(|vm| self.last.vm(*vm));

@@ -1,6 +1,7 @@
 //! Parses the input that libvirt's hook gets just before a domain starts: `/etc/libvirt/hooks/qemu <guest> prepare begin -`, with
-//! the domain's XML on standard input. Soon after, libvirt calls `numad -w` with counts only; the hook shows to which domain
-//! those counts belong. A hook must not call libvirt (it would wait for itself) and must not fail (the domain would not start).
+//! the domain's XML on standard input. Soon after, libvirt calls `numad -w` with only a number of vCPUs and an amount of memory;
+//! the hook shows which domain these belong to. A hook must not call libvirt (it would wait for itself) and must not fail (the
+//! domain would not start).
 
 use std::collections::BTreeMap;
 use std::path::Path;

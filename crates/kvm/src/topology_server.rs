@@ -92,7 +92,7 @@ pub enum ListenError {
     /// Another server listens on the socket.
     #[error("another server already listens on {path}: only one agent per host serves topology pages")]
     Taken {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
     },
     /// The path exists, but is not a socket.
@@ -104,7 +104,7 @@ pub enum ListenError {
     /// The system refused a call.
     #[error("cannot serve topology pages on {path}: {cause}")]
     System {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
         /// The system's error.
         cause: io::Error,

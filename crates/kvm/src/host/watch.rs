@@ -46,8 +46,8 @@ impl KvmHost {
             let process = vm.run.process();
             (Some(vm.run.runtime_id) == domain.runtime_id && vm.tasks.is_alive(process)).then_some(vm)
         });
-        // Another run of the VM has none of what was in force on the former one, and its counters begin again. A sample without
-        // the VM tells that.
+        // A new run of the VM has none of the agent's changes to the former run, and its counters begin again. A sample without
+        // the VM tells policies so.
         if had_former && known.is_none() {
             return Ok(None);
         }

@@ -27,7 +27,7 @@ impl Written for Home {
     const KEY: &'static str = "home";
 }
 
-/// A home in the journal. One on all CPUs of its nodes is as earlier versions wrote it.
+/// A home as it is in the journal. A home on all CPUs of its nodes has the format of earlier versions.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum OnDisk {
@@ -72,8 +72,8 @@ impl Written for MemoryNodes {
     const KEY: &'static str = "memory-nodes";
 }
 
-/// The CPU sets to which each helper may be pinned, the newest first, as in [`Pins`]. A helper whose pin is none of them was
-/// pinned by another program since.
+/// The CPU sets to which each helper (the emulator or an I/O thread) may be pinned, the newest first, as in [`Pins`]. A helper
+/// whose pin is none of them was pinned by another program since.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HelperPins(pub Vec<(Helper, Vec<CpuSet>)>);
 
@@ -82,7 +82,7 @@ impl Written for HelperPins {
 }
 
 impl HelperPins {
-    /// Whether the agent may have pinned a helper.
+    /// Whether the agent may have pinned an emulator or I/O thread.
     pub(crate) fn has(&self, helper: Helper) -> bool {
         self.0.iter().any(|(known, _)| *known == helper)
     }
@@ -119,7 +119,8 @@ impl HelperPins {
     }
 }
 
-/// Returns the pins of the helpers: as the manager describes them, or if it has none of its own, the affinities in force.
+/// Returns the pins of the emulator and I/O threads: as the manager describes them, or, if it describes none, the affinities in
+/// force.
 fn pins_of_helpers(manager: &dyn Manager, domain: &Domain, threads: &[Thread]) -> BTreeMap<Helper, CpuSet> {
     if manager.shows_affinities() {
         let pin = |thread: &Thread| Some((helper_of(&thread.role)?, thread.affinity.clone()));
@@ -277,8 +278,8 @@ impl LeverState<Kvm> for OfVm {
 }
 
 impl OfVm {
-    /// Returns the helpers that another program has pinned since the agent did. A manager that describes pins is not asked for
-    /// threads, so that a thread that cannot be read keeps nothing from being undone.
+    /// Returns the emulator and I/O threads that another program has pinned since the agent did. If the manager describes pins,
+    /// threads are not read: one that cannot be read then does not prevent undoing the rest.
     fn pinned_by_others(
         &self,
         after: &mut After<'_>,

@@ -209,7 +209,7 @@ impl LeverState<Kvm> for OfVm {
         };
         let guest = said.map(|(stamp_s, said)| {
             let now = now();
-            // The manager may have asked some time ago.
+            // The manager may have asked the guest some time ago.
             let looked = now.saturating_sub(said.age.unwrap_or_default());
             GuestMemory {
                 age: self.heard.age(stamp_s, looked, now),
@@ -365,7 +365,7 @@ mod tests {
         for at in [1, 2, 100] {
             assert_eq!(heard.age(5_000, s(at), s(at)), None);
         }
-        // A stamp from the future does not count as new either.
+        // A stamp from the future does not count as a new report either.
         assert_eq!(Heard::default().age(u64::MAX, s(1), s(1)), None);
     }
 

@@ -45,7 +45,7 @@ const LIFT: &str = "lifting the CPU quota";
 /// CPU time that the vCPUs of a VM may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InForce {
-    /// The same for all vCPUs.
+    /// The same CPU time for all vCPUs.
     All(CpuMax),
     /// Different quotas: another program wrote to individual cgroups.
     Mixed,

@@ -48,7 +48,7 @@ enum Message {
     End,
 }
 
-/// Last answers, by VM.
+/// The last answers of monitors, by VM.
 #[derive(Debug, Default)]
 struct Board {
     vms: BTreeMap<VmId, Arc<Said>>,
@@ -216,7 +216,7 @@ impl Drop for Asker {
     }
 }
 
-/// Starts the thread that asks.
+/// Starts the thread that asks monitors.
 fn begin(root: &Path, open: Open, shared: &Arc<Shared>) -> Result<Line, NoThread> {
     let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let (inbox, received) = channel();
@@ -246,7 +246,7 @@ fn begin(root: &Path, open: Open, shared: &Arc<Shared>) -> Result<Line, NoThread
     Ok(line)
 }
 
-/// The thread's own state.
+/// State of the thread that asks monitors.
 struct Asking {
     visits: Visits,
     openers: Openers,

@@ -24,21 +24,21 @@ pub(super) enum MonitorError {
     /// The monitor sends no greeting.
     #[error("its monitor {path} sends no greeting: another program is connected to it, or its QEMU hangs")]
     Busy {
-        /// The socket.
+        /// Path of the monitor's socket.
         path: String,
     },
     /// The monitor belongs to another process.
     #[error("its monitor {path} belongs to another process: {pid} listens there")]
     Foreign {
-        /// The socket.
+        /// Path of the monitor's socket.
         path: String,
-        /// The process that listens there.
+        /// The process that listens on the socket.
         pid: i32,
     },
     /// The monitor cannot be reached, or the connection broke.
     #[error("its monitor {path}: {cause}")]
     Broken {
-        /// The socket.
+        /// Path of the monitor's socket.
         path: String,
         /// The reason.
         cause: String,

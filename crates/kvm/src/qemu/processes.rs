@@ -17,7 +17,8 @@ use crate::manager::CallError;
 
 /// How many scans look at a new process that runs no VM: it may be about to start one.
 const LOOKS: u8 = 3;
-/// After that, only one in this many scans looks at the process, since it may still become a QEMU (`exec`).
+/// After the first [`LOOKS`] scans of a process, only one in this many scans looks at it, since it may still become a QEMU
+/// (`exec`).
 const SCANS: i32 = 20;
 /// Ample, since the command line of a VM with many devices has tens of kilobytes.
 const COMMAND_LINE_MAX: u64 = 2 << 20;

@@ -44,9 +44,9 @@ pub(super) enum Topic {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wants {
     pub balloon: bool,
-    /// The guest's memory statistics.
+    /// Whether to ask for the guest's memory statistics.
     pub guest: bool,
-    /// Which threads run vCPUs.
+    /// Whether to ask which threads run vCPUs.
     pub vcpus: bool,
 }
 

@@ -31,7 +31,7 @@ impl HostKind for Kvm {
     }
 }
 
-/// The levers of a VM.
+/// What the agent can change on a VM on KVM, and undo.
 pub(crate) type Levers = homenode_undo::levers::Levers<Kvm>;
 
 /// Why a change of an ended agent could not be undone.

@@ -234,7 +234,7 @@ fn a_vm_that_cannot_be_read_stays_in_the_sample_as_last_read_for_as_long_as_it_r
         };
         assert_eq!((unread.vms, unread.version), (vec![expected], read.version));
     }
-    // Whether what is in force is still the agent's is not known, so nothing is done to it.
+    // It is unknown whether the settings in force are still the agent's, so the agent leaves them.
     for act in [lift_home(), set_home(0)] {
         let failed = commit(&mut host, act);
         assert!(
@@ -261,7 +261,7 @@ fn the_emulator_is_unpinned_though_a_thread_cannot_be_read() {
     assert_eq!(pinned(&mut host), Some(cpus("1")));
     tree.write(&format!("proc/{PID}/task/41/stat"), "41 (torn");
     let mut journal = Journal::open(&tree.root().join("state")).unwrap();
-    // The vCPU may be left, and is said then.
+    // The vCPU may remain pinned; if so, that is reported.
     let _ = levers::undo(host.context.manager.as_mut(), tree.root(), &mut journal, vm());
     assert_eq!(pinned(&mut host), Some(cpus("0-3")));
 }

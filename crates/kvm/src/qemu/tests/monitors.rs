@@ -164,7 +164,7 @@ impl Silent {
 fn no_look_at_a_vm_waits_for_its_monitor_and_no_command_for_one_that_gave_no_answer() {
     let silent = Silent::new(40);
     let (mut qemu, ids) = silent.seen(Qemu::new(silent.tree.root()), 40, 1);
-    // First before any visit has ended, then after all have.
+    // This is checked before any monitor has been visited, and again after all have.
     for round in 0..2 {
         assert_eq!(qemu.list().unwrap().len(), ids.len());
         for id in &ids {
