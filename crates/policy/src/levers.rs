@@ -119,7 +119,8 @@ fn objection(view: &View<'_>, owners: &[(VmId, Lever, &'static str)], decision: 
     })
 }
 
-/// Whether a decision belongs to a window, or returns vCPUs that a window moved and the operator did not pin.
+/// Whether a decision belongs to a measuring window, in which one VM has its cache to itself, or returns vCPUs that such a window
+/// moved and the operator did not pin.
 fn may_measure(why: HandsOff, policy: &str) -> bool {
     policy == attribution::POLICY && matches!(why, HandsOff::Isolating | HandsOff::PinnedByHand)
 }

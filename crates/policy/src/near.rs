@@ -32,7 +32,7 @@ pub(crate) struct Near {
 }
 
 impl Near {
-    /// Returns the distances between these nodes of a machine.
+    /// Distances row by row; 0 from a node to itself.
     pub(crate) fn of(machine: &Machine, nodes: &[NodeId]) -> Near {
         let one_way = |a: NodeId, b: NodeId| machine.distance(a, b).unwrap_or(UNKNOWN);
         let longer = |a: usize, b: usize| one_way(nodes[a], nodes[b]).max(one_way(nodes[b], nodes[a]));

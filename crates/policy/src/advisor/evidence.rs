@@ -47,11 +47,11 @@ impl Series {
 /// What a comparison of two measurements shows of a VM's speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It rose by at least the least gain.
+    /// The VM's speed rose by at least the least gain.
     Faster,
-    /// It rose by less than the least gain, if at all.
+    /// The VM's speed rose by less than the least gain, if at all.
     NoFaster,
-    /// It fell.
+    /// The VM's speed fell.
     Slower,
     /// The measurements scatter too much, or there are too few of them.
     Undecided,
@@ -315,8 +315,8 @@ mod tests {
 
     #[test]
     fn the_law_of_controllers_is_that_of_predictions() {
-        // They are written twice because scripts/drawn-programs.py draws other programs to judge the advisor whenever its code
-        // changes, and sharing the constants would change none of its decisions.
+        // The constants are repeated here instead of shared with the predictor: `scripts/drawn-programs.py` draws other programs
+        // to judge the advisor whenever the advisor's code changes, and sharing the constants would change no decision.
         assert_eq!(
             (super::QUEUE, super::BUSY_MAX),
             (predict::QUEUE, predict::BUSY_MAX)

@@ -124,7 +124,7 @@ fn spreading_is_tried_with_a_vm_that_is_busy_with_uneven_memory() {
     near.vm(1).local(0.8);
     near.no_page_uses = Some("no sampling".into());
     assert_eq!(advised(&mut near), Some(SPREAD));
-    // If it stays busy under Carrefour, it is spread as well.
+    // If the VM stays busy under Carrefour, its memory is spread as well.
     let mut still = scene([1_500_000, 1_000_000, 1_000_000, 1_000_000]);
     still.vm(1).in_force(FOLLOW);
     assert_eq!(advised(&mut still), Some(Placing::Round4k.with_carrefour()));
@@ -246,7 +246,7 @@ fn what_a_program_does_while_it_sets_up_its_memory_does_not_count() {
             500_000_000
         }
     };
-    // As long as its other threads find little memory to use, it is fast.
+    // The program is fast while its other threads find little memory to use.
     for second in 1..=20 {
         scene
             .vm(1)
@@ -285,7 +285,7 @@ fn phases_that_differ_are_not_compared() {
     scene.vm(1).misses_per_s(1_000_000);
     run(&mut scene, &mut state, &acting(), 7, |_, _| 1_000_000_000);
     assert_eq!(state.choice(vm_id(1)), Some(SPREAD));
-    // It hardly uses memory any more, and is faster for that.
+    // The VM hardly uses memory any more, and is faster because of that.
     scene.vm(1).misses_per_s(20_000);
     run(&mut scene, &mut state, &acting(), 100, |_, _| 2_000_000_000);
     assert_eq!(

@@ -57,15 +57,15 @@ pub struct Config {
     pub host_moved_per_s: Bytes,
     /// Assumed share of its speed that a VM loses while its memory moves, 0 to 1.
     pub moving_loss: f64,
-    /// Least time between two looks at the whole arrangement.
+    /// Least time between two reviews of all VMs' homes.
     #[serde(with = "homenode_units::text")]
     pub rest: Ns,
-    /// Least time between two looks if there is no news.
+    /// Least time between two reviews of all VMs' homes if nothing has changed.
     #[serde(with = "homenode_units::text")]
     pub rest_idle: Ns,
-    /// Most looks at the whole arrangement per hour. All of an hour's looks may come in one burst. 1 to 3600.
+    /// Most reviews of all VMs' homes per hour. All of an hour's reviews may come in one burst. 1 to 3600.
     pub looks_per_hour: f64,
-    /// A change of a VM's speed is news if it is above this share, 0 to 10.
+    /// A change of a VM's speed by more than this share is a reason for another review, 0 to 10.
     pub news_min: f64,
     /// Number of predictions after which a search stops improving, 1 to 1,000,000.
     pub candidates_max: u32,

@@ -7,7 +7,7 @@ use homenode_units::{Ewma, Weight};
 
 /// Number of cycles over which the share is averaged.
 const OVER: f64 = 300.0;
-/// A host counts as crowded for long if it was crowded in at least this share of these cycles.
+/// A host counts as crowded for long if it was crowded in at least this share of the last [`OVER`] cycles.
 const MOSTLY: f64 = 0.9;
 
 /// The share of recent cycles in which a host was crowded.

@@ -524,7 +524,7 @@ impl<'a> Scene<'a> {
 
     fn news(&self, profiles: &Profiles) -> News {
         let id = |at: usize| self.vms[at].sample.id;
-        // If homes are meant for VMs that rest, a resting VM's present progress is no reason to look again.
+        // If resting VMs may get homes, how much work a resting VM does now is no reason for another review.
         let progress =
             |at: usize| profiles.progress(id(at), self.is_balanced && profiles.rests(self.vms[at]));
         News {

@@ -6,7 +6,7 @@ use homenode_units::{Ns, VmId};
 
 use super::Config;
 
-/// What a look starts from; a difference from the last look is news.
+/// What a review of all VMs' homes starts from; a difference from the last one is news.
 #[derive(Clone, Debug, Default)]
 pub(super) struct News {
     /// Speeds of active VMs; paces of resting VMs, if the kernel balances.
@@ -27,22 +27,22 @@ impl News {
     }
 }
 
-/// Record of past looks.
+/// Record of past reviews.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rest {
     until: Ns,
-    /// What the last look started from.
+    /// What the last review started from.
     seen: News,
-    /// Whether the last look assigned only a few homes, and more may follow.
+    /// Whether the last review assigned only a few homes, and more may follow.
     has_more: bool,
-    /// Number of looks that may be taken now (a full hour's at first), and the time when it was last updated.
+    /// Number of reviews that may be made now (a full hour's at first), and the time when this number was last updated.
     looks: Option<f64>,
     counted: Ns,
 }
 
 impl Rest {
-    /// Returns whether it is time for a look. `arrived` tells whether no VM's memory is moving; `news` is called only if it
-    /// matters.
+    /// Returns whether it is time for another review of all VMs' homes. `arrived` tells whether no VM's memory is moving; `news`
+    /// is called only if it matters.
     pub(super) fn is_over(
         &mut self,
         now: Ns,
@@ -63,14 +63,14 @@ impl Rest {
                 || news().differs_from(&self.seen, config.news_min))
     }
 
-    /// Records a look.
+    /// Records a review.
     pub(super) fn begin(&mut self, now: Ns, config: &Config, news: News) {
         self.looks = Some(self.looks.unwrap_or(config.looks_per_hour) - 1.0);
         self.until = now + config.rest;
         (self.seen, self.has_more) = (news, false);
     }
 
-    /// Notes that the look assigned only a few homes, so the next look is due as soon as those VMs' memory has arrived.
+    /// Notes that the last review assigned only a few homes, so the next one is due as soon as those VMs' memory has arrived.
     pub(super) fn expect_more(&mut self) {
         self.has_more = true;
     }

@@ -235,7 +235,8 @@ fn waiting(view: &View<'_>, rates: &Rates, config: &Config, re_homed: &BTreeSet<
     })
 }
 
-/// Step 0 for vCPUs of guests that are shown their location: a vCPU that may run on several nodes is confined to one.
+/// Step 0 of the algorithm, for vCPUs of guests that are shown their location: a vCPU that may run on several nodes is confined
+/// to one.
 fn take_seats(
     view: &View<'_>,
     re_homed: &BTreeSet<VmId>,
@@ -269,7 +270,7 @@ fn take_seats(
     }
 }
 
-/// Step 0.
+/// Step 0 of the algorithm: away vCPUs return home.
 fn return_home(
     view: &View<'_>,
     re_homed: &BTreeSet<VmId>,
@@ -317,7 +318,7 @@ fn return_home(
     }
 }
 
-/// Steps 1 to 4.
+/// Steps 1 to 4 of the algorithm: vCPUs of overloaded nodes get idle CPUs of another node.
 fn lend(
     view: &View<'_>,
     settings: Settings<'_>,
@@ -418,7 +419,7 @@ impl Candidate<'_> {
     }
 }
 
-/// Steps 1 and 2.
+/// Steps 1 and 2 of the algorithm: returns the node with most waiting vCPUs, and the node with most idle cores.
 fn source_and_destination(view: &View<'_>, loads: &Loads) -> Option<(NodeId, NodeId)> {
     let most_waiting = loads.waiting.values().copied().max().filter(|most| *most > 0)?;
     let sources = loads
@@ -447,7 +448,7 @@ fn source_and_destination(view: &View<'_>, loads: &Loads) -> Option<(NodeId, Nod
         .min_by_key(|(source, destination)| (traffic(*source, *destination), *source, *destination))
 }
 
-/// Steps 5 and 6. Returns the VMs whose home changes.
+/// Steps 5 and 6 of the algorithm: VMs get another home. Returns these VMs.
 fn re_home(
     view: &View<'_>,
     rates: &Rates,

@@ -164,7 +164,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     let mut plan = Plan::new(view.version);
     state.judgements.clear();
     let wants = |vm: &&VmView<'_>| {
-        // From where a VM uses its pages while it is off its cache for seconds is no reason to move them.
+        // A VM that is kept off its cache for some seconds uses its pages from another place; that is no reason to move them.
         let is_home = vm.hands_off != Some(HandsOff::Isolating);
         vm.managed() && is_home && vm.sample.memory_policy.migration == Migration::Carrefour
     };

@@ -128,9 +128,9 @@ struct Known {
 /// The memory that a VM should have.
 #[derive(Debug)]
 enum Wish {
-    /// Its maximum.
+    /// The VM's maximum.
     All(String),
-    /// Its present memory.
+    /// The VM's present memory.
     Same(String),
     /// As much as `to`, if there is room; an `urgent` wish goes before all others.
     More { to: Bytes, urgent: bool, why: String },

@@ -16,15 +16,15 @@ fn mib(count: u64) -> Bytes {
 /// How a guest behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
-    /// Its balloon reaches its target in the next cycle.
+    /// The guest's balloon reaches its target in the next cycle.
     Honest,
-    /// It keeps its memory, whatever is asked.
+    /// The guest keeps its memory, whatever its target is.
     Stubborn,
-    /// Its driver never reports.
+    /// The guest's balloon driver never reports.
     Silent,
-    /// It reports that nothing is usable and that it swaps.
+    /// The guest reports that nothing is usable and that it swaps.
     Wails,
-    /// It reports endless spare memory.
+    /// The guest reports endless spare memory.
     Boasts,
 }
 

@@ -68,18 +68,18 @@ pub const POLICY: &str = "attribution";
 
 /// A vCPU that ran for less than this share of a period touched no cache worth mentioning. It is not a setting.
 const RAN_MIN: f64 = 0.001;
-/// Part of [`Config::away_share`] that repays time away. The rest of an hour's share is credit for first windows, so an hour has
-/// at most that share. It is not a setting.
+/// Part of [`Config::away_share`] by which the time that a VM was away is paid off. The rest is credit for first windows, so an
+/// hour has at most that share. It is not a setting.
 const REPAID: f64 = 5.0 / 6.0;
 const HOUR: Ns = Ns::from_secs(3600);
-/// Number of periods after which other policies no longer wait for a VM that cannot be brought back, and in which the return of
-/// a VM that an earlier agent left away is ordered. It is not a setting.
+/// Number of periods in which the agent orders the return of a VM that an earlier agent left away. After this number of periods,
+/// other policies no longer wait for a VM that cannot be brought back. It is not a setting.
 const RETURNS_WAITED: u32 = 10;
 /// A VM that is missing from samples for longer has ended, so its own misses are forgotten. Whether it was away is kept for an
 /// hour. It is not a setting.
 const ABSENT_MAX: Ns = Ns::from_secs(60);
 
-/// Which misses a permit is charged for.
+/// For which cache misses a VM pays with its permit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Charged {
@@ -94,11 +94,11 @@ pub enum Charged {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Which misses a permit is charged for.
+    /// For which cache misses a VM pays with its permit.
     pub charged: Charged,
-    /// Largest share of an hour for which a VM is away, 0.001 to 0.12.
+    /// Largest share of an hour for which a VM is kept off its cache for others' measurements, 0.001 to 0.12.
     pub away_share: f64,
-    /// Number of instructions that a VM retires between two windows.
+    /// Number of instructions that a VM retires between two windows, in each of which it has its cache to itself.
     pub instructions_between: u64,
     /// Number of unhalted cycles for which the VM is alone on its caches.
     pub window_cycles: u64,
@@ -146,24 +146,24 @@ pub struct Situation<'a> {
     pub may_act: bool,
 }
 
-/// A VM that is kept off a cache.
+/// A VM that is kept off a cache while another VM has it alone.
 #[derive(Clone, Debug)]
 struct Away {
-    /// Where its vCPUs run meanwhile.
+    /// CPUs on which the VM runs while it is away.
     cpus: CpuSet,
     /// The vCPUs that were moved, with their affinities before.
     before: Vec<(u16, CpuSet)>,
     since: Ns,
-    /// Whether a sample has shown it away.
+    /// Whether a sample has shown the VM away.
     was_seen: bool,
-    /// Number of periods in which its return was ordered.
+    /// Number of periods in which the VM's return was ordered.
     returns_count: u32,
 }
 
 impl Away {
-    /// Returns the vCPUs that are still where the window put them.
+    /// Returns the vCPUs that are still on the CPUs to which the window moved them.
     fn still(&self, view: &View<'_>, vm: &VmView<'_>) -> Vec<&(u16, CpuSet)> {
-        // What the operator pinned to some of these CPUs is the operator's.
+        // A vCPU that the operator pinned to some of these CPUs remains pinned.
         let is_by_hand = vm.hands_off == Some(HandsOff::PinnedByHand);
         let online = || {
             self.cpus
@@ -208,7 +208,7 @@ impl Spent {
         };
     }
 
-    /// Whether the VM may not be sent away for this turn of another.
+    /// Whether the VM was away so recently that it may not be sent away for another VM's window.
     fn rests(&self, turn: Turn, now: Ns, config: &Config) -> bool {
         let debt_ns = self.debt_ns(now, config);
         let credit_ns = HOUR.as_f64() * config.away_share * (1.0 - REPAID);
@@ -315,7 +315,7 @@ pub fn plan(view: &View<'_>, config: &Config, situation: Situation<'_>, state: &
             state.sampler.give_up();
         }
         let clock_hz = view.machine.hardware.as_ref().map(|hardware| hardware.clock_hz);
-        // Without a clock, time run stands for cycles.
+        // If the frequency of the CPU is unknown, the time that a vCPU ran stands for its cycles.
         state
             .sampler
             .set(*config, clock_hz.map_or(1_000_000, |hz| hz / 1000));
@@ -336,7 +336,7 @@ pub fn plan(view: &View<'_>, config: &Config, situation: Situation<'_>, state: &
             if let Some(lasting) = lasting(view, situation.ledger, seen, out) {
                 return Some(lasting);
             }
-            // A VM that was left away would return to the wrong CPUs.
+            // If a VM were left away, it would return to the wrong CPUs.
             let is_left = |vm: &VmId| leftovers.contains_key(vm);
             let is_unsettled = is_unsettled && turn != Turn::Joining;
             match is_unsettled || is_left(&seen.vm) || out.iter().any(is_left) {
@@ -463,13 +463,13 @@ fn idle(view: &View<'_>, ledger: &Ledger, cpus: &CpuSet) -> f64 {
 }
 
 impl State {
-    /// Step 1: notes who is away and who is back.
+    /// Step 1 of the algorithm: notes which VMs are away and which are back.
     fn look(&mut self, view: &View<'_>, config: &Config) {
         let vm_of = |vm: &VmId| view.vms.binary_search_by_key(vm, |of| of.sample.id).ok();
         let is_there = |vm: &VmId| vm_of(vm).is_some();
         let (spent, leftovers, absent) = (&mut self.spent, &mut self.leftovers, &mut self.absent);
         self.away.retain(|id, away| {
-            // The threads of a VM that is missing may keep their affinities.
+            // The threads of a VM that is missing from the sample may keep their affinities.
             let Some(vm) = vm_of(id).map(|at| &view.vms[at]) else {
                 return true;
             };
@@ -514,7 +514,7 @@ impl State {
         absent.retain(|_, since| view.at.saturating_sub(*since) <= HOUR);
     }
 
-    /// Step 3.
+    /// Step 3 of the algorithm: moves VMs off the cache.
     fn send_away(&mut self, view: &View<'_>, plan: &mut Plan) {
         let Some((isolated, caches)) = self.sampler.isolates() else {
             return;
@@ -522,7 +522,7 @@ impl State {
         let name = view.sample.vm(isolated).map_or("?", |vm| vm.name.as_str());
         for vm in view.vms.iter().filter(|vm| self.sampler.is_out(vm.sample.id)) {
             let id = vm.sample.id;
-            // Other policies must know first.
+            // Other policies must first know that the VM is about to leave.
             if vm.hands_off != Some(HandsOff::Isolating) || self.away.contains_key(&id) {
                 continue;
             }
@@ -553,7 +553,7 @@ impl State {
         }
     }
 
-    /// Step 4.
+    /// Step 4 of the algorithm: brings VMs back.
     fn bring_back(&mut self, view: &View<'_>, plan: &mut Plan) {
         let vm_of = |id| view.vms.binary_search_by_key(&id, |vm| vm.sample.id).ok();
         for (id, away) in &mut self.away {
@@ -612,7 +612,7 @@ impl State {
 /// Lets a VM run where it did before the window.
 fn return_vm(view: &View<'_>, vm: &VmView<'_>, before: &[&(u16, CpuSet)], plan: &mut Plan) {
     let why = || "it returns to its cache: the count of a neighbour's own misses is over".to_owned();
-    // A lift would also undo what the operator pinned.
+    // Lifting all pins would also undo what the operator pinned.
     if vm.home.is_none() && vm.hands_off != Some(HandsOff::PinnedByHand) {
         let lever = Lever::Home;
         plan.decide(POLICY, Act::Lift { lever }.on(vm.sample.id), why());
@@ -623,7 +623,7 @@ fn return_vm(view: &View<'_>, vm: &VmView<'_>, before: &[&(u16, CpuSet)], plan: 
     while let Some((_, cpus)) = left.first().copied() {
         let (alike, others): (Vec<_>, Vec<_>) = left.into_iter().partition(|(_, of)| of == cpus);
         left = others;
-        // The CPUs that it may use may have changed meanwhile.
+        // The CPUs that the VM may use may have changed meanwhile.
         let there = cpus.intersection(&usable);
         let act = Act::PinVcpus {
             vcpus: alike.iter().map(|(index, _)| *index).collect(),

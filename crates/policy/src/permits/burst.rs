@@ -34,9 +34,9 @@ pub(super) struct Burst {
     resource: Option<Resource>,
     /// Units per millisecond.
     per_ms: Option<f64>,
-    /// The fastest since then.
+    /// The fastest burst since the remembered one.
     since: Option<f64>,
-    /// Sum of the parts since then.
+    /// How much the periods since the remembered burst have shown of the VM, added up.
     shown: f64,
 }
 
@@ -130,7 +130,7 @@ mod tests {
         note(&mut burst, Some(9.0), 1.0);
         (0..1000).for_each(|_| note(&mut burst, None, 0.0));
         assert_eq!(burst.per_ms(), Some(9.0));
-        // A VM that runs for a hundredth of what it may is believed after a hundred times as long.
+        // A VM that runs for a hundredth of the time that it may is believed after a hundred times as long.
         (0..299).for_each(|_| note(&mut burst, None, 0.01));
         assert_eq!(burst.per_ms(), Some(9.0));
         (0..2).for_each(|_| note(&mut burst, None, 0.01));

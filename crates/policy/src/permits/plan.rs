@@ -403,7 +403,7 @@ impl State {
                     .note(resource, per_ms, part_shown(vm), config.calm_cycles);
             }
             let wanted_ms = demands.iter().sum::<f64>() * slice_ms();
-            // The setting may be lower than before, so several may be too many.
+            // After a reload, fewer values may be kept than before, so several may have to go.
             let excess = (conduct.recent.len() + 1).saturating_sub(config.suggest.slices_max as usize);
             conduct.recent.drain(..excess);
             let without_quota = conduct.intensity.unwrap_or(0.0) * wanted_ms;
@@ -480,7 +480,7 @@ fn verdict(
     if state.is_blind(vm, permit, config, plan) {
         return Verdict::lift(held, || "its pollution cannot be measured".into());
     }
-    // Nothing is known of a VM whose own misses are about to be counted.
+    // It is not known yet which misses are the VM's own.
     let period = period.filter(|_| state.attribution.part(id).is_some());
     let conduct = state.vms.entry(id).or_default();
     let (Some(_), Some(intensity)) = (period, conduct.intensity) else {

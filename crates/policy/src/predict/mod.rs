@@ -126,7 +126,7 @@ pub struct Room {
     full: Vec<f64>,
     /// Number of threads on each cache's CPUs.
     held: Vec<f64>,
-    /// The same, with each thread weighted by its VM's share of a contended CPU.
+    /// Number of threads on each cache's CPUs, each weighted by its VM's share of a contended CPU.
     claims: Vec<f64>,
     /// Share of unplaced VMs' threads that are on the nodes on which they would be if no VM had a home.
     stayed: f64,
@@ -136,7 +136,8 @@ pub struct Room {
     stay: Vec<f64>,
     /// Share of all unplaced VMs' threads that are on each cache's CPUs.
     spread: Vec<f64>,
-    /// The same by node; also the share of their memory on each node, since threads touch memory first where they are.
+    /// Share of all unplaced VMs' threads that are on each node's CPUs; also the share of their memory on each node, since
+    /// threads touch memory first where they are.
     scattered: Vec<f64>,
     /// Latency that an unplaced VM's thread on each node meets if its memory is not next to it.
     remote: Vec<f64>,
@@ -189,7 +190,7 @@ struct Cell {
 enum Memory {
     /// On these nodes, with this share on each.
     Even(u64, f64),
-    /// Where it was found ([`Character::memory`]).
+    /// On the nodes on which it was found ([`Character::memory`]).
     Found,
     /// Where the VM's threads touched it first.
     Scattered,

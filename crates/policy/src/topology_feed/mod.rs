@@ -165,7 +165,7 @@ pub fn plan(view: &View<'_>, config: &Config, state: &mut State) -> Plan {
     state.said.retain(|id| view.sample.vm(*id).is_some());
     for vm in &view.vms {
         let (id, sample) = (vm.sample.id, vm.sample);
-        // Where it runs for a window of seconds is no news for its guest.
+        // Where a vCPU runs during a measuring window of some seconds is not reported to the guest.
         if vm.hands_off == Some(HandsOff::Isolating) {
             continue;
         }

@@ -6,7 +6,7 @@ use homenode_units::VmId;
 /// Why a VM cannot be isolated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// A disturber was away lately.
+    /// A VM that disturbs this one was sent off a cache lately.
     Resting,
     /// A change of homes is on trial, or a window has just ended.
     Unsettled,
@@ -14,15 +14,15 @@ pub enum Obstacle {
     NoOtherCache,
     /// Acts of this policy are not carried out now.
     NotActing,
-    /// No policy may move this disturber.
+    /// No policy may move this disturbing VM.
     HandsOff(VmId, HandsOff),
-    /// The mode of this disturber forbids it.
+    /// The mode of this disturbing VM forbids to move it.
     Mode(VmId, Mode),
-    /// This disturber may not use any CPU outside the caches.
+    /// This disturbing VM may not use any CPU outside the caches.
     NoCpu(VmId),
     /// The CPUs outside the caches are too busy, or reserved.
     NoRoom,
-    /// The disturbers did not leave, or the VM ran too little to fill a window.
+    /// The disturbing VMs did not leave, or the VM ran too little to fill a window.
     GaveUp,
 }
 

@@ -62,7 +62,7 @@ const FIRST_WAIT_MAX: Ns = Ns::from_secs(60);
 /// Each window that is given up doubles the pause before the next, up to this time.
 const PAUSE_MAX: Ns = Ns::from_secs(3600);
 
-/// Counters of a VM, cumulative.
+/// Hardware counters of a VM, cumulative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Instructions retired.
@@ -90,31 +90,31 @@ impl Counts {
 pub struct Seen {
     /// The VM.
     pub vm: VmId,
-    /// Its counters; `None` if a vCPU's could not be read this time.
+    /// The VM's counters; `None` if a vCPU's could not be read this time.
     pub counts: Option<Counts>,
-    /// Whether it pays for its misses.
+    /// Whether the VM pays for its cache misses.
     pub has_permit: bool,
     /// CPUs that share a last-level cache with those on which its vCPUs ran; empty if none ran.
     pub caches: CpuSet,
 }
 
-/// Why a part of a VM's misses is charged.
+/// Why a part of a VM's misses is charged to it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Basis {
-    /// It has its caches to itself now: all misses are its own.
+    /// The VM has its caches to itself now: all misses are its own.
     Isolated,
-    /// It misses little: all of it is charged.
+    /// The VM misses little: all misses are charged.
     FewMisses,
-    /// It has no disturbers: all misses are its own.
+    /// No other VM disturbs this one: all misses are its own.
     QuietNeighbours,
-    /// It had its caches to itself then.
+    /// The VM had its caches to itself in an earlier window.
     Window {
-        /// When its last window ended.
+        /// When the VM's last window ended.
         at: Ns,
     },
-    /// It waits for its first window: nothing is charged.
+    /// The VM waits for its first window: nothing is charged.
     Awaited,
-    /// It cannot be isolated: all misses are charged.
+    /// The VM cannot have its caches to itself: all misses are charged.
     Counted(Obstacle),
 }
 
@@ -123,7 +123,7 @@ pub enum Basis {
 pub struct Charge {
     /// The part that is charged, 0 to 1; `None` while it is unknown, so nothing is charged.
     pub part: Option<f64>,
-    /// Why.
+    /// Why that part is charged.
     pub basis: Basis,
 }
 
@@ -132,7 +132,7 @@ pub struct Charge {
 struct Own {
     /// Equation 3.1: LLC misses per unhalted millisecond.
     per_ms: f64,
-    /// The same over misses beside disturbers, at most 1.
+    /// The VM's own misses over its misses beside disturbing VMs, at most 1.
     share: f64,
     at: Ns,
 }
@@ -143,14 +143,14 @@ struct Known {
     /// The VM's counters after its last window, or when it was first seen.
     since: Counts,
     last: Counts,
-    /// When its counters were last read.
+    /// When the VM's counters were last read.
     read_at: Ns,
     /// Misses per unhalted millisecond when they were last read; `None` if unknown.
     rate: Option<f64>,
     beside: Ewma,
     own: Option<Own>,
     obstacle: Option<Obstacle>,
-    /// It is not isolated before this time, after a window was given up.
+    /// The VM does not get its caches to itself before this time, after a window was given up.
     not_before: Ns,
     /// Number of windows that were given up one after another.
     gave_up_count: u32,
@@ -164,7 +164,7 @@ struct Window {
     caches: CpuSet,
     out: BTreeSet<VmId>,
     asked: Ns,
-    /// The VM's counters when its disturbers had left.
+    /// The VM's counters when the disturbing VMs had left.
     begun: Option<Counts>,
 }
 
@@ -200,7 +200,7 @@ impl Sampler {
             .is_some_and(|window| window.out.contains(&vm))
     }
 
-    /// Returns the VMs that it knows something of.
+    /// Returns the VMs of which the sampler knows something.
     pub fn known(&self) -> impl Iterator<Item = VmId> + '_ {
         self.known.keys().copied()
     }
@@ -307,7 +307,7 @@ impl Sampler {
         host.iter().filter(disturbs).map(|other| other.vm)
     }
 
-    /// Steps 1 and 2: chooses the next VM to isolate.
+    /// Steps 1 and 2 of the algorithm: chooses the next VM to isolate.
     fn choose(
         &mut self,
         now: Ns,
@@ -355,7 +355,8 @@ impl Sampler {
         }
     }
 
-    /// Step 3: continues the window, or ends it. Returns its VM if that had its caches to itself since the last step.
+    /// Step 3 of the algorithm: continues the window, or ends it. Returns its VM if that VM had its caches to itself since the
+    /// last step.
     fn proceed(
         &mut self,
         now: Ns,
@@ -426,7 +427,8 @@ impl Sampler {
         }
     }
 
-    /// Step 4: returns what a VM is charged for. `alone` had its caches to itself since the last step.
+    /// Step 4 of the algorithm: returns what a VM is charged for. `alone` is the VM that had its caches to itself since the last
+    /// step.
     fn charged(&mut self, now: Ns, host: &[Seen], seen: &Seen, alone: Option<VmId>) -> Option<Charge> {
         let rate = self.rate(seen.vm)?;
         let all = |basis| {
@@ -474,11 +476,11 @@ impl Sampler {
 /// Whether a VM was isolated before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// Its own misses are unknown.
+    /// The VM's own misses are unknown.
     First,
-    /// It had a window before.
+    /// The VM had a window before.
     Again,
-    /// It has a window now, and others have come.
+    /// The VM has a window now, and other VMs have come.
     Joining,
 }
 

@@ -229,7 +229,7 @@ fn a_change_of_cpus_ends_the_window() {
     host.scene.vm(HOMED).affinity(&left);
     host.step();
     assert_eq!(host.affinity(HOMED), "0-3");
-    // So does a pause.
+    // A pause ends the window too.
     let mut host = Host::new(2);
     host.steps(3);
     host.may_act = false;
@@ -337,12 +337,12 @@ fn what_an_earlier_agent_left_away_is_brought_back() {
     assert_eq!(plan.decisions.len(), 2, "{plan:?}");
     assert_eq!([HOMED, STRAY].map(|n| host.affinity(n)), ["0-3", "0-7"]);
     assert_eq!(host.step().decisions, []);
-    // At home on several caches, it was away on one of them. A pin to one CPU is another program's.
+    // The VM's home has several caches, and an earlier agent kept the VM on one of them. A pin to one CPU is another program's.
     for (affinity, then) in [("4-7", "0-7"), ("5", "5")] {
         let left: CpuSet = affinity.parse().expect("CPUs");
         host.scene.vm(HOMED).homes("0-1").affinity(&left);
         host.state.adopted(vm_id(HOMED));
-        // It is tried again for as long as it is not so, up to ten times.
+        // The return is ordered again until the VM is back, up to ten times.
         for _ in 0..3 {
             host.step();
             assert_eq!(host.affinity(HOMED), then);
@@ -372,7 +372,7 @@ fn a_home_on_some_of_its_nodes_caches_is_not_taken_for_a_window() {
         .affinity(&cache("4-7"));
     host.state.adopted(vm_id(HOMED));
     assert_eq!(host.step().decisions, []);
-    // From the home's other cache and from another node, it returns to where its home keeps it.
+    // A VM on its home's other cache, or on another node, returns to where its home keeps it.
     for away in ["0-3", "0-7"] {
         host.scene.vm(HOMED).affinity(&cache(away));
         host.state.adopted(vm_id(HOMED));
@@ -380,7 +380,7 @@ fn a_home_on_some_of_its_nodes_caches_is_not_taken_for_a_window() {
         let then = if away == "0-3" { "4-7" } else { "0-7" };
         assert_eq!(host.affinity(HOMED), then, "from {away}");
     }
-    // A home of which nothing narrower is told is whole, as before.
+    // If the host does not say that a home is narrower, it is whole, as before.
     host.scene.vm(HOMED).home_told("0-1", "").affinity(&cache("4-7"));
     host.state.adopted(vm_id(HOMED));
     host.step();

@@ -154,7 +154,7 @@ fn a_window_that_never_fills_is_given_up() {
     }
     assert_eq!(sampler.out().count(), 0);
     assert_eq!(sampler.known[&VmId(0)].obstacle, Some(Obstacle::GaveUp));
-    // Each further one comes after twice the pause, up to an hour.
+    // Each further window comes after twice the pause, up to an hour.
     let mut pauses = vec![];
     for _ in 0..6 {
         let seen = host.vms[0].0.clone();
@@ -174,7 +174,7 @@ fn phases_between_windows_count() {
     while host.here() < 2 || sampler.isolates().is_some() {
         host.step(&mut sampler);
     }
-    // No further window, but three times the misses of its own: three times the charge.
+    // There is no further window, but the VM has three times as many misses of its own: the charge triples.
     let mut charge_at = |rate: f64| {
         host.vms[0].2 = rate;
         host.now += STEP;
