@@ -190,7 +190,7 @@ impl Design {
     /// Parses the text of an experiment as if it were in the file `path`.
     ///
     /// # Errors
-    /// As above.
+    /// A parse error or an impossible value, with its line.
     pub fn beside(path: &Path, text: &str) -> Result<Design, FileError> {
         Design::parse(path, text, &|name| {
             let file = homenode_units::file_name(name, ".toml")?;
@@ -209,7 +209,7 @@ impl Design {
     /// Parses an experiment that is embedded in the program.
     ///
     /// # Errors
-    /// As above.
+    /// A parse error or an impossible value, with its line.
     pub fn embedded(name: &str, text: &str) -> Result<Design, FileError> {
         let known = |name: &str| base(name).with_context(|| format!("no base is named `{name}`"));
         Design::parse(format!("data/experiments/{name}.toml"), text, &known)
@@ -218,7 +218,7 @@ impl Design {
     /// Parses the text of an experiment.
     ///
     /// # Errors
-    /// As above.
+    /// A parse error or an impossible value, with its line.
     pub fn parse(path: impl AsRef<Path>, text: &str, bases: Bases<'_>) -> Result<Design, FileError> {
         let path = path.as_ref();
         let mut file: File = read_toml(path, text)?;
