@@ -111,13 +111,13 @@ pub enum Hosts {
 /// Number of vCPUs per CPU of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fullness {
-    /// A quarter.
+    /// A quarter of a vCPU per CPU.
     Light,
-    /// A half.
+    /// Half a vCPU per CPU.
     Half,
     /// One vCPU per CPU.
     Full,
-    /// Two.
+    /// Two vCPUs per CPU.
     Overcommitted,
 }
 

@@ -110,7 +110,7 @@ struct Tried {
 struct Candidate {
     schedule: Schedule,
     from: Point,
-    /// Points before that point.
+    /// Points before the one at which the candidate begins to differ.
     before: Vec<Point>,
 }
 

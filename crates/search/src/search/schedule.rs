@@ -21,7 +21,7 @@ pub enum Place {
 /// The goal for a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Goal {
-    /// Where it should run.
+    /// Where the VM should run.
     pub place: Place,
     /// Memory policy; the host's default if absent.
     pub memory: Option<MemoryPolicy>,
