@@ -35,10 +35,11 @@ pub(super) const PERMIT_PART: u64 = 5;
 /// How far the thrasher may miss its permit over a window, in percent. The agent samples once a second, and under emulation
 /// each sample is late by a fraction of that.
 pub(super) const NEAR_PERCENT: u64 = 35;
-/// Time in which a newly held thrasher repays what it owes: seconds for a real guest, minutes for an emulated one on a busy
-/// machine.
+/// Time in which a thrasher repays what it owes once the agent limits it: seconds for a real guest, minutes for an emulated one
+/// on a busy machine.
 const REPAID: Duration = Duration::from_secs(400);
-/// Most misses of the victim next to a held thrasher, in percent of its misses next to a free one.
+/// Most misses of the victim next to a thrasher that the agent holds to its permit, in percent of its misses next to an unlimited
+/// one.
 pub(super) const VICTIM_PERCENT: u64 = 70;
 
 /// Walks eight times what the cache holds, so that each line evicts another.

@@ -89,7 +89,8 @@ fn release(inside: &Inside) -> anyhow::Result<Program> {
     inside.start_homenode(&["release", "--host", "xen", "--state", state])
 }
 
-/// See the module's documentation.
+/// Checks the agent's changes to a domU while that domU is paused, renamed, saved, restored and rebooted, and while xenstored is
+/// stopped.
 pub(super) fn lives(inside: &mut Inside) -> anyhow::Result<()> {
     let spec = DomuSpec::new("lives", Kind::Pv, "1-3").doing(Behaviour::busy(1));
     let mut domu = inside.create_domu(&spec.that_reboots(), Toolstack::Xl)?;

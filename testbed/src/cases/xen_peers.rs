@@ -168,7 +168,7 @@ fn measure(inside: &Inside, domus: &[Domu]) -> anyhow::Result<Seen> {
     })
 }
 
-/// See the module's documentation.
+/// Compares three ways to place the same domUs on a host that fills up.
 pub(super) fn compared(inside: &mut Inside) -> anyhow::Result<()> {
     for (placer, whose) in Placer::ALL {
         if placer == Placer::Pools {

@@ -105,7 +105,7 @@ impl HostKind {
     }
 
     /// Returns the distances between different nodes. Four nodes form a square, with 16 between neighbours and 22 between
-    /// opposite corners. Two nodes are neighbours.
+    /// opposite corners. If there are only two nodes, they are neighbours.
     pub(super) fn distances(self) -> impl Iterator<Item = (u32, u32, u32)> {
         let nodes = self.nodes();
         (0..nodes).flat_map(move |from| {

@@ -84,7 +84,7 @@ impl DomuSpec {
         Self::new(name, kind, "")
     }
 
-    /// Sets its behaviour from the start.
+    /// Sets the domU's behaviour from the start.
     #[must_use]
     pub fn doing(mut self, behaviour: Behaviour) -> Self {
         self.orders.first = behaviour;
