@@ -9,9 +9,9 @@ use super::{Hash, Shape};
 pub struct Core {
     /// The core's name.
     pub name: &'static str,
-    /// First-level arrays, and the page sizes that each holds.
+    /// First-level arrays of the core's TLBs, and the page sizes that each holds.
     pub first: &'static [(Shape, &'static [PageSize])],
-    /// Second-level arrays.
+    /// Second-level arrays of the core's TLBs, and the page sizes that each holds.
     pub second: &'static [(Shape, &'static [PageSize])],
     /// Caches of guest page-table entries: those that lead to tables of pages, of 2 MiB stretches, and of 1 GiB stretches.
     pub walk: [Shape; 3],
@@ -20,7 +20,7 @@ pub struct Core {
 }
 
 /// Second level of Skylake and its servers: 1536 entries for 4 KiB and 2 MiB, 12 ways, sets chosen by exclusive or (Gras et al.,
-/// TLBleed, recalled). CPUID leaf 2 of Cascade Lake (63 03 76 b5 f0 c3) confirms the sizes, but states 6 ways.
+/// TLBleed, cited from memory). CPUID leaf 2 of Cascade Lake (63 03 76 b5 f0 c3) confirms the sizes, but states 6 ways.
 const SKYLAKE_SECOND: &[(Shape, &[PageSize])] = &[
     (
         Shape {
@@ -37,9 +37,9 @@ const SKYLAKE_FIRST: &[(Shape, &[PageSize])] = &[
     (Shape::low(32, 4), &[Medium]),
     (Shape::full(4), &[Large]),
 ];
-/// Estimate: about 32 entries that lead to tables of pages, and a few for the levels above.
+/// Walker's caches of Intel's cores (estimate): about 32 entries that lead to tables of pages, and a few for the levels above.
 const INTEL_WALK: [Shape; 3] = [Shape::low(32, 4), Shape::low(4, 4), Shape::low(2, 2)];
-/// Estimate: as many as there are entries that lead to tables of pages.
+/// Cache of the locations of guest page tables (estimate): as many entries as there are entries that lead to tables of pages.
 const NESTED: Shape = Shape::low(32, 4);
 
 /// All known cores.
@@ -59,8 +59,9 @@ pub const CORES: [Core; 4] = [
         walk: INTEL_WALK,
         nested: NESTED,
     },
-    // WikiChip: 64 fully associative entries for all sizes, 2048 in the second level. AMD's guide, recalled: 16 ways. Pages of 1
-    // GiB are entered as 2 MiB. The second level also holds entries that lead to tables of pages: here, a separate array.
+    // WikiChip: 64 fully associative entries for all sizes, 2048 in the second level. AMD's guide, cited from memory: 16 ways.
+    // Pages of 1 GiB are entered as 2 MiB. The second level also holds entries that lead to tables of pages: here, a separate
+    // array.
     Core {
         name: "zen2",
         first: &[(Shape::full(64), &[Small, Medium])],
@@ -68,7 +69,7 @@ pub const CORES: [Core; 4] = [
         walk: [Shape::low(64, 4), Shape::low(16, 4), Shape::low(4, 4)],
         nested: NESTED,
     },
-    // AMD's guide, recalled: 72 and 3072 entries.
+    // AMD's guide, cited from memory: 72 entries in the first level, and 3072 in the second.
     Core {
         name: "zen4",
         first: &[(Shape::full(72), &[Small, Medium])],

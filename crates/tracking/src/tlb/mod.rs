@@ -323,8 +323,8 @@ impl Tlb {
         self.first.arrays[0].sets_by_low_bits().unwrap_or(1)
     }
 
-    /// Returns the number of base pages whose translations fit at once, with pages up to this size. A log of walks may never show
-    /// them.
+    /// Returns the number of base pages whose translations the TLBs hold at once, with pages up to this size. Pages that stay in
+    /// the TLBs may never show in a log of page walks.
     pub fn reach(&self, largest: PageSize) -> u64 {
         // First-level entries are mostly in the second level too. If they are not, both levels count.
         self.second.reach(largest) + self.first.reach(largest)
