@@ -170,7 +170,7 @@ fn bandwidth(text: &mut String) -> std::fmt::Result {
         let ours = traffic::model(&machine, &groups);
         let groups = groups.iter().zip(&truth).zip(&ours);
         for (at, ((group, truth), ours)) in groups.enumerate() {
-            // The first row of a case names it.
+            // Only the first row of a case has the case's name.
             let case = if at == 0 {
                 format!("{name} ")
             } else {

@@ -112,12 +112,12 @@ impl<I: Ix, T> IxVec<I, T> {
         self.list.extend(values);
     }
 
-    /// Returns its positions.
+    /// Returns the list's positions.
     pub(crate) fn places(&self) -> impl ExactSizeIterator<Item = I> + Clone + use<I, T> {
         first(self.list.len())
     }
 
-    /// Returns its positions and values.
+    /// Returns the list's positions and values.
     pub(crate) fn placed(&self) -> impl ExactSizeIterator<Item = (I, &T)> + Clone {
         let places = self.list.iter().enumerate();
         places.map(|(at, value)| (I::new(at), value))

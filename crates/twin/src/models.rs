@@ -12,11 +12,11 @@ use crate::hardware::{Fabric, Topology};
 /// A thread that misses its caches: its load on controllers and links.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
-    /// Position of its CPU's node among the machine's nodes.
+    /// Position of the thread's node among the machine's nodes.
     pub node: usize,
-    /// Share of its misses that goes to each node.
+    /// Share of the thread's misses that goes to each node.
     pub weights: Vec<f64>,
-    /// Nanoseconds of its own work between two misses.
+    /// Nanoseconds of the thread's own work between two misses.
     pub ns_between: f64,
     /// Misses in flight.
     pub in_flight: f64,

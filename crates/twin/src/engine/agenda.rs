@@ -35,7 +35,7 @@ pub(super) enum Timer {
     Served {
         vm: VmIx,
         thread: ThreadIx,
-        /// The life of the VM that the timer belongs to.
+        /// Which start of the VM the timer belongs to.
         life: u32,
     },
     /// The sampling rate of a VM's accesses has to be chosen again.
@@ -47,13 +47,13 @@ pub(super) enum Timer {
     /// Pages that a VM's guest has released have to be placed again.
     Releases {
         vm: VmIx,
-        /// The life of the VM that the timer belongs to.
+        /// Which start of the VM the timer belongs to.
         life: u32,
     },
     /// Memory that a VM's program has allocated has to be placed.
     Runtime {
         vm: VmIx,
-        /// The life of the VM that the timer belongs to.
+        /// Which start of the VM the timer belongs to.
         life: u32,
     },
     /// Pages that passed between a VM and its driver domain have to be settled.
@@ -67,7 +67,7 @@ pub(super) enum Timer {
     /// A VM's guest moves threads between vCPUs.
     ThreadMove {
         vm: VmIx,
-        /// The life of the VM that the timer belongs to.
+        /// Which start of the VM the timer belongs to.
         life: u32,
     },
 }

@@ -138,7 +138,7 @@ impl Engine {
                 number,
             },
         );
-        // Threads pay what they now owe before they continue.
+        // The time that scans and moves have cost threads is charged before the threads continue.
         for thread in node_of.places() {
             let task = &self.scheduler.queues.tasks[self.vms[vm].task(thread)];
             if task.run == Run::Running {

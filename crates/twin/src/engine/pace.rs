@@ -31,7 +31,7 @@ pub(super) struct Loading {
     pub cpu: CpuIx,
     pub vm: VmIx,
     pub thread: ThreadIx,
-    /// Its number in the fabric, if it has any misses.
+    /// The vCPU's number in the model of controllers and links, if it has any misses.
     pub flow: Option<usize>,
 }
 

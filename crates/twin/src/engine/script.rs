@@ -38,7 +38,7 @@ pub(super) struct Event {
 /// A migration of memory that is under way.
 #[derive(Clone, Debug)]
 pub(super) struct Migration {
-    /// Its entry in the log.
+    /// The migration's entry in the log of events.
     pub(super) entry: usize,
     pub(super) vm: VmIx,
     pub(super) to: Vec<usize>,

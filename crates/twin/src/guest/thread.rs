@@ -14,11 +14,11 @@ pub(crate) enum Doing {
     Housekeeping,
     /// Touching memory for the first time; `left` counts pages.
     Touching { touch: Touch, ns_per_page: f64 },
-    /// Running its program; `left` counts instructions.
+    /// Running the thread's program; `left` counts instructions.
     Computing,
-    /// Halted until a device has served its last request.
+    /// Halted until a device has served the thread's last request.
     WaitingForIo,
-    /// Halted until its program has work again.
+    /// Halted until the thread's program has work again.
     Resting,
     /// Halted until the other threads arrive at the barrier.
     AtBarrier,
@@ -40,7 +40,7 @@ pub(crate) struct Thread {
     pub touches: Vec<Touch>,
     /// Instructions of the thread's program that follow the present stretch.
     pub instructions_left: f64,
-    /// Its requests to devices.
+    /// The thread's requests to devices.
     pub requests: Requests,
     /// When the program's last rest was over, or when the program began; `None` while the thread serves no request.
     pub began: Option<Ns>,

@@ -273,7 +273,7 @@ pub(crate) struct Vm {
     pub releases: Option<Releases>,
     /// Runtime library of the VM's program, while a program that has one runs.
     pub runtime: Option<Runtime>,
-    /// What that library knows of nodes.
+    /// What the program's runtime library knows of nodes.
     pub runtime_nodes: RuntimeNodes,
     /// Channel of the VM's I/O to a driver domain.
     pub channel: Option<Channel>,

@@ -76,7 +76,7 @@ struct Aim {
 /// A running thread, as the fabric sees it.
 #[derive(Clone, Debug)]
 struct Flow {
-    /// Its targets, as positions in [`Fabric::aims`].
+    /// The thread's targets, as positions in [`Fabric::aims`].
     aims: Range<usize>,
     /// Time per instruction, without waits for memory.
     busy_ns: f64,

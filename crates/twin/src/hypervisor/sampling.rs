@@ -5,7 +5,7 @@ use crate::index::ThreadIx;
 
 /// CPU cycles between two marked instructions of a CPU.
 const PERIOD_CYCLES: f64 = 0xFFF8 as f64;
-/// The same after a second in which samples led to few page moves.
+/// CPU cycles between two marked instructions after a second in which samples led to few page moves.
 const PERIOD_SLOW_CYCLES: f64 = 0x3_FFE0 as f64;
 /// Number of moved pages in a second below which they are few.
 const MOVES_FEW: u64 = 10;

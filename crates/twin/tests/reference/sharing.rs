@@ -104,7 +104,8 @@ pub(crate) fn reference(pair: [&Pattern; 2], rates: [usize; 2], shape: Shape, ac
     [0, 1].map(|at| cache.counts(at).since(&before[at]).miss_ratio())
 }
 
-/// Returns the same for the epoch model with this number of age classes, over as many accesses to a cache that is empty at first.
+/// Returns the miss ratios of two streams side by side in the epoch model with this number of age classes. Both run over as many
+/// accesses as in the reference, on a cache that is empty at first.
 pub(crate) fn model(
     sharers: &[Sharer; 2],
     curves: [&Curve; 2],

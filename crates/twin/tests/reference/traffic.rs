@@ -107,7 +107,7 @@ pub(crate) fn reference(machine: &Machine, groups: &[Group], micros: f64) -> Vec
     (0..groups.len()).map(of_group).collect()
 }
 
-/// Returns the same figures for the epoch model.
+/// Returns the service that a thread of each group gets in the epoch model: misses per nanosecond and their latency.
 pub(crate) fn model(machine: &Machine, groups: &[Group]) -> Vec<(f64, f64)> {
     let load = |group: &Group| {
         let mut weights = vec![0.0; machine.nodes.len()];

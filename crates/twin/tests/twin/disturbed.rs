@@ -218,7 +218,8 @@ fn where_the_host_balances_memory_the_kernel_moves_pages_of_every_vm() {
     }
 }
 
-/// Settings for the host are not an operator's choice for a VM: an agent sees them for the host, and no policy for the VM.
+/// A setting of the host's kernel is not an operator's choice for one VM: the agent sees it as a setting of the host, and no
+/// policy for the VM.
 #[test]
 fn balancing_is_the_hosts_and_spares_bound_and_interleaved_memory() {
     let wide = |name: &str| VmSpec::new(name, 12, Bytes::from_gib(20), "cassandra");

@@ -303,7 +303,8 @@ fn programs_that_meet_at_barriers_rest_together() {
     );
 }
 
-/// Rests of one program leave nothing behind for the next, and more rests than barriers are as long as if they were apart.
+/// Rests of one program leave nothing behind for the next. If rests are due more often than barriers come, they last as long in
+/// total.
 #[test]
 fn rests_at_barriers_are_those_of_the_program_alone() {
     let ended = |rest: &str, then: &str| {
@@ -320,7 +321,7 @@ fn rests_at_barriers_are_those_of_the_program_alone() {
     let once = ended(rest, "");
     let (twice_g, once_g) = (twice.instructions_g, once.instructions_g);
     assert!((twice_g / once_g - 2.0).abs() < 0.01, "{twice_g} {once_g}");
-    // A fifth of the interval between two barriers, so that several rests are due at each.
+    // The interval between rests is a fifth of that between barriers, so several rests are due at each barrier.
     let without = ended("", "").runtime_s.unwrap();
     let often = ended("rest = { interval_m_instructions = 0.2, mean = \"40us\" }\n", "")
         .runtime_s

@@ -461,7 +461,7 @@ fn carrefour_brings_private_pages_to_their_threads_where_pages_are_sampled_twice
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Stays,
-    /// It moves to a node that is drawn.
+    /// The page moves to a node that is drawn at random.
     IsSpread,
     Follows(NodeId),
 }
@@ -480,9 +480,9 @@ fn fate(used: &PageUse, judgement: &carrefour::Judgement) -> Fate {
 /// vCPUs use all pages alike. Figures are shares.
 #[derive(Clone, Copy, Debug)]
 struct Coarse {
-    /// Of all sampled pages, those with another decision.
+    /// Share of all sampled pages for which the decision differs.
     wrong: f64,
-    /// Of the pages that move by samples with nodes, those that move in the same way by coarse ones.
+    /// Of the pages that samples with nodes would move, the share that coarse samples move in the same way.
     found: f64,
 }
 
