@@ -16,9 +16,9 @@ use crate::hypervisor::{Hypervisor, Listed, Pool, Vcpu};
 /// How long a vCPU waited since tracing began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Waited {
-    /// Time for which it wanted to run and did not, including the time for which its cap throttled it.
+    /// Time for which the vCPU wanted to run and did not, including the time for which its cap throttled it.
     pub waiting: Ns,
-    /// Time for which its cap throttled it.
+    /// Time for which the vCPU's cap throttled it.
     pub throttled: Ns,
 }
 

@@ -42,7 +42,7 @@ impl HostKind for Xen {
     }
 }
 
-/// The levers of a domain.
+/// What the agent can change on a domain and undo.
 pub(crate) type Levers = homenode_undo::levers::Levers<Xen>;
 
 /// A domain whose changes are undone, by its agent or after its agent has ended.

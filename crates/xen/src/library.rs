@@ -226,7 +226,7 @@ pub(crate) const DYING: u32 = 1 << 0;
 pub(crate) const HVM: u32 = 1 << 1;
 /// `XEN_DOMINF_shutdown`.
 pub(crate) const SHUTDOWN: u32 = 1 << 2;
-/// `XEN_DOMINF_shutdownshift`, `XEN_DOMINF_shutdownmask`: why it was shut down.
+/// `XEN_DOMINF_shutdownshift`, `XEN_DOMINF_shutdownmask`: why the domain was shut down.
 pub(crate) const REASON_SHIFT: u32 = 16;
 pub(crate) const REASON: u32 = 0xff;
 /// `SHUTDOWN_suspend`.

@@ -79,7 +79,7 @@ struct Known {
     dealt: Dealt,
 }
 
-/// How its counts are determined.
+/// How the domain's counts are determined.
 #[derive(Debug)]
 enum By {
     Frames(Frames),

@@ -133,9 +133,9 @@ fn record(bytes: &[u8]) -> Option<(Option<Change>, &[u8])> {
 /// Known times of a vCPU since the trace began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Spent {
-    /// Time for which it wanted to run, and waited.
+    /// Time for which the vCPU wanted to run, and waited.
     pub runnable: Ns,
-    /// Time for which it was kept off by its cap, or paused.
+    /// Time for which the vCPU was kept off its CPU by its cap, or paused.
     pub offline: Ns,
 }
 

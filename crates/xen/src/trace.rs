@@ -238,7 +238,7 @@ fn follow(mut output: ChildStdout, told: &Mutex<Told>) -> String {
     }
 }
 
-/// Returns true if a program is bound to the event that Xen sends to the trace's reader.
+/// Returns true if a program is bound to the event by which Xen tells the reader of its trace about new records.
 fn is_read(root: &Path) -> Result<bool, TraceError> {
     let path = root.join(EVENTS);
     let failed = |error: Error| TraceError::Events {

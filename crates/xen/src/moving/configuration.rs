@@ -33,9 +33,9 @@ pub(crate) enum Kind {
 /// A domain's configuration; see the module.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Configuration {
-    /// `c_info`: its identity.
+    /// `c_info`: the domain's identity.
     info: Map<String, Value>,
-    /// `b_info`: how it is built.
+    /// `b_info`: how the domain is built.
     built: Map<String, Value>,
     rest: Map<String, Value>,
 }
@@ -95,7 +95,7 @@ impl Configuration {
         self.built.contains_key("vcpu_soft_affinity")
     }
 
-    /// Returns the nodes that its memory comes from, if its operator set them.
+    /// Returns the nodes that the domain's memory comes from, if its operator set them.
     pub(crate) fn nodemap(&self) -> Option<&Value> {
         self.built.get("nodemap")
     }
