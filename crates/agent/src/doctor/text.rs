@@ -23,7 +23,7 @@ pub struct Paragraph {
     pub text: String,
     /// Column where the first line begins.
     pub left: usize,
-    /// Indentation of its lines after the first.
+    /// Indentation of the paragraph's lines after the first.
     pub hang: usize,
 }
 

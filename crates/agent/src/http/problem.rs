@@ -172,7 +172,7 @@ impl Failed {
         )
     }
 
-    /// It is too early, or there are too many requests at once.
+    /// Too early, or too many requests at once: the client should retry.
     pub(super) fn not_now(detail: impl Into<String>) -> Failed {
         Failed::new(StatusCode::SERVICE_UNAVAILABLE, "not-now", "Not now", detail)
     }

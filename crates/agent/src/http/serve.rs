@@ -69,7 +69,7 @@ impl HttpServer {
     /// Opens the server if a TCP address or a state directory is given.
     ///
     /// # Errors
-    /// As [`HttpServer::open`].
+    /// If the address cannot be used, or the state directory cannot hold the socket.
     pub fn open_where_asked(
         listen_at: Option<Listen>,
         state: Option<&Path>,
