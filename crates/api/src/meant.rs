@@ -37,7 +37,7 @@ pub fn meant<'a, T>(
 /// Like [`meant`], for the agent's list of VMs.
 ///
 /// # Errors
-/// As for [`meant`].
+/// If the text means no VM, or several VMs.
 pub fn named<'a>(vms: &'a [VmStatus], text: &str) -> Result<&'a VmStatus, ApiError> {
     meant(vms, |vm| (vm.id, vm.name.as_str()), text)
 }
