@@ -35,11 +35,11 @@ pub struct SoloTimes {
     pub uniform_l1_ns: f64,
     /// `uniform` over [`SoloTimes::uniform_llc_bytes`], which fit into the LLC but not into L2.
     pub uniform_llc_ns: f64,
-    /// Size of that buffer.
+    /// Size of the buffer for [`SoloTimes::uniform_llc_ns`].
     pub uniform_llc_bytes: usize,
     /// `uniform` over [`SoloTimes::uniform_memory_bytes`], which do not fit into the LLC.
     pub uniform_memory_ns: f64,
-    /// Size of that buffer.
+    /// Size of the buffer for [`SoloTimes::uniform_memory_ns`].
     pub uniform_memory_bytes: usize,
     /// `stream` over half of L1.
     pub stream_l1_ns: f64,
