@@ -87,7 +87,7 @@ pub enum LastPlan {
     Refused {
         /// The version that the plan named.
         version: Version,
-        /// Why it was refused.
+        /// Why the plan was refused.
         #[serde(flatten)]
         refusal: Refusal,
         /// The reason in a sentence.

@@ -225,7 +225,7 @@ pub enum NotThat {
         /// Numbers of the open recommendations.
         open: Vec<u64>,
     },
-    /// A newer recommendation has replaced it.
+    /// A newer recommendation has replaced the one with this number.
     #[error("recommendation {id} was replaced by {by} ({text}); {}", open_ones(.open))]
     Replaced {
         /// The number.
@@ -242,7 +242,7 @@ pub enum NotThat {
     Over {
         /// The number.
         id: u64,
-        /// Its state.
+        /// The recommendation's state.
         state: State,
         /// Numbers of the open recommendations.
         open: Vec<u64>,
@@ -582,7 +582,7 @@ impl Recommendations {
                 one.wanted_at = now;
                 if is_lead && one.state == State::Approved {
                     one.state = State::Applied;
-                    // It now ends when its policy no longer wants it, or after `life_max`.
+                    // The recommendation now ends when its policy no longer wants it, or after `life_max`.
                     one.expires_at = now + config.life_max;
                 }
             }

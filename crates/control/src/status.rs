@@ -556,7 +556,7 @@ mod tests {
             vms: vec![vm(1, 8), vm(2, 9)],
             ..Sample::default()
         };
-        // 24 GiB are used: 17 by guests, and 4 wait in the pool.
+        // Of the memory, 24 GiB are used: 17 GiB by guests, and 4 GiB wait in the pool.
         assert_eq!(memory_outside_vms(&sample, NodeId(0)), Some(Bytes::from_gib(3)));
         sample.vms.push(vm(3, 100));
         assert_eq!(

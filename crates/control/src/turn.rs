@@ -20,7 +20,7 @@ pub enum Input {
     Adopted {
         /// The VM.
         vm: VmId,
-        /// Its home.
+        /// The VM's home.
         home: Option<NodeSet>,
     },
     /// The operator set a permit, which the next sample contains ([`crate::Control::was_set`]).

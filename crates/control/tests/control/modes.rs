@@ -433,7 +433,7 @@ fn a_vm_that_is_observed_for_a_while_is_given_back_and_managed_again_by_itself()
         (seen.mode, seen.mode_chosen, seen.observed_for_ns),
         (Mode::Act, None, None)
     );
-    // Zero ends it.
+    // A span of zero ends the observation.
     control.observe_for(id, Ns::from_secs(20));
     run(&mut control, &mut twin, 2);
     assert!(!is_home(&mut twin));
