@@ -1,5 +1,8 @@
-//! Committed measurements. These are of programs under the emulator's plugin; they take half an hour and need packages that a
+//! Committed measurements of programs under the emulator's plugin. To measure takes half an hour, and needs packages that a
 //! machine for reproducing claims may lack.
+//!
+//! *PRL*, page-reference logging, is a proposed extension of processors: they log which pages of a guest are used, whereas PML,
+//! the existing page-modification logging, logs which are written.
 
 use homenode_machine_files::file::{FileError, read_toml};
 use serde::{Deserialize, Serialize};
@@ -35,7 +38,7 @@ pub struct Measured {
 pub struct Program {
     /// The program's name in this project.
     pub name: String,
-    /// Whether it is part of PARSEC.
+    /// Whether the program is part of PARSEC.
     pub parsec: bool,
     /// The Debian package, with its version.
     pub package: String,

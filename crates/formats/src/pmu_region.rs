@@ -65,7 +65,7 @@ pub enum PageError {
     Figure {
         /// Name of the figure.
         what: &'static str,
-        /// Its value.
+        /// The figure's value.
         value: u64,
         /// The range that is valid.
         expected: String,
@@ -264,7 +264,7 @@ impl<'a> Page<'a> {
         Page { layout, words, tags }
     }
 
-    /// Returns its layout.
+    /// Returns the page's layout.
     pub fn layout(&self) -> Layout {
         self.layout
     }
@@ -446,7 +446,8 @@ mod tests {
 
     #[test]
     fn a_page_reads_as_it_was_written() {
-        // 13 words of header, 4 times 1 + 2 * 3 of counts, 4 times 1 + 8 of samples; 1000 bytes of tags are whole words.
+        // The expected size: 13 words of header, 4 times 1 + 2 * 3 words of counts, 4 times 1 + 8 words of samples, and 1000
+        // bytes of tags, rounded up to words.
         assert_eq!((LAYOUT.tags_at(), LAYOUT.bytes()), (8 * 77, 8 * 77 + 1000));
         let (words, tags) = memory();
         let page = Page::new(LAYOUT, &words, &tags);

@@ -177,7 +177,7 @@ pub enum LogError {
     Version {
         /// Path of the file.
         path: String,
-        /// Its version.
+        /// The file's version.
         version: u64,
     },
     /// A figure is out of range.
@@ -187,7 +187,7 @@ pub enum LogError {
         path: String,
         /// Name of the figure.
         key: &'static str,
-        /// Its value.
+        /// The figure's value.
         value: f64,
         /// The range that is valid.
         expected: &'static str,
@@ -252,7 +252,7 @@ impl Log {
     /// Parses a log; `path` is for error messages.
     ///
     /// # Errors
-    /// As [`Log::read`].
+    /// [`LogError`]; also for a truncated log.
     pub fn parse(path: &str, text: &str) -> Result<Log, LogError> {
         /// The part that logs of all versions share.
         #[derive(Deserialize)]

@@ -166,7 +166,7 @@ pub struct Row {
     pub frame: u32,
     /// Number of times the frame was logged, up to [`Row::COUNT_MAX`].
     pub count: u32,
-    /// Its uses.
+    /// The frame's uses.
     pub marks: Marks,
 }
 
@@ -179,7 +179,7 @@ impl Row {
 /// A window: everything seen between two points in time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Window {
-    /// Its number.
+    /// The window's number.
     pub number: u64,
     /// Begin of the window, in nanoseconds since the log was begun.
     pub begin_ns: u64,
@@ -208,7 +208,7 @@ pub const LABEL_BYTES: usize = 16;
 /// A parsed log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Log {
-    /// Its header.
+    /// The log's header.
     pub header: Header,
     /// All windows, in order.
     pub windows: Vec<Window>,
@@ -267,7 +267,7 @@ pub enum PageLogError {
     Short {
         /// Path of the file.
         path: String,
-        /// Its length.
+        /// The file's length.
         bytes: usize,
     },
     /// The file has another version.
@@ -277,7 +277,7 @@ pub enum PageLogError {
     Version {
         /// Path of the file.
         path: String,
-        /// Its version.
+        /// The file's version.
         version: u32,
     },
     /// A machine of the other byte order wrote the file.
@@ -554,7 +554,7 @@ impl Log {
     /// Parses a log in memory; `path` is for error messages.
     ///
     /// # Errors
-    /// As [`Log::read`].
+    /// [`PageLogError`], if the bytes are not a log.
     pub fn parse(path: &str, bytes: &[u8]) -> Result<Log, PageLogError> {
         let header = Header::parse(path, bytes)?;
         let mut records = Records::new(path, &header);
