@@ -12,7 +12,7 @@ use homenode_guest::library;
 /// An allocator, and the library of ours that is preloaded before it.
 #[derive(Clone, Copy)]
 struct Allocator {
-    /// As messages name it.
+    /// The allocator's name in messages.
     name: &'static str,
     ours: &'static str,
     path: &'static str,

@@ -146,7 +146,7 @@ fn parallel_gc_allocates_young_objects_where_its_vcpu_is() {
             usize::from(NODES),
             "the JVM sees the nodes of the page"
         );
-        // 12 MiB are four fifths of a part.
+        // The young objects take 12 MiB, four fifths of a part.
         assert!(parts[usize::from(node)] > 50, "on node {node}: {parts:?}");
         assert_eq!(
             parts.iter().filter(|part| **part > 20).count(),
