@@ -90,7 +90,7 @@ pub trait Host {
     /// `holds`, since the caller has already checked.
     ///
     /// # Errors
-    /// As for [`Host::set`].
+    /// If the VM is gone, or the host cannot store the setting.
     fn set_where(&mut self, vm: VmId, settings: &[Setting], holds: Holds<'_>) -> Result<bool, ActionError>;
 }
 

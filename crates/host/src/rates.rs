@@ -73,14 +73,14 @@ pub struct VmRates {
 pub struct VcpuRates {
     /// Position in the VM.
     pub index: u16,
-    /// Node it last ran on.
+    /// Node that the vCPU last ran on.
     pub node: Option<NodeId>,
-    /// Share of the period in which it ran, in [0, 1].
+    /// Share of the period in which the vCPU ran, in [0, 1].
     pub running: f64,
-    /// Share of the period in which it waited for a CPU although it was allowed to run, in [0, 1]: run-queue delay less throttled
-    /// time. `None` if the host does not know.
+    /// Share of the period in which the vCPU waited for a CPU although it was allowed to run, in [0, 1]: run-queue delay less
+    /// throttled time. `None` if the host does not know.
     pub waiting: Option<f64>,
-    /// Share of the period in which a CPU quota throttled it, in [0, 1].
+    /// Share of the period in which a CPU quota throttled the vCPU, in [0, 1].
     pub throttled: f64,
     /// LLC misses over references, if counted.
     pub llc_miss_rate: Option<f64>,
@@ -218,7 +218,7 @@ impl VmRates {
     }
 
     fn between(machine: &Machine, prev: &VmSample, cur: &VmSample, period: Ns) -> Option<VmRates> {
-        // Counters of another time are no activity of this period.
+        // Counters that were read at another time say nothing about this period.
         if prev.is_unread || cur.is_unread {
             return None;
         }

@@ -54,7 +54,7 @@ pub struct Sample {
 pub struct CpuSample {
     /// The CPU.
     pub id: CpuId,
-    /// Time since boot in which it was not idle.
+    /// Time since boot in which the CPU was not idle.
     pub busy_ns: Ns,
 }
 
@@ -118,26 +118,27 @@ pub struct VmSample {
     pub balloon: Option<Balloon>,
     /// The guest's touched memory by node, if known.
     pub pages: Option<NodeMap<Pages>>,
-    /// Size of the huge pages that hold its memory; `None` if ordinary pages hold it.
+    /// Size of the huge pages that hold the VM's memory; `None` if ordinary pages hold it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub huge_page_bytes: Option<Bytes>,
-    /// The virtual nodes that its guest sees; empty if the guest sees a single node.
+    /// The virtual nodes that the guest sees; empty if the guest sees a single node.
     pub virtual_nodes: Vec<VirtualNode>,
     /// Why the guest cannot be told its topology ([`crate::Act::PublishTopology`]), with the remedy; `None` if it can.
     #[serde(rename = "no_feed")]
     pub no_topology_device: Option<String>,
-    /// The topology that this agent last told its guest.
+    /// The topology that this agent last told the guest.
     #[serde(rename = "told")]
     pub published: Option<Published>,
     /// Memory accesses that missed the LLC, by the node that served them, if counted.
     pub accesses: Option<Accesses>,
-    /// How its pages are placed and sampled now.
+    /// How the VM's pages are placed and sampled now.
     pub memory_policy: MemoryPolicy,
-    /// Use of its pages observed since the last sample, if its memory policy samples them. This is the only field with events
-    /// instead of cumulative counts.
+    /// Use of the VM's pages observed since the last sample, if the memory policy samples them. This is the only field with
+    /// events instead of cumulative counts.
     pub page_uses: Option<Vec<PageUse>>,
-    /// Use of its memory in the last complete window, while it is watched ([`crate::Act::Watch`]). There is a new observation
-    /// once per window, as [`Observation::at`] shows. `None` before the first window ends, and while its memory is not watched.
+    /// Use of the VM's memory in the last complete window, while the memory is watched ([`crate::Act::Watch`]). There is a new
+    /// observation once per window, as [`Observation::at`] shows. `None` before the first window ends, and while the memory is
+    /// not watched.
     pub observed: Option<Observation>,
     /// Why the VM's memory cannot move; `None` if it can.
     pub immovable: Option<Immovable>,
@@ -155,7 +156,7 @@ pub struct VmSample {
     pub confined: Option<Limit>,
     /// Nodes of devices assigned to the VM.
     pub device_nodes: NodeSet,
-    /// The home that the agent has in force on it.
+    /// The home nodes that the agent has in force on the VM.
     #[serde(default, skip_serializing_if = "HomeInForce::is_untold")]
     pub home: HomeInForce,
     /// Whether the host could not read the VM for this sample, although it runs. Everything in it is then from the last sample
@@ -204,18 +205,18 @@ pub struct VcpuSample {
     pub index: u16,
     /// Time for which the vCPU ran.
     pub running_ns: Ns,
-    /// Time for which it was runnable and did not run: run-queue delay, including throttled time. `None` if the host does not
-    /// know.
+    /// Time for which the vCPU was runnable and did not run: run-queue delay, including throttled time. `None` if the host does
+    /// not know.
     pub waiting_ns: Option<Ns>,
-    /// Time for which a CPU quota throttled it.
+    /// Time for which a CPU quota throttled the vCPU.
     pub throttled_ns: Ns,
     /// CPU on which the vCPU last ran.
     pub cpu: Option<CpuId>,
     /// CPUs that the vCPU may run on: those in force, not those requested.
     pub affinity: CpuSet,
-    /// CPU quota that is in force on it, from any source; `None` if there is none, or the host does not know.
+    /// CPU quota that is in force on the vCPU, from any source; `None` if there is none, or the host does not know.
     pub quota: Option<CpuQuota>,
-    /// Hardware counters of its thread, if the host has them.
+    /// Hardware counters of the vCPU's thread, if the host has them.
     pub counters: Option<Counters>,
 }
 
@@ -275,7 +276,7 @@ pub struct PageUse {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "why", rename_all = "kebab-case")]
 pub enum Immovable {
-    /// A device assigned through VFIO reads and writes it, so every page is pinned for the VM's life.
+    /// A device assigned through VFIO reads and writes the VM's memory, so every page is pinned for the VM's life.
     Vfio,
     /// The VM's memory is locked (`<memoryBacking><locked/>`).
     Locked,
@@ -296,7 +297,7 @@ pub enum Immovable {
     },
     /// The VM is bound to its nodes in a mode that libvirt cannot change while the VM runs.
     BoundAtStart {
-        /// Nodes it is bound to.
+        /// Nodes that the VM is bound to.
         nodes: NodeSet,
     },
     /// Parts of the memory are bound to different nodes, guest cell by guest cell or page by page (interleaved).
@@ -440,9 +441,9 @@ pub struct VmSettings {
     pub pinned_vcpus: Vec<u16>,
     /// Memory policy that the operator chose; `None` if the agent may choose.
     pub memory_policy: Option<MemoryPolicy>,
-    /// The permit that the operator booked for it, and that it is held to.
+    /// The permit that the operator booked for the VM, and that the agent holds the VM to.
     pub permit: Option<Permit>,
-    /// The least memory that its balloon must leave it. Without a floor, the agent takes none of its memory.
+    /// The least memory that the balloon must leave the VM. Without a floor, the agent takes none of the VM's memory.
     pub memory_floor: Option<Bytes>,
     /// Memory that the guest's kernel takes for itself, as the operator measured it: epsilon of [PRL, section 4.4]. `None` if
     /// unknown.

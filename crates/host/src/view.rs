@@ -48,7 +48,7 @@ pub struct Barred<'a> {
 /// One VM as a policy sees it.
 #[derive(Clone, Debug)]
 pub struct VmView<'a> {
-    /// The host's sample of it.
+    /// The host's sample of the VM.
     pub sample: &'a VmSample,
     /// The VM's activity since the last sample.
     pub rates: Option<&'a VmRates>,
@@ -56,9 +56,9 @@ pub struct VmView<'a> {
     pub home: Option<&'a NodeSet>,
     /// Home node, present or intended, of each virtual node's memory, if the VM's guest is told its topology.
     pub layout: Option<&'a [NodeId]>,
-    /// Why no policy may touch its vCPUs; `None` if policies may.
+    /// Why no policy may touch the VM's vCPUs; `None` if policies may.
     pub hands_off: Option<HandsOff>,
-    /// Why no policy may touch its CPU quota; `None` if policies may.
+    /// Why no policy may touch the VM's CPU quota; `None` if policies may.
     pub quota_hands_off: Option<HandsOff>,
 }
 
