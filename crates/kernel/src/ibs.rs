@@ -385,7 +385,7 @@ impl Ring {
         let head = ring.words(0, HEAD_BYTES);
         let place = [DATA_OFFSET, DATA_SIZE].map(|at| head[at].load(Ordering::Relaxed));
         match place {
-            // Kernels before 4.1 do not say it.
+            // Kernels before 4.1 do not report the data's position and size.
             [0, 0] | [HEAD_BYTES, RING_BYTES] => Ok(ring),
             other => Err(std::io::Error::other(format!(
                 "its ring is at {other:?}, not at {HEAD_BYTES}"

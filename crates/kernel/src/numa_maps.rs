@@ -48,9 +48,9 @@ pub struct Range {
 /// Whether several processes can map the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// Only one process can map it.
+    /// Only one process can map the memory.
     Private,
-    /// Several processes may map it.
+    /// Several processes may map the memory.
     Shared,
 }
 
@@ -257,7 +257,7 @@ struct Line {
 /// What `numa_maps` says about one range.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Its pages by node, counted in base pages whatever the page size; nodes without pages are left out.
+    /// The range's pages by node, counted in base pages whatever the page size; nodes without pages are left out.
     pub pages: NodeMap<Pages>,
     /// The nodes that memory policies bind it to: its own policy (`mbind(2)`) or its process's (`numactl --membind`).
     pub binding: Option<Binding>,
@@ -298,7 +298,7 @@ pub fn look(root: &Path, pid: i32, ranges: &[Range]) -> Result<Option<Vec<Seen>>
 /// Like [`look`], but returns only the pages.
 ///
 /// # Errors
-/// As for [`look`].
+/// If `maps` or `numa_maps` is malformed or may not be read (another user's process).
 pub fn pages_per_node(
     root: &Path,
     pid: i32,

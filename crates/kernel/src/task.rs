@@ -79,7 +79,7 @@ fn process_dir(root: &Path, pid: i32) -> PathBuf {
 /// Returns the identity of a running process; `None` if there is no such process, or only a zombie is left.
 ///
 /// # Errors
-/// If its `stat` is malformed or may not be read.
+/// If the process's `stat` is malformed or may not be read.
 pub fn process(root: &Path, pid: i32) -> Result<Option<Process>, ReadError> {
     Ok(stat(root, pid)?.and_then(|stat| stat.process(pid)))
 }
@@ -87,7 +87,7 @@ pub fn process(root: &Path, pid: i32) -> Result<Option<Process>, ReadError> {
 /// Returns a process's parent, which may be one that adopted it; `None` if there is no such process.
 ///
 /// # Errors
-/// If its `stat` is malformed or may not be read.
+/// If the process's `stat` is malformed or may not be read.
 pub fn parent(root: &Path, pid: i32) -> Result<Option<i32>, ReadError> {
     Ok(stat(root, pid)?.map(|stat| stat.parent))
 }
@@ -244,7 +244,7 @@ impl Tasks {
     /// the result of the previous look, or nothing.
     ///
     /// # Errors
-    /// As for [`threads`].
+    /// If a file is malformed or may not be read, or if the roles of several threads cannot be told apart.
     pub fn look(&mut self, depth: Depth, into: &mut Vec<Thread>) -> Result<(), ReadError> {
         // If no thread is known to run a vCPU, any of them may.
         let has_vcpus = self.seen.iter().any(Seen::runs_vcpu);
@@ -426,7 +426,7 @@ pub fn is_emulated(root: &Path, pid: i32, tid: i32) -> bool {
 /// Returns the CPUs that a thread may run on now; `None` if the thread has ended.
 ///
 /// # Errors
-/// If its `status` is malformed or may not be read.
+/// If the process's `status` is malformed or may not be read.
 pub fn affinity(root: &Path, pid: i32, tid: i32) -> Result<Option<CpuSet>, ReadError> {
     let path = process_dir(root, pid).join(format!("task/{tid}/status"));
     let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {
@@ -486,7 +486,7 @@ pub fn is_of_kernel(root: &Path, pid: i32) -> bool {
 /// ended.
 ///
 /// # Errors
-/// If its `status` is malformed or may not be read.
+/// If the process's `status` is malformed or may not be read.
 pub fn users(root: &Path, pid: i32) -> Result<Option<[u32; 4]>, ReadError> {
     let path = process_dir(root, pid).join("status");
     let Some(text) = read::text_if_there(&path, read::SMALL_BYTES)? else {

@@ -344,7 +344,7 @@ fn samples_go_to_the_page_whose_frame_they_name_and_say_which_nodes_used_it() {
     );
     rig.begin();
     assert_eq!(rig.attribution.page_uses(vm(1)), Some(Vec::new()), "said once");
-    // 40 samples are written into a ring of 16. Those that are left stand for all 40.
+    // 40 samples are written into a ring that has room for 16. The 16 that are left stand for all 40.
     let sample = Sampled {
         frame: 40,
         wanted: Use::Read,

@@ -57,7 +57,7 @@ const ADDRESS_MASK: u64 = (1 << 52) - 1;
 pub struct Access {
     /// Machine frame of 4 KiB.
     pub frame: u64,
-    /// Whether it wrote.
+    /// Whether the access was a write.
     pub is_write: bool,
 }
 

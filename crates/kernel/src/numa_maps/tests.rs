@@ -254,7 +254,7 @@ fn a_range_never_has_more_pages_than_lie_in_it() {
         "7f0000000000 default huge N0=65 kernelpagesize_kB=2048\n",
         // More pages than fit before the next mapping.
         "7f0000000000 default anon=2 N0=2 kernelpagesize_kB=4\n7f0000001000 default N0=1 kernelpagesize_kB=4\n",
-        // The same mapping twice, as if mappings changed while they were read.
+        // The mapping appears twice, as if mappings changed while they were read.
         "7f0000000000 default anon=1 N0=1 kernelpagesize_kB=4\n7f0000000000 default N0=1 kernelpagesize_kB=4\n",
         "7f0000001000 default anon=1 N0=1 kernelpagesize_kB=4\n7f0000000000 default N0=1 kernelpagesize_kB=4\n",
     ] {

@@ -161,7 +161,7 @@ VmFlags: rd wr
     fn what_is_referenced_of_guest_ram_is_counted_and_nothing_else() {
         let tree = Tree::new(&[("proc/7/smaps", SMAPS)]);
         let seen = referenced(tree.root(), 7, &[range()]).unwrap().unwrap();
-        // 10000 and 2048 KiB. For the second range, the bound on huge pages is all of its used memory.
+        // The expected totals are 10000 and 2048 KiB. For the second range, the bound on huge pages is all of its used memory.
         assert_eq!((seen.used, seen.coarse), (Pages(3012), Pages(1536)));
         assert_eq!(referenced(tree.root(), 8, &[range()]), Ok(None));
     }
