@@ -158,9 +158,9 @@ pub struct BalloonDevice {
 /// What happens to pages that the guest has freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FreePages {
-    /// The guest reports them to QEMU.
+    /// The guest reports freed pages to QEMU.
     Reported,
-    /// They stay allocated on the host.
+    /// Freed pages stay allocated on the host.
     Kept,
 }
 

@@ -24,13 +24,13 @@ pub struct Starting {
     pub vcpus: u16,
     /// All its memory in MiB, rounded up (`virDomainDefGetMemoryTotal`).
     pub memory_mib: u64,
-    /// Memory bandwidth that its metadata declares.
+    /// Memory bandwidth that the domain's metadata declares.
     pub bandwidth: Option<BytesPerSec>,
-    /// Home that its metadata asks for.
+    /// Home that the domain's metadata asks for.
     pub home: Option<NodeSet>,
     /// Whether the agent may change the VM.
     pub management: Management,
-    /// Nodes of the devices assigned to it.
+    /// Nodes of the devices assigned to the domain.
     pub device_nodes: NodeSet,
     /// Memory in huge pages, by page size; the rest is in ordinary pages.
     pub huge_pages: Vec<HugeMemory>,

@@ -321,7 +321,7 @@ fn serve(listener: &UnixListener, regions: &Mutex<Regions>) {
                         thread::sleep(PAUSE);
                     }
                 },
-                // These two events may be about a former process with the same number.
+                // The last two events may be about a former process with the same number.
                 Event::End(pid) => lock(regions)
                     .by_pid
                     .retain(|other, region| *other != pid || region.is_alive()),
@@ -596,7 +596,7 @@ pub fn region_of(pid: i32) -> io::Result<Option<File>> {
 }
 
 fn pidfd(pid: i32) -> io::Result<OwnedFd> {
-    // 0 if the peer is in another namespace, and has no number here.
+    // The number is 0 if the peer is in another namespace, and so has no number here.
     let pid = Pid::from_raw(pid).ok_or_else(|| io::Error::other("a process without a number"))?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }

@@ -276,7 +276,7 @@ fn a_vm_that_is_moved_to_another_cgroup_leaves_no_quota_in_its_old_one() {
         assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);
         move_to_another_group(&tree);
         match acts {
-            // This holds whatever is requested meanwhile.
+            // The outcome is the same whatever is requested meanwhile.
             Some(act) => drop(commit(&mut host, act)),
             None => host.vms.get_mut(&vm()).unwrap().look_soon(),
         }
@@ -296,7 +296,7 @@ fn a_vm_that_is_moved_to_another_cgroup_leaves_no_quota_in_its_old_one() {
         assert_eq!(of_it.count(), 1, "{notices:?}");
         assert_eq!(host.restore().failures, Vec::<String>::new());
     }
-    // The guard leaves no quota there either.
+    // The guard leaves no quota in the old cgroup either.
     let tree = host_with_groups("max 100000");
     let mut host = connect_with_quotas(&tree);
     assert_eq!(commit(&mut host, hold(3, LONG)), Outcome::Done);

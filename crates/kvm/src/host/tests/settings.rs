@@ -85,7 +85,7 @@ fn a_kernels_footprint_in_the_metadata_is_in_samples_from_then_on() {
     let mut host = connect(&tree, Acting::Live);
     let footprint = |host: &mut KvmHost| host.sample().unwrap().vms[0].settings.kernel_footprint;
     assert_eq!(footprint(&mut host), Some(homenode_units::Bytes::from_mib(83)));
-    // Other settings do not change the footprint.
+    // Another setting of the VM does not change the footprint.
     host.set(vm(), Setting::Mode(Some(Mode::Recommend))).unwrap();
     assert_eq!(footprint(&mut host), Some(homenode_units::Bytes::from_mib(83)));
     drop(host);
