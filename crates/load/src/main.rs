@@ -11,7 +11,7 @@ use homenode_units::CpuId;
 use rustix::mount::{MountFlags, mount};
 use rustix::system::{RebootCommand, reboot};
 
-/// What the command line names the kernel with.
+/// Key of the kernel's command line whose value names the load.
 const KEY: &str = "homenode.load=";
 
 fn main() {

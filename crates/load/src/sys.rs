@@ -181,7 +181,7 @@ pub fn pin(cpus: &CpuSet) -> io::Result<()> {
 /// Pins the calling thread to one CPU.
 ///
 /// # Errors
-/// As [`pin`].
+/// A CPU that is offline or not allowed.
 pub fn pin_to(cpu: CpuId) -> io::Result<()> {
     pin(&[cpu].into_iter().collect())
 }
@@ -214,7 +214,7 @@ pub fn llc_inclusive() -> Option<bool> {
         #[allow(unused_unsafe)] // safe in some compilers
         // SAFETY: every x86-64 processor has the instruction.
         let leaf = |leaf: u32, sub: u32| unsafe { __cpuid_count(leaf, sub) };
-        // These are Intel's cache leaf, and AMD's, which has the same format.
+        // The leaves by which Intel's and AMD's processors describe caches; both have the same format.
         let caches = [4_u32, 0x8000_001d].into_iter().filter(|number| {
             let highest = leaf(number & 0x8000_0000, 0).eax;
             highest >= *number

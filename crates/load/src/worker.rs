@@ -26,11 +26,11 @@ use crate::sys::{self, LINE_BYTES, LINE_WORDS, Memory, Pages};
 
 /// Number of lines that a stream reads between two clock readings; also the lines of each kind in one turn of a mix.
 const BLOCK_LINES: usize = 256;
-/// What each line of a worker begins with.
+/// Prefix of every line that a worker writes.
 pub const SAYS: &str = "load> ";
 /// The longest line that is read.
 pub const LINE_MAX: u64 = 4096;
-/// Most lines between two answers that are not a worker's.
+/// Most lines between two answers that the worker has not written.
 pub const LINES_MAX: usize = 10_000;
 /// How long a process may take to set up its memory, beyond the time that it was asked to run.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -94,7 +94,7 @@ impl Load {
         Ok(load)
     }
 
-    /// Where the first memory is, and its size in bytes.
+    /// Returns the address of the first thread's memory, and its size in bytes.
     fn place(&self) -> (usize, usize) {
         let memories = [&self.uniform, &self.stream, &self.chase, &self.pages];
         let first = memories.into_iter().flatten().next();
@@ -176,11 +176,11 @@ impl Load {
 /// What a worker did while it measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ran {
-    /// Number of cache lines that it accessed.
+    /// Number of cache lines that the worker accessed.
     pub lines: usize,
-    /// The CPU time that this took: when other processes have the CPU, memory is not slow. Of several threads, their sum.
+    /// The CPU time of the worker's threads, added up. Unlike the clock, it stands still while other processes have the CPU.
     pub cpu: Duration,
-    /// The time that it took by the clock.
+    /// The time on the clock that the worker took.
     pub wall: Duration,
     /// Median and 99th percentile of the requests' times in nanoseconds, of a server of requests.
     pub request_ns: Option<[u64; 2]>,
@@ -343,7 +343,7 @@ pub struct Worker {
     run: Duration,
 }
 
-/// What takes orders.
+/// Where orders are sent.
 trait Orders: Write + Send + std::fmt::Debug {}
 impl<T: Write + Send + std::fmt::Debug> Orders for T {}
 
@@ -393,7 +393,7 @@ impl Worker {
         i32::try_from(self.child.id()).unwrap_or(i32::MAX)
     }
 
-    /// Returns where its first memory is, in its own addresses, and how many bytes it has.
+    /// Returns the address of the memory of the worker's first thread, in the worker's own address space, and the size in bytes.
     pub fn place(&self) -> (usize, usize) {
         (self.address, self.bytes)
     }
@@ -425,7 +425,7 @@ impl Worker {
     /// Waits for the end of the current run, and returns the nanoseconds per line.
     ///
     /// # Errors
-    /// As for [`Worker::ran`].
+    /// A worker that has ended, or an invalid answer.
     pub fn ns_per_line(&mut self) -> io::Result<f64> {
         Ok(self.ran()?.ns_per_line())
     }
