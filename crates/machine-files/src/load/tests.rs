@@ -243,7 +243,7 @@ fn links_of_amd6344x8_are_as_wide_as_their_bits() {
     assert_eq!((inside.len(), between.len()), (8, 28));
     let wide = |link: &&Link| link.bandwidth == Some(BytesPerSec(6 << 30));
     assert!(inside.iter().all(wide));
-    // 8 bits at 6.4 GT/s, of which a saturated link reaches 80 percent; 64 of 72 bytes are data.
+    // The expected bandwidth: 8 bits at 6.4 GT/s, of which a saturated link reaches 80 percent; 64 of 72 bytes are data.
     let narrow = 6.4e9 * 0.8 * 64.0 / 72.0;
     let close = |link: &&Link| (link.bandwidth.unwrap().as_f64() / narrow - 1.0).abs() < 0.001;
     assert!(between.iter().all(close));

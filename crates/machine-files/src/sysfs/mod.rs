@@ -101,7 +101,7 @@ pub fn read(root: &Path) -> Result<Machine, SysfsError> {
 /// Reads the part of the machine below `root` that the calling process may run on and take memory from.
 ///
 /// # Errors
-/// As for [`read`].
+/// If the tree has no CPUs, or if files are malformed, unreadable or too large, or contradict each other.
 pub fn read_confined(root: &Path) -> Result<Machine, SysfsError> {
     read_as(root, Extent::ThisProcess)
 }

@@ -250,7 +250,7 @@ fn last_level_cache(dir: &Path, cpu: CpuId) -> Result<Option<ToldCache>, SysfsEr
         last = Some(ToldCache {
             level,
             size: cache_size(&path.join("size"))?,
-            // 0 means either "unknown" or "fully associative".
+            // The kernel prints 0 either if the associativity is unknown or if the cache is fully associative.
             ways: number(&path.join("ways_of_associativity"), "a number of ways")?.filter(|ways| *ways > 0),
             line_bytes: number(&path.join("coherency_line_size"), "a line size in bytes")?,
             // A list that lacks the CPU itself is useless; a cache that a hypervisor hides has such a list.
