@@ -470,7 +470,8 @@ impl Cpu {
         }
     }
 
-    /// Tells that the guest writes CR3, which switches to another address space, without tags.
+    /// Tells that the guest writes CR3, which switches to another address space. Entries of the TLBs have no tags for address
+    /// spaces.
     pub fn space_changed(&mut self) {
         self.translations_changed();
         self.vcpu.switch(self.spaces[0]);
