@@ -133,7 +133,7 @@ mod tests {
             [0b1, 0b11, 0b1100, 0b0110, 0b1111].map(|mask| near.span(mask)),
             [0, 14, 12, 32, 32]
         );
-        // 14 + 12 + 4 x 32
+        // The expected sum is 14 + 12 + 4 x 32.
         assert_eq!(near.sum(0b1111), 154);
         assert_eq!(near.within(0b0100, 12), 0b1100);
         assert_eq!(near.within(0b0110, 12), 0);

@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, VecDeque};
 use homenode_host::View;
 use homenode_units::{Ns, VmId, stats};
 
-// These bound memory and noise, and are not settings.
+// The following bound memory and noise, and are not settings.
 /// Length of a piece.
 pub const PIECE: Ns = Ns::from_secs(10);
 /// Number of pieces that are kept.

@@ -436,7 +436,7 @@ impl SceneVm {
         self
     }
 
-    /// Its PMU counts instructions and cycles, and nothing at the LLC.
+    /// The PMU of this machine counts instructions and cycles, and nothing at the LLC.
     pub(crate) fn without_llc(&mut self) -> &mut Self {
         self.has_llc = false;
         self

@@ -191,7 +191,7 @@ mod tests {
             "{beside_it:?} {elsewhere:?}"
         );
         assert!((elsewhere.own - 1.0).abs() < 0.02, "{elsewhere:?}");
-        // The kernel sometimes puts the newcomer there.
+        // The kernel sometimes puts the newcomer next to the polluter.
         let anywhere = ask(polluted, None);
         assert!(
             anywhere.own <= elsewhere.own && anywhere.own >= beside_it.own,

@@ -48,7 +48,7 @@ pub struct Wish {
     pub ours: bool,
     /// Caches of the nodes that the VM may use, as a mask of positions.
     pub allowed: u64,
-    /// Those of the allowed caches all of whose CPUs the VM may use. A home on part of a node consists of such caches.
+    /// Of the allowed caches, those all of whose CPUs the VM may use. A home on part of a node consists of such caches.
     pub whole: u64,
     /// Number of the VM's vCPUs.
     pub vcpus: f64,

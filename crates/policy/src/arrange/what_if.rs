@@ -73,7 +73,7 @@ pub enum Unknown {
     Idle,
     /// The VM has not worked for long enough.
     New {
-        /// Number of periods in which it worked.
+        /// Number of periods in which the VM worked.
         cycles: u32,
         /// Number of periods required.
         needed: u32,
@@ -144,7 +144,7 @@ pub enum NoForecast {
     /// A VM in the request is not known well enough.
     #[error("VM {name} is {why}")]
     Unknown {
-        /// Its name.
+        /// The VM's name.
         name: String,
         /// The reason.
         why: Unknown,

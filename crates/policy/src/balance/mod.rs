@@ -481,7 +481,7 @@ fn re_home(
         let full = note(&mut cycles.crowded, of.cycles, leaves.is_some());
         let (why, within) = match leaves {
             _ if vm.sample.settings.home.is_some() => continue,
-            // The other VMs of its affinity group would have to follow. Placement moves them together.
+            // The other VMs of the VM's affinity group would have to follow. Placement moves them together.
             _ if vm.sample.settings.affinity.is_some() => continue,
             _ if away > of.away_cycles_max => (
                 format!("its vCPUs were away in {away} of {} cycles", of.cycles),

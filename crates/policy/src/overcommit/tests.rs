@@ -382,7 +382,7 @@ fn memory_is_taken_only_where_a_node_lacks_it() {
     world.steps(10);
     let given: Vec<Bytes> = world.guests.iter().map(Guest::given).collect();
     assert_eq!(given[1..], [mib(5 << 10), mib(4096)]);
-    // 16 GiB less a headroom of 1.6 and the other guest's 5.
+    // The node has 16 GiB. A headroom of 1.6 GiB and the other guest's 5 GiB are not available.
     let expected = 16.0 * 1024.0 - 1638.4 - 5.0 * 1024.0;
     let left = given[0].as_f64() / MIB as f64;
     assert!((left - expected).abs() < 2.0, "{left} MiB left, not {expected}");

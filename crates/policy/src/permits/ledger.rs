@@ -339,7 +339,8 @@ mod tests {
         let mut ledger = Ledger::new(TERMS);
         ledger.book(vm(1), bandwidth);
         ledger.settle(Ns::ZERO, |_| None);
-        // 400 MB/s for a second is within 500 MB/s, and not all of the surplus can be saved. 600 MB/s is 100 MB over.
+        // A VM that uses 400 MB/s for a second stays within 500 MB/s, but cannot save all of the surplus. A VM that uses 600 MB/s
+        // exceeds the permit by 100 MB.
         ledger.settle(Ns::from_secs(1), |_| Some(400_000_000));
         assert_eq!(ledger.account(vm(1)).unwrap().balance_units(), 15_000_000);
         ledger.settle(Ns::from_secs(2), |_| Some(600_000_000));

@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn pollution_is_misses_per_unhalted_millisecond_times_time_run() {
-        // 60000 misses in 56 M cycles, which take 20 ms at 2.8 GHz: 3000 per unhalted ms.
+        // 60000 misses in 56 M cycles, which take 20 ms at 2.8 GHz, are 3000 misses per unhalted ms.
         let start = reading(0, 0, 0);
         let cur = reading(60_000, 56_000_000, 20);
         let vcpu = counted(&start, &cur).unwrap();

@@ -40,9 +40,9 @@ pub fn has_company(settings: &VmSettings) -> bool {
 /// Which question about a VM's home is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// Which home could it take?
+    /// Which home could the VM take?
     New,
-    /// Which home can it keep?
+    /// Which home can the VM keep?
     Kept,
 }
 

@@ -87,12 +87,13 @@ pub struct Announcement {
 /// Nodes reserved for a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reservation {
-    /// Its number in the ledger, from 1. [`Ledger::reserve`] assigns it; it is 0 until then, and in ledgers from before 0.2.
+    /// The reservation's number in the ledger, from 1. [`Ledger::reserve`] assigns it; it is 0 until then, and in ledgers from
+    /// before 0.2.
     #[serde(default)]
     pub id: u64,
     /// The VM, if known.
     pub vm: Option<VmId>,
-    /// Its name, if known.
+    /// The VM's name, if known.
     #[serde(default)]
     pub name: Option<String>,
     /// Shape of the request.

@@ -537,7 +537,8 @@ fn home_of(
     let demand = company::demand_of(view, vm, history, reserved);
     if let Some(nodes) = bound {
         let is_allowed = allowed.as_ref() == Some(&nodes) || allowed.is_none() && nodes == view.homes();
-        // Its memory is there and has its room, whatever the measured figures say. Hyperthreads suffice if cores are short.
+        // The VM's memory is on that node and has its room, whatever the measured figures say. Hyperthreads suffice if cores are
+        // short.
         let there = supply.nodes.iter().filter(|node| nodes.contains(node.node));
         let cpus_left: f64 = there.map(|node| node.threads).sum();
         return match is_allowed && !nodes.is_empty() && cpus_left >= demand.cpus {

@@ -17,7 +17,8 @@ impl State {
         let has_home = |id: &VmId| view.vms.iter().any(|vm| vm.sample.id == *id && vm.home.is_some());
         let sheltered = std::mem::take(&mut self.sheltered).into_iter();
         let (released, waiting): (BTreeSet<VmId>, BTreeSet<VmId>) = sheltered.partition(has_home);
-        // These homes were only recommended. A VM with a reservation seeks a home, which would reserve it again in every cycle.
+        // The homes of these VMs were only recommended. A VM with a reservation seeks a home, which would reserve it again in
+        // every cycle.
         waiting.iter().for_each(|id| self.ledger.withdraw(*id));
         released
     }

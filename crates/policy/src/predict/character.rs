@@ -9,7 +9,7 @@ use super::{Config, profile};
 pub struct Character {
     /// CPU time that the VM wants, in CPUs.
     pub threads: f64,
-    /// Its share of a contended CPU, given its weight: the part of the time that it wanted in which it ran.
+    /// The VM's share of a contended CPU, given its weight: the part of the time that it wanted in which it ran.
     pub share: f64,
     /// Cycles per second of a running thread.
     pub clock: f64,

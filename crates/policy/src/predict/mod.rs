@@ -93,7 +93,7 @@ pub const NODES_MAX: usize = 64;
 /// Where a VM lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
-    /// Wherever the kernel puts it.
+    /// Wherever the kernel puts the VM.
     Unplaced,
     /// On these caches, by position; its memory is on their nodes.
     Home(u64),
@@ -192,7 +192,7 @@ enum Memory {
     Even(u64, f64),
     /// On the nodes on which it was found ([`Character::memory`]).
     Found,
-    /// Where the VM's threads touched it first.
+    /// Where the VM's threads touched the memory first.
     Scattered,
 }
 
@@ -624,7 +624,7 @@ fn reached(shape: &Shape, places: &[Place], changed: u64) -> Option<u64> {
 /// Where the memory of unplaced VMs is assumed to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AsFound {
-    /// Where it is now.
+    /// Where the memory is now.
     Yes,
     /// Where their threads touched it, as if no agent had ever moved it.
     No,

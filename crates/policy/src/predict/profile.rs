@@ -11,7 +11,7 @@ use crate::near::positions;
 // The following are priors for values that are not counted yet, their uncertainty, and limits of fits. They are not settings.
 /// Prior of the cycles for which a miss stalls a thread: 100 ns at 2 GHz, with four misses in flight.
 pub(super) const STALL: f64 = 50.0;
-/// Standard deviation of this prior.
+/// Standard deviation of the prior [`STALL`].
 const STALL_SD: f64 = 50.0;
 /// Prior of the cycles per instruction without memory, and (next) its standard deviation.
 pub(super) const CORE: f64 = 0.4;

@@ -17,20 +17,20 @@ pub struct NodeShape {
     pub cpus: f64,
     /// Bytes per second that its controllers sustain, as measured, or as assumed for its cores.
     pub bandwidth: f64,
-    /// Its caches, by position.
+    /// The node's caches, by position.
     pub caches: u64,
 }
 
 /// The predictor's view of a cache: CPUs of one node that share a last-level cache.
 #[derive(Clone, Debug)]
 pub struct CacheShape {
-    /// Position of its node.
+    /// Position of the cache's node.
     pub node: usize,
-    /// CPUs that VMs may use.
+    /// The cache's CPUs that VMs may use.
     pub cpu_set: CpuSet,
-    /// Number of these CPUs.
+    /// Number of the cache's CPUs that VMs may use.
     pub cpus: f64,
-    /// Number of their cores.
+    /// Number of the cache's cores that VMs may use.
     pub cores: f64,
     /// Size in bytes, or size of the node's part if several nodes share the cache; 0 if unknown.
     pub bytes: f64,

@@ -195,11 +195,11 @@ impl Trial {
 /// The result of a trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Verdict {
-    /// When it was judged.
+    /// When the trial was judged.
     pub at: Ns,
     /// Predicted ratio of the speed after the change to the speed before it.
     pub predicted: f64,
-    /// Measured ratio of these speeds.
+    /// Measured ratio of the speed after the change to the speed before it.
     pub seen: f64,
     /// Whether the VM's old home was restored.
     pub undone: bool,

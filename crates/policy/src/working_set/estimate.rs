@@ -18,7 +18,7 @@ pub struct Estimate {
     pub size: Bytes,
     /// The lower end of its interval; see [`Estimate::certainty`].
     pub least: Bytes,
-    /// The upper end of its interval.
+    /// The upper end of the interval.
     pub most: Bytes,
     /// What the two ends mean.
     pub certainty: Certainty,

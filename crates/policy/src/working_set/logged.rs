@@ -40,14 +40,14 @@ use super::{Certainty, Curve, Estimate, Estimator, Sequence, Settled, Unfit};
 /// What makes a page hot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeatBy {
-    /// It was logged at least this many times. Counts end at 255.
+    /// The page was logged at least this many times. Counts end at 255.
     Logs {
         /// Number of times, at least 1 (tau).
         tau: u8,
         /// How the counts age.
         ageing: Ageing,
     },
-    /// It was seen in at least `tau` of the last `of` intervals.
+    /// The page was seen in at least `tau` of the last `of` intervals.
     Windows {
         /// Number of intervals in which it must be seen, at least 1.
         tau: u32,
@@ -61,9 +61,9 @@ pub enum HeatBy {
 pub enum Ageing {
     /// Not at all (the paper).
     Never,
-    /// They are halved at the end of each interval.
+    /// Counts are halved at the end of each interval.
     Halve,
-    /// They are cleared when the stop rule is met.
+    /// Counts are cleared when the stop rule is met.
     Restart,
 }
 
@@ -430,7 +430,7 @@ mod tests {
 
     #[test]
     fn one_stray_page_keeps_plain_prl_from_ending_and_not_the_tolerant() {
-        // 90 frames are hot, and each second another frame is logged, only once.
+        // The program has 90 hot frames, and each second another frame is logged, only once.
         let logs: Vec<Vec<u64>> = (0..10)
             .map(|second| (0..90).chain([90 + second]).collect())
             .collect();

@@ -68,7 +68,7 @@ fn mixed() -> Vec<PageUse> {
 
 #[test]
 fn nothing_happens_below_the_thresholds() {
-    // 49 accesses per us, all on one node, and none of them local.
+    // There are 49 accesses per us, all on one node, and none of them is local.
     let mut quiet = scene([49, 0, 0, 0], 0.0, mixed());
     assert!(decided(&mut quiet, &Config::default()).is_empty());
     assert!(!judged(&mut quiet).interleaving && !judged(&mut quiet).migration);

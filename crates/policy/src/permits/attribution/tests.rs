@@ -193,7 +193,7 @@ fn nobody_is_away_for_more_than_its_share() {
     for away_share in [0.02, 0.12] {
         let mut host = Host::new(2);
         host.config.away_share = away_share;
-        // Everybody pays, so everybody wants windows.
+        // Every VM has a permit, so each of them wants windows.
         for n in [HOMED, STRAY] {
             host.scene.vm(n).settings().permit = Some(Permit::pollution(100_000).expect("a permit"));
         }

@@ -73,7 +73,7 @@ fn huge_pages_and_ordinary_memory_do_not_stand_in_for_each_other() {
     // The VM has 400 MiB in 200 huge pages, and 800 or 1,600 MiB of ordinary memory, of which node 1 has 1,024 MiB.
     let both = |ordinary: u64| huge(400 + ordinary, &[(SMALL_HUGE, 400)]);
     assert_eq!(placed_or_short(&mut scene, &both(800)), "1");
-    // It needs 100 pages and 800 MiB on each of both nodes.
+    // The VM needs 100 pages and 800 MiB on each of both nodes.
     assert_eq!(placed_or_short(&mut scene, &both(1600)), "0-1");
     let refused = placed_or_short(&mut scene, &huge(600 + 1600, &[(SMALL_HUGE, 600)]));
     assert!(

@@ -73,7 +73,7 @@ fn a_vm_that_cannot_have_broken_a_slice_is_never_touched() {
 
 #[test]
 fn a_vm_within_its_permit_on_average_loses_no_work_for_its_bursts() {
-    // It has a quota of half a CPU, and never needs more than 0.45.
+    // The VM has a quota of half a CPU, and never needs more than 0.45.
     let mut host = Host::new(1, INTENSITY, "1500k");
     let (_, decisions) = run(&mut host, 20, |_| 0.45);
     assert!(decisions > 0 && host.quota().is_some());
