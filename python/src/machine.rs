@@ -54,7 +54,7 @@ impl Machine {
         preset_names().collect()
     }
 
-    /// Its name.
+    /// The machine's name.
     #[getter]
     fn name(&self) -> &str {
         &self.inner.name
@@ -136,7 +136,7 @@ impl Machine {
         values::document(py, "machine", &self.inner)
     }
 
-    /// Formats it as a machine file.
+    /// Formats the machine as a machine file.
     fn to_toml(&self) -> String {
         homenode_machine_files::to_toml(&self.inner, &Comments::default())
     }

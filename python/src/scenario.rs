@@ -207,7 +207,7 @@ impl Scenario {
         &self.inner.about
     }
 
-    /// The machine it was written for, if it names one: a preset or a file.
+    /// The machine that the scenario was written for, if the scenario names one: a preset or a file.
     #[getter]
     fn machine(&self) -> Option<&str> {
         self.inner.machine.as_deref()
@@ -231,13 +231,13 @@ impl Scenario {
         self.inner.warm_up.as_secs_f64()
     }
 
-    /// Policies to run it under.
+    /// Policies to run the scenario under.
     #[getter]
     fn policies(&self) -> Vec<String> {
         self.inner.policies.clone()
     }
 
-    /// Names of its VMs, in order.
+    /// Names of the scenario's VMs, in order.
     #[getter]
     fn vm_names(&self) -> Vec<&str> {
         self.inner.vms.iter().map(|vm| vm.name.as_str()).collect()
@@ -295,7 +295,7 @@ impl Scenario {
         self.changed(|table| add_workload(table, &workload.inner))
     }
 
-    /// Formats it as a scenario file. A scenario that was not changed keeps the comments of its file.
+    /// Formats the scenario as a scenario file. A scenario that was not changed keeps the comments of its file.
     pub fn to_toml(&self) -> &str {
         &self.text
     }

@@ -57,13 +57,13 @@ impl Workload {
         &self.inner.name
     }
 
-    /// Its description.
+    /// A description of the workload.
     #[getter]
     fn about(&self) -> &str {
         &self.inner.about
     }
 
-    /// Formats it as a workload file.
+    /// Formats the workload as a workload file.
     fn to_toml(&self) -> PyResult<String> {
         values::text_of(&self.inner)
     }
