@@ -49,7 +49,8 @@ type Pages = HashMap<u64, Box<Page>, BuildHasherDefault<Direct>>;
 static PAGES: Mutex<Option<Pages>> = Mutex::new(None);
 
 /// # Safety
-/// QEMU calls it once.
+///
+/// QEMU calls this function once, when it loads the plugin.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qemu_plugin_install(
     id: Id,
