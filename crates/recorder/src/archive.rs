@@ -25,7 +25,7 @@ pub struct Archive {
 pub struct Run {
     /// The run's id in this history.
     pub id: i64,
-    /// When it began, in nanoseconds since 1970.
+    /// When the run began, in nanoseconds since 1970.
     pub wall_ns: i64,
     /// Version and commit.
     pub version: String,
@@ -107,7 +107,7 @@ impl Archive {
     /// Returns all runs, oldest first.
     ///
     /// # Errors
-    /// If the database cannot be read; this holds for all methods.
+    /// If the database cannot be read.
     pub fn runs(&self) -> Result<Vec<Run>, RecordError> {
         let run = |row: &Row<'_>| {
             Ok(Run {
@@ -128,7 +128,7 @@ impl Archive {
     /// Returns events, oldest first.
     ///
     /// # Errors
-    /// As [`Archive::runs`].
+    /// If the database cannot be read.
     pub fn events(&self, wanted: &Wanted) -> Result<Vec<EventRow>, RecordError> {
         let limit = wanted.limit.map_or(-1, i64::from);
         let mut events = self.rows(
@@ -172,7 +172,7 @@ impl Archive {
     /// Like [`Archive::frames`], for the periods of one run, or of all runs.
     ///
     /// # Errors
-    /// As [`Archive::frames`].
+    /// If the database cannot be read, or blocks are damaged; all others are read before that is reported.
     pub fn frames_of(
         &self,
         run: Option<i64>,
@@ -192,7 +192,7 @@ impl Archive {
     /// Iterates over the periods of one run, or of all runs, between two times. Only one block at a time is in memory.
     ///
     /// # Errors
-    /// As [`Archive::runs`].
+    /// If the database cannot be read.
     pub fn iter(&self, run: Option<i64>, kind: Kind, span: (i64, i64)) -> Result<Frames<'_>, RecordError> {
         let number = kind.number();
         let (from_ns, to_ns) = span;
@@ -226,7 +226,7 @@ impl Archive {
     /// Returns up to `count` events of a run that follow the event with this id, in order.
     ///
     /// # Errors
-    /// As [`Archive::runs`].
+    /// If the database cannot be read.
     pub fn events_after(&self, run: i64, id: i64, count: u32) -> Result<Vec<EventRow>, RecordError> {
         let sql = format!("SELECT {EVENT} FROM event WHERE run = ?1 AND id > ?2 ORDER BY id LIMIT ?3");
         self.rows(&sql, &[&run, &id, &count], event)
@@ -235,7 +235,7 @@ impl Archive {
     /// Returns the first and the last recorded time, in nanoseconds since 1970; `None` if nothing is recorded.
     ///
     /// # Errors
-    /// As [`Archive::runs`].
+    /// If the database cannot be read.
     pub fn span(&self, kind: Kind) -> Result<Option<(i64, i64)>, RecordError> {
         let spans = self.rows(
             "SELECT min(first), max(last) FROM (
@@ -253,7 +253,7 @@ impl Archive {
     /// Returns the bytes of all blocks of this kind, and the number of periods in them.
     ///
     /// # Errors
-    /// As [`Archive::runs`].
+    /// If the database cannot be read.
     pub fn size(&self, kind: Kind) -> Result<(Bytes, u64), RecordError> {
         let sizes = self.rows(
             "SELECT coalesce(sum(length(frames)), 0), coalesce(sum(count), 0) FROM block WHERE kind = ?",

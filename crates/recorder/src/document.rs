@@ -72,7 +72,7 @@ impl Document {
     /// Replaces the content with a parsed JSON text.
     ///
     /// # Errors
-    /// As [`Document::write`].
+    /// If the text is not JSON. The document is then empty.
     pub(crate) fn read(&mut self, text: &[u8]) -> serde_json::Result<()> {
         self.become_of(Figures::Whole, |writer| {
             let mut reader = serde_json::Deserializer::from_slice(text);

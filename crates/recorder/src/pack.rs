@@ -599,7 +599,7 @@ mod tests {
         let values = [
             json!({"at": 1, "vms": [vm("a", "web", 1), vm("b", "db", 2)], "rest": [1, 2]}),
             json!({"at": 2, "vms": [vm("b", "db", 3)], "rest": [3]}),
-            // The same object as before, in another place and with another name.
+            // Changes the previous object's place and name.
             json!({"at": 3, "vms": [vm("b", "db", 4), vm("a", "shop", 5)], "rest": []}),
         ];
         let text = serde_json::to_vec(&pack(&values)).unwrap();

@@ -63,7 +63,7 @@ pub struct Begin {
 /// A decision that was recorded, and where to find it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// Id of its row in `event`.
+    /// Id of the event's row in `event`.
     pub id: i64,
     /// Wall-clock time, in nanoseconds since 1970.
     pub wall_ns: i64,

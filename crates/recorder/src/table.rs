@@ -111,7 +111,7 @@ impl<W: Write + Send> Parquet<W> {
     /// Creates a writer without rows.
     ///
     /// # Errors
-    /// If the rows cannot be written; this holds for all methods.
+    /// If the rows cannot be written.
     pub fn new(to: W) -> Result<Parquet<W>, ParquetError> {
         let columns = COLUMNS.map(|column| homenode_table::Column::new(column.name, column.cell));
         homenode_table::Parquet::new(to, "vm_periods", &columns, &[]).map(Parquet)
@@ -120,7 +120,7 @@ impl<W: Write + Send> Parquet<W> {
     /// Writes a row for each VM of a period, or only for the VM with this name or id.
     ///
     /// # Errors
-    /// As [`Parquet::new`].
+    /// If the rows cannot be written.
     pub fn frame(&mut self, frame: &Frame, vm: Option<&str>) -> Result<(), ParquetError> {
         let (wall_ns, run, at_ns) = (frame.wall_ns.into(), frame.run.into(), frame.at.0.into());
         for status in vms(frame, vm) {
@@ -137,7 +137,7 @@ impl<W: Write + Send> Parquet<W> {
     /// Ends the file.
     ///
     /// # Errors
-    /// As [`Parquet::new`].
+    /// If the rows cannot be written.
     pub fn finish(self) -> Result<(), ParquetError> {
         self.0.finish()
     }
