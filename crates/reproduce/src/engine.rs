@@ -43,7 +43,7 @@ pub fn run(
 /// Runs up to a time, or until all programs have ended. Returns the host and the control loop in the state of that time.
 ///
 /// # Errors
-/// As [`run`].
+/// The errors of [`run`].
 pub fn run_until(
     twin: Twin,
     control: Control,

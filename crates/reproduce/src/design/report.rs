@@ -229,7 +229,7 @@ fn places(
         only.map(|only| scope.value(only)).transpose()?,
         order.map(|order| scope.value(order)).transpose()?,
     );
-    // Fails if there are too many combinations.
+    // Fail if there are too many combinations.
     Array::build(axes.clone(), |_| Ok(Cell::Absent))?;
     let mut found = Vec::new();
     for labels in labels(&axes) {

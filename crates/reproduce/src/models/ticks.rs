@@ -96,7 +96,7 @@ mod tests {
             moment(25, 300, 95),
         ];
         let ticks = ticks(&moments).unwrap();
-        // 80 in the first 10 ms; then another VM had the CPU, and slice 2 begins.
+        // The first slice counts 80 in its first 10 ms. Then another VM has the CPU, and slice 2 begins.
         assert_eq!(ticks[..2], [[80.0, 0.0, 0.0], [15.0, 0.0, 0.0]]);
     }
 }

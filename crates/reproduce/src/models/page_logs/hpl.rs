@@ -36,10 +36,10 @@ pub(crate) fn working_set(_: Values<'_>) -> Result<Named> {
 const COLUMNS: u64 = 10_000;
 const BLOCK: u64 = 128;
 const STEPS: u64 = COLUMNS.div_ceil(BLOCK);
-/// 8-byte numbers per page.
+/// Numbers of 8 bytes in a page.
 const PER_PAGE: u64 = 512;
 const PAGES: u64 = (COLUMNS * COLUMNS).div_ceil(PER_PAGE);
-/// 330 G instructions at 0.5 cycles and 3.4 GHz (profile `hpl`).
+/// The time that 330 G instructions take at 0.5 cycles each and 3.4 GHz (profile `hpl`).
 const RUN_NS: f64 = 330e9 * 0.5 / 3.4;
 const INTERVALS: usize = 12;
 
