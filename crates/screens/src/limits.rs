@@ -5,7 +5,7 @@ use homenode_control::{NodeStatus, VmStatus};
 /// How far a figure is past its limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Within its limits, or unknown.
+    /// The figure is within its limits, or unknown.
     #[default]
     Fine,
     /// Past the first limit.

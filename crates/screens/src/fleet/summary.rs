@@ -63,7 +63,7 @@ pub struct Pressure {
     pub at: String,
     /// How full the resource is. For CPUs: waiting vCPUs divided by CPUs.
     pub load: f64,
-    /// The level of that load.
+    /// The level of the resource's load.
     #[serde(skip)]
     pub level: Level,
 }

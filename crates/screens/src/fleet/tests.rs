@@ -1,4 +1,4 @@
-//! Draws the page from pictures of twins, on terminals of several sizes.
+//! Draws the page from pictures of simulated hosts, on terminals of several sizes.
 
 use homenode_units::Bytes;
 use ratatui::Terminal;

@@ -122,7 +122,7 @@ const COLUMNS: [NodeColumn; 9] = [
         Cell::or_dash(filled_by(status, node), Cell::plain)
     }),
 ];
-/// Used memory that is not VMs'.
+/// Memory that is used, but not by VMs.
 const NOT_VMS: &str = "not VMs";
 const BUSIEST: &str = "busiest link out";
 const FILLED_BY: &str = "filled by";

@@ -18,7 +18,7 @@ pub trait History {
     /// Returns the times of the first and the last period, in nanoseconds since 1970.
     ///
     /// # Errors
-    /// If the history cannot be read; this holds for all methods.
+    /// If the history cannot be read.
     fn span(&self) -> anyhow::Result<(i64, i64)>;
     /// Returns the picture of the current period.
     ///
@@ -28,22 +28,22 @@ pub trait History {
     /// Moves by this number of periods. Returns false if the history ends before that.
     ///
     /// # Errors
-    /// As [`History::span`].
+    /// If the history cannot be read.
     fn step(&mut self, by: isize) -> anyhow::Result<bool>;
     /// Moves by this number of minutes, but not beyond the first or the last period.
     ///
     /// # Errors
-    /// As [`History::span`].
+    /// If the history cannot be read.
     fn minutes(&mut self, by: i64) -> anyhow::Result<()>;
     /// Goes to the first period.
     ///
     /// # Errors
-    /// As [`History::span`].
+    /// If the history cannot be read.
     fn first(&mut self) -> anyhow::Result<()>;
     /// Goes to the last period.
     ///
     /// # Errors
-    /// As [`History::span`].
+    /// If the history cannot be read.
     fn last(&mut self) -> anyhow::Result<()>;
     /// Goes to the last period at or before a time. Returns a message if nothing was recorded at that time.
     ///

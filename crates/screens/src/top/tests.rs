@@ -22,7 +22,8 @@ pub(crate) fn utc(wall_ns: i64) -> NaiveDateTime {
     DateTime::from_timestamp_nanos(wall_ns).naive_utc()
 }
 
-/// Returns the overview that an agent gives of this number of VMs after some seconds on the twin. The same on every machine.
+/// Returns the overview that an agent gives of this number of VMs after some seconds on a simulated host. The overview is the
+/// same on every machine.
 pub(crate) fn overview(vms: usize) -> Overview {
     let workloads = [
         "lbm", "povray", "stream", "idle", "soplex", "cg.B", "lu.B", "ep.B",
