@@ -40,7 +40,7 @@ pub(crate) struct Held {
     /// Seeds of each case, such as 1-3 or 7
     #[arg(long, default_value = "1-3", value_parser = seeds)]
     seeds: RangeInclusive<u64>,
-    /// Commit to draw cases from [default: the last one that touched the policies]
+    /// Commit whose id determines the cases [default: the last one that changed the policies]
     #[arg(long)]
     commit: Option<String>,
     /// File that the result is added to
@@ -62,7 +62,7 @@ pub(crate) struct Document {
     /// Number of seeds, from 1 on
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
-    /// Sweep one machine only, without lone VMs: for a quick look, not to commit
+    /// Sweep one machine only, without VMs that run alone: for a quick look, not to commit
     #[arg(long)]
     quick: bool,
     /// Runs at the same time [default: as many as there are CPUs]

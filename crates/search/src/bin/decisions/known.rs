@@ -25,7 +25,7 @@ pub(crate) struct Search {
     /// Folder of the best known decisions, one file per case
     #[arg(long, default_value = "data/decisions/known")]
     known: PathBuf,
-    /// Runs on the twin per case and seed
+    /// Simulated runs per case and seed
     #[arg(long, default_value_t = 300)]
     evaluations: usize,
     /// Seeds, such as 1-5 or 7

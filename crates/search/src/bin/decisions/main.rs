@@ -56,7 +56,7 @@ enum Command {
     Lone(swept::Swept),
     /// Search for the best decisions in cases, and keep improvements in files
     Known(known::Search),
-    /// Run cases drawn from the last commit that touched the policies, and add the result to a list
+    /// Run cases that follow from the id of the last commit that changed the policies, and add the result to a list
     HeldOut(document::Held),
     /// Score policies on VMs like those of an operator, on stock kernels, by class of hosts and fullness
     Operations(operations::Operations),
@@ -70,10 +70,12 @@ struct Common {
     /// Seeds, such as 1-5 or 7
     #[arg(long, default_value = "1-3", value_parser = seeds)]
     seeds: RangeInclusive<u64>,
-    /// Policies compared with default, or autonuma (repeatable) [default: homenode]
+    /// Policies to compare with the baseline `default`; `autonuma` is the kernel's NUMA balancing alone (repeatable) [default:
+    /// homenode]
     #[arg(long = "policy")]
     policies: Vec<Contender>,
-    /// Disturb the twin: memory-waits, replacement, noise, no-bandwidth, no-llc-counters, or several with commas
+    /// Make the simulated host differ from its description: memory-waits, replacement, noise, no-bandwidth, no-llc-counters, or
+    /// several with commas
     #[arg(long)]
     disturb: Option<Disturbance>,
     /// Runs at the same time [default: as many as there are CPUs]

@@ -29,7 +29,8 @@ pub(crate) struct Operations {
     /// Seeds of each case, such as 1-5 or 7
     #[arg(long, default_value = "1-5", value_parser = seeds)]
     seeds: RangeInclusive<u64>,
-    /// Commit to draw cases from, or any word to draw cases for inspection [default: the last one that touched the policies]
+    /// Commit whose id determines the cases [default: the last one that changed the policies]; any other word draws cases for
+    /// inspection
     #[arg(long)]
     commit: Option<String>,
     /// Policies compared with the stock kernel (repeatable) [default: all]
