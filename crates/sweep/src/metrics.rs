@@ -48,7 +48,7 @@ const fn host(name: &'static str, about: &'static str, from: fn(&Run) -> Option<
     Metric { name, about, from }
 }
 
-/// The first two are the default metrics for comparing VMs.
+/// All metrics. The first two are the default metrics for comparing VMs.
 const METRICS: [Metric; 21] = [
     vm(
         "runtime_s",

@@ -139,7 +139,7 @@ impl Plan {
     /// Reads a request, given by its file or name, without making it self-contained.
     ///
     /// # Errors
-    /// As [`Plan::open`].
+    /// [`SweepError::Input`] if the text does not parse, or is invalid.
     pub fn asked_by(what: &str) -> Result<Asked, SweepError> {
         if is_file(what) {
             let text = read_text_file(what).map_err(input)?;
@@ -156,7 +156,7 @@ impl Plan {
     /// Parses the text of a plan. `path` is used in messages, and its folder is the base of relative paths.
     ///
     /// # Errors
-    /// As [`Plan::open`].
+    /// [`SweepError::Input`] if the text does not parse, or is invalid.
     pub fn parse(path: &str, text: &str) -> Result<Plan, SweepError> {
         Plan::of(Asked::read(path, text).map_err(input)?)
     }
@@ -164,7 +164,7 @@ impl Plan {
     /// Makes a plan self-contained, and checks every key and value.
     ///
     /// # Errors
-    /// As [`Plan::open`].
+    /// [`SweepError::Input`] if the text does not parse, or is invalid.
     pub fn of(mut asked: Asked) -> Result<Plan, SweepError> {
         let (name, scenario) = whole_scenario(asked.scenario.take())?;
         let config = whole_config(asked.config.take())?;
@@ -471,7 +471,7 @@ impl Plan {
     /// Formats the plan as a self-contained file.
     ///
     /// # Errors
-    /// [`SweepError::Failed`] if TOML cannot express it.
+    /// [`SweepError::Failed`] if TOML cannot express the plan.
     pub fn to_toml(&self) -> Result<String, SweepError> {
         toml::to_string(&self.asked).map_err(|error| SweepError::Failed(error.to_string()))
     }
@@ -480,7 +480,7 @@ impl Plan {
     /// that makes them.
     ///
     /// # Errors
-    /// As [`Plan::to_toml`].
+    /// [`SweepError::Failed`] if TOML cannot express the plan.
     pub fn digest(&self) -> Result<String, SweepError> {
         let deciding = Asked {
             metrics: Vec::new(),

@@ -31,7 +31,7 @@ impl Table {
     /// values, `missing` values, `mean`, `ci95_low`, `ci95_high` and `stddev`. Sizes are in bytes, times in seconds.
     ///
     /// # Errors
-    /// The rows do not cover the plan.
+    /// If the rows do not cover the plan.
     pub fn means(plan: &Plan, rows: &[Rows]) -> Result<Table, SweepError> {
         let mut rest = vec![Column::new("metric", Kind::Text)];
         rest.extend(["count", "missing"].map(|name| Column::new(name, Kind::Whole)));
@@ -74,7 +74,7 @@ impl Table {
     /// Returns every run: columns are the keys that are set, `policy`, `seed`, `vm`, `node`, `metric` and `value`.
     ///
     /// # Errors
-    /// As [`Table::means`].
+    /// If the rows do not cover the plan.
     pub fn runs(plan: &Plan, rows: &[Rows]) -> Result<Table, SweepError> {
         let seed = [Column::new("seed", Kind::Whole)];
         let rest = vec![
@@ -130,7 +130,7 @@ impl Table {
         row
     }
 
-    /// Returns the plan's digest, which identifies it.
+    /// Returns the digest that identifies the plan.
     pub fn digest(&self) -> &str {
         &self.digest
     }
