@@ -38,9 +38,9 @@ pub enum Kind {
 /// A column's name and type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Column {
-    /// Its name.
+    /// The column's name.
     pub name: String,
-    /// The type of its cells.
+    /// The type of the column's cells.
     pub kind: Kind,
 }
 
@@ -109,7 +109,7 @@ impl<W: Write + Send> Parquet<W> {
     /// Creates a file without rows. `name` is the name of its rows; `about` is stored as metadata.
     ///
     /// # Errors
-    /// If it cannot be written; here and below.
+    /// If the table cannot be written.
     pub fn new(
         to: W,
         name: &str,
@@ -137,7 +137,7 @@ impl<W: Write + Send> Parquet<W> {
     /// Adds a row, which has a value for each column.
     ///
     /// # Errors
-    /// As [`Parquet::new`].
+    /// If the table cannot be written.
     pub fn row<'a>(&mut self, cells: impl IntoIterator<Item = &'a Value>) -> Result<(), ParquetError> {
         let mut cells = cells.into_iter();
         for waiting in &mut self.waiting {
@@ -166,7 +166,7 @@ impl<W: Write + Send> Parquet<W> {
     /// Ends the file.
     ///
     /// # Errors
-    /// As [`Parquet::new`].
+    /// If the table cannot be written.
     pub fn finish(mut self) -> Result<(), ParquetError> {
         self.write()?;
         self.to.close().map(drop)
