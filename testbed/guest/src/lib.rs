@@ -159,7 +159,7 @@ impl Behaviour {
         }
     }
 
-    /// Writes that memory first from this vCPU.
+    /// Writes the guest's memory first from this vCPU.
     #[must_use]
     pub fn with_touch_on(self, vcpu: u32) -> Self {
         Self {

@@ -263,7 +263,7 @@ fn cpu_count() -> usize {
     thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Confines this thread to these vCPUs.
+/// Confines the calling thread to these vCPUs.
 fn pin(cpus: impl IntoIterator<Item = usize>) {
     let mut set = rustix::thread::CpuSet::new();
     cpus.into_iter().for_each(|cpu| set.set(cpu));

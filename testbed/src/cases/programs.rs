@@ -31,7 +31,7 @@ use super::pages::{Logged, estimates, of};
 use crate::outside::plain::{Outside, whole_log};
 use crate::outside::program_image::{INPUT, Image};
 
-/// The same number as in `prl.accuracy-hpl`.
+/// Number of intervals, as in claim `prl.accuracy-hpl`.
 const INTERVALS: u64 = 12;
 
 /// A program, its input and its command line.

@@ -313,7 +313,7 @@ impl TopologyGuest {
     /// Like [`TopologyGuest::boot`], with further files, and this much memory on each virtual node.
     ///
     /// # Errors
-    /// As [`TopologyGuest::boot`].
+    /// When something cannot be built or started, or the guest does not come up.
     pub fn boot_with(
         outside: &mut Outside<'_>,
         kernel: &TestKernel,
@@ -394,7 +394,7 @@ impl TopologyGuest {
     /// Starts the server, which finds the guest again.
     ///
     /// # Errors
-    /// When it cannot listen, or does not find the guest.
+    /// When the server cannot listen, or does not find the guest.
     pub fn start_server(&mut self) -> anyhow::Result<()> {
         let server = TopologyServer::listen(&self.machine.socket())?;
         ensure!(
