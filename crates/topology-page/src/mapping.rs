@@ -34,7 +34,7 @@ impl Mapping {
         Ok(Mapping { start })
     }
 
-    /// Returns its words.
+    /// Returns the mapping's words.
     #[allow(unsafe_code)] // memory that others write to at the same time
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: mapped until `self` is dropped, page-aligned, and accessed only as atomic words, which may change.
