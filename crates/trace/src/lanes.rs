@@ -68,7 +68,7 @@ impl<W: Write> Lanes<W> {
     /// Writes a period. Periods of a run must come in order of time.
     ///
     /// # Errors
-    /// As [`Lanes::new`].
+    /// If the trace cannot be written.
     pub fn period(&mut self, period: Period<'_>) -> io::Result<()> {
         self.last = Some(period.at);
         self.host.period(&mut self.to, period)
@@ -77,7 +77,7 @@ impl<W: Write> Lanes<W> {
     /// Closes all open slices and ends the trace.
     ///
     /// # Errors
-    /// As [`Lanes::new`].
+    /// If the trace cannot be written.
     pub fn finish(mut self) -> io::Result<()> {
         self.host.close(&mut self.to, self.last.unwrap_or_default())?;
         self.to.flush()
