@@ -9,7 +9,7 @@ use homenode_tracking::stream::{Pattern, Stream};
 use homenode_tracking::tlb::{Access, PageSize, core};
 
 const ACCESSES: usize = 200_000;
-/// 400 MiB in a guest of 1 GiB.
+/// The guest has 1 GiB of memory, of which 400 MiB are used.
 const PAGES: u64 = 102_400;
 const FRAMES: u64 = 1 << 18;
 

@@ -235,7 +235,8 @@ mod tests {
         // Lines 0 to 3 fill the set, 0 is used again, then 9 arrives.
         let uses = [0, 1, 2, 3, 0, 9];
         assert_eq!(left(Replacement::Lru, 4, &uses), [0, 2, 3, 9]); // 1 is the oldest
-        // 0 was used last, so the top of the tree points to the other half, 2 and 3. There 3 was used last, so 2 is evicted.
+        // Line 0 was used last, so the top of the tree points to the other half, lines 2 and 3. There line 3 was used last, so
+        // line 2 is evicted.
         assert_eq!(left(Replacement::PseudoLru, 4, &uses), [0, 1, 3, 9]);
         // The use of 3 set the last clear bit and cleared all others; 0 then set its own. The first line without a bit is 1.
         assert_eq!(left(Replacement::NotRecentlyUsed, 4, &uses), [0, 2, 3, 9]);

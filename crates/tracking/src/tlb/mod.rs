@@ -365,7 +365,8 @@ mod tests {
 
     #[test]
     fn larger_pages_reach_further() {
-        // 64 MiB, accessed page by page: as 32 pages of 2 MiB they fit into the first level, as 16384 small pages into no level.
+        // The program accesses 64 MiB page by page. As 32 pages of 2 MiB they fit into the first level of the TLB, as 16384 small
+        // pages into no level.
         let pages = || (0..2).flat_map(|_| 0..16_384);
         assert_eq!(misses(&mut cascade_lake(), pages(), PageSize::Medium), 32);
         assert_eq!(misses(&mut cascade_lake(), pages(), PageSize::Small), 2 * 16_384);
@@ -399,7 +400,7 @@ mod tests {
         fn what_was_dropped_is_not_found_and_the_rest_is(
             pages in prop::collection::btree_set((0_u64..32, 0_u16..3), 1..40), gone in 0_u64..32, space in 0_u16..3,
         ) {
-            // 32 pages in each of three spaces overfill no set of 12 ways.
+            // With 32 pages in each of three address spaces, no set of 12 ways is overfull.
             let mut tlb = cascade_lake();
             for (page, space) in &pages {
                 tlb.enter(*page, PageSize::Small, Space(*space), Access::Write, Found::Nothing);

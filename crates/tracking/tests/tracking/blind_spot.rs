@@ -46,7 +46,7 @@ fn accessed_bits_are_blind_up_to_the_second_levels_size() {
         (full, edge, crowded),
         (beyond, all, all_too),
     ] = table;
-    // 1536 entries hold 1536 consecutive pages; one page more overfills its set.
+    // The TLB's 1536 entries hold 1536 consecutive pages; one page more overfills its set.
     assert_eq!([tiny, small, half, edge, all], [0, 0, 0, 0, 4 * beyond]);
     assert_eq!([busy, busier, all_too], [0, 0, 4 * beyond]);
     // If the hot pages just fit, the use of other pages decides.
