@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(after(1000, 900), Pages(1000));
         assert_eq!(after(1000, 200), Pages(1000));
         assert_eq!(after(1000, 199), Pages(900));
-        // 1000, 900, 810, 729, 657: 140 used pages are 19 percent of 729 and 21 percent of 657.
+        // The allocation shrinks as 1000, 900, 810, 729, 657. The 140 used pages are 19 percent of 729 and 21 percent of 657.
         assert_eq!(config.after_flips(Pages(1000), Pages(140), MOST, 50), Pages(657));
         assert_eq!(config.after_flips(Pages(1000), Pages(140), MOST, 2), Pages(810));
     }

@@ -78,7 +78,7 @@ impl Twin {
     /// Creates a host with another epoch of the contention solver, of at least 1 microsecond.
     ///
     /// # Errors
-    /// As [`Twin::new`].
+    /// If the machine has no timing figures or cannot run the scenario (see [`TwinError`]).
     pub fn with_epoch(
         machine: Machine,
         scenario: &Scenario,

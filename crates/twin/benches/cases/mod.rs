@@ -87,8 +87,8 @@ fn hundred(hypervisor: Hypervisor) -> Scenario {
     scenario
 }
 
-/// 180 minutes of page flipping, as in \[Flip\]: BigBench on 16 vCPUs behind a driver domain, at about a hundredth of its I/O
-/// rate.
+/// Returns a run of 180 minutes with page flipping, as in \[Flip\]: BigBench on 16 vCPUs behind a driver domain, at about a
+/// hundredth of its I/O rate.
 pub(crate) fn flipping() -> Case {
     let node = |node| NodeSet::one(NodeId(node));
     // The first and the second hyperthreads of a node's 13 cores.

@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn one_customer_never_waits_and_many_are_served_one_after_the_other() {
         assert!((response_ns(1, 100.0, 10.0, 1.0) - 10.0).abs() < 1e-9);
-        // 48 customers, a lock held for 10, no time to think: a visit waits for all 48 turns.
+        // 48 customers hold a lock for 10 each, without time to think, so a visit waits for all 48 turns.
         assert!((response_ns(48, 0.0, 10.0, 1.0) - 480.0).abs() < 1e-6);
         // With M = 4 locks and N = 48 customers, a visit takes (N + M - 1) / M turns: (48 + 3) / 4.
         assert!((response_ns(48, 0.0, 10.0, 4.0) - 10.0 * 51.0 / 4.0).abs() < 1e-6);

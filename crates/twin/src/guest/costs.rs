@@ -12,7 +12,7 @@ pub(crate) const BOOT_CPU_SECONDARY: Ns = Ns::from_millis(60);
 pub(crate) const TOUCH_NS: f64 = 1500.0;
 /// Mean time after which an idle vCPU wakes for its kernel's timers (estimate: a tickless guest wakes about ten times a second).
 pub(crate) const HOUSEKEEPING_PERIOD: Ns = Ns::from_millis(100);
-/// Time that such a vCPU then runs.
+/// Time that an idle vCPU runs when its kernel's timers wake it.
 pub(crate) const HOUSEKEEPING_RUN: Ns = Ns(40_000);
 
 /// Start of Linux's normal memory, which it allocates first.

@@ -54,9 +54,9 @@ pub(crate) enum Users {
 /// What a guest needs memory for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
-    /// Only its kernel.
+    /// Only the guest's kernel.
     Kernel,
-    /// Its kernel and its program.
+    /// The guest's kernel and its program.
     Program,
 }
 

@@ -13,7 +13,7 @@ pub(crate) struct CpuPlace {
     pub node: usize,
     pub llc: usize,
     pub core: usize,
-    /// The other CPUs of its core.
+    /// The other CPUs of the CPU's core.
     pub siblings: Vec<CpuIx>,
 }
 

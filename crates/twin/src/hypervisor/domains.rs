@@ -62,7 +62,7 @@ pub(super) struct Load {
 pub(super) struct CpuLoad {
     /// Number of tasks that run or wait.
     pub tasks: u64,
-    /// Total weight of the vCPUs among them.
+    /// Total weight of the vCPUs that run or wait.
     pub weight: u64,
 }
 

@@ -167,8 +167,9 @@ mod tests {
     #[test]
     fn pages_hit_rarely_are_found_rarely() {
         assert_eq!(found(1000, 0.0, 0), [1000, 0, 0, 0, 0]);
-        // 4000 hits on 1000 pages: one per page in each part, so a share of 1 - 1/e is used in each. By hand: p = 0.632, (1 -
-        // p)^4 = 0.0183, 4 p (1 - p)^3 = 0.1259, 6 p^2 (1 - p)^2 = 0.3245, 4 p^3 (1 - p) = 0.3717, p^4 = 0.1597.
+        // There are 4000 hits on 1000 pages: one per page in each part, so a share of 1 - 1/e of the pages is used in each. By
+        // hand: p = 0.632, (1 - p)^4 = 0.0183, 4 p (1 - p)^3 = 0.1259, 6 p^2 (1 - p)^2 = 0.3245, 4 p^3 (1 - p) = 0.3717, p^4 =
+        // 0.1597.
         assert_eq!(found(1000, 4000.0, 0), [18, 126, 325, 371, 160]);
         assert_eq!(found(1000, 1e9, 0), [0, 0, 0, 0, 1000]);
         assert_eq!(

@@ -40,7 +40,7 @@ impl Scenario {
     /// Returns the built-in scenario with this name, if there is one.
     pub fn builtin(name: &str) -> Option<Scenario> {
         let text = Scenario::builtin_text(name)?;
-        // A test reads every one of them.
+        // A test reads every built-in scenario, so none fails here.
         Some(Scenario::from_toml(&format!("data/scenarios/{name}.toml"), text).expect("embedded scenario"))
     }
 

@@ -110,7 +110,8 @@ fn the_coldest_pages_go_first() {
     let before = speed(&mut twin, SECOND);
     let held = held_mib(&mut twin);
     limit(&mut twin, Bytes((held - 400) << 20), LONG);
-    // 400 of 922 MiB get a thousandth of accesses: 1e-5 * 1e-3 * 0.43 faults of 0.1 ms per instruction of some 0.3 ns.
+    // The coldest 400 of 922 MiB get a thousandth of the accesses. So an instruction of some 0.3 ns has 1e-5 * 1e-3 * 0.43
+    // faults, of 0.1 ms each.
     let after = speed(&mut twin, SECOND);
     assert!(
         after < before * 0.9995 && after > before * 0.99,

@@ -182,7 +182,7 @@ fn loads_that_need_each_other_wait_as_long_as_measured_where_48_threads_want_one
 
 #[test]
 fn streams_get_all_that_a_controller_sustains() {
-    // 13 GiB/s, not the 8.7 GB/s of lines that do not follow on another in memory.
+    // A stream gets 13 GiB/s, not the 8.7 GB/s that the controller sustains for lines that do not follow each other in memory.
     let bytes: f64 = lines_per_s_from_node_0(8.0)
         .iter()
         .map(|lines| lines * 64.0)
@@ -193,7 +193,7 @@ fn streams_get_all_that_a_controller_sustains() {
 
 #[test]
 fn a_table_taken_from_the_family_gives_what_the_family_gives() {
-    // The same program with its curve as three numbers, and as a table of 8 points for each doubling from 16 KiB to 64 MiB.
+    // One program with its curve as three numbers, and as a table of 8 points for each doubling from 16 KiB to 64 MiB.
     let machine = r910();
     let slowed = |as_table: bool| {
         let mut reuser = program("reuser", 40.0, 0.02, 4.0, "private");

@@ -152,7 +152,7 @@ fn the_next_program_gets_what_flips_left_unless_there_is_a_pool() {
     assert_eq!(share, 0.0);
     assert!(flips.pages_flipped > 0 && flips.pages_copied == 0);
     assert!(flips.pages_away > 0 && flips.pages_away <= flips.pool_pages);
-    // 256 pages in the ring are 20 percent of 1280.
+    // The 256 pages in the ring are 20 percent of 1280 pages.
     assert!(flips.pool_pages < 3000, "{flips:?}");
 }
 
@@ -200,7 +200,7 @@ fn the_driver_domain_runs_what_its_vms_io_and_its_repatriation_take() {
     twin.commit(&plan).unwrap();
     twin.wait(Ns::from_secs(3));
     let (ran, owed) = (running(&mut twin) - ran_before, owed(&twin) - owed_before);
-    // 20000 pages at 3 us and a copy each, in addition to the I/O of this time.
+    // The driver domain moves 20000 pages, at 3 us and a copy each, in addition to the I/O of this time.
     assert!(owed > 0.06, "{owed}");
     // The debt of the last second has not been run yet. The driver domain's own timers take a little time.
     assert!(ran > 0.9 * owed - 0.05 && ran < owed + 0.1, "{ran} for {owed}");

@@ -106,7 +106,8 @@ fn a_few_hot_pages_dealt_in_turn_are_uneven() {
             .collect();
         accesses.sort_by(f64::total_cmp);
         let sum: f64 = accesses.iter().sum();
-        // 0.5 / 8 + 0.5 * 1/9 on seven nodes, 0.5 / 8 + 0.5 * 2/9 on the eighth; two nodes may differ by a cold page.
+        // The expected shares of accesses: 0.5 / 8 + 0.5 * 1/9 on each of seven nodes, and 0.5 / 8 + 0.5 * 2/9 on the eighth. Two
+        // nodes may differ by a cold page.
         let (one, two) = (0.5 / 8.0 + 0.5 / 9.0, 0.5 / 8.0 + 1.0 / 9.0);
         for (at, got) in accesses.iter().enumerate() {
             let expected = if at == 7 { two } else { one };
@@ -275,7 +276,8 @@ fn a_vm_that_gets_all_its_memory_at_creation_needs_all_of_it() {
 
 #[test]
 fn a_share_of_a_program_lies_where_its_guests_life_left_it() {
-    // 6 vCPUs on node 3 of 8. The program has 6 x 256 MiB. An eighth of 0.4 of this is on each node; the rest is on node 3.
+    // The program runs on 6 vCPUs of node 3, and has 6 x 256 MiB. Of 0.4 of this memory, an eighth is on each of the 8 nodes; the
+    // rest of the memory is on node 3.
     let machine = amd48();
     let mut spec = vm("stream").on_cpus(cores(&machine, 3, 0, 6));
     (spec.vcpus, spec.memory_scattered) = (6, 0.4);

@@ -382,7 +382,7 @@ fn moved_pages_add_up_take_time_and_cost_the_vm() {
         }
     );
     assert_eq!(is[0], budget.0);
-    // 50 000 pages at 3 us of kernel work each and 64 lines copied: between 0.15 and 0.5 s.
+    // To move 50 000 pages, the kernel works for 3 us and copies 64 lines for each page: between 0.15 and 0.5 s in all.
     let took = (after.at.0 - before.at.0) as f64 / 1e9;
     assert!((0.15..0.5).contains(&took), "{took} s");
     let instructions = |s: &Sample| {

@@ -88,7 +88,8 @@ fn close(is: f64, expected: f64, tolerance: f64) {
 #[test]
 fn a_program_that_needs_more_than_its_device_gives_runs_at_the_devices_bandwidth() {
     let machine = amd48();
-    // 2 threads at 200 MB/s; twice that if barriers leave the device without a request now and then.
+    // The program's 2 threads need 200 MB/s each; at times twice that, because barriers leave the device without a request now
+    // and then.
     for (bytes, barrier) in [(64.0, ""), (128.0, BARRIER)] {
         let scenario = one(&machine, reader(bytes, "128KiB", barrier));
         close(rate(&machine, scenario), BANDWIDTH, 0.02);
@@ -110,7 +111,7 @@ fn a_device_that_feeds_a_program_costs_it_nothing() {
     }
 }
 
-/// 200 MB/s requested, 4 KiB at a time: each request takes the time of its transfer and the latency.
+/// The thread requests 200 MB/s, 4 KiB at a time. Each request takes the time of its transfer and the latency.
 #[test]
 fn small_requests_of_one_thread_are_bounded_by_latency() {
     let machine = amd48();
@@ -138,7 +139,8 @@ fn small_requests_of_one_thread_are_bounded_by_latency() {
     }
 }
 
-/// 200 MB/s while it computes, 64 KiB at a time: each request takes the computing before it, its transfer and the latency.
+/// The thread requests 200 MB/s while it computes, 64 KiB at a time. Each request takes the time of the computing before it, its
+/// transfer and the latency.
 #[test]
 fn a_thread_that_waits_for_each_request_computes_nothing_meanwhile() {
     let machine = amd48();
@@ -186,7 +188,7 @@ fn packets_pass_the_backend_of_their_vm_one_after_the_other() {
         2.0 * 64.0 * 2.2e9 / 0.7 / 1000.0,
         0.02,
     );
-    // 2055 cycles a packet at 2.2 GHz.
+    // The backend takes 2055 cycles for a packet, at 2.2 GHz.
     let bound = 65536.0 / (1000.0 * 2055.0 / 2.2e9);
     close(rate_of(Hypervisor::Xen, false), bound, 0.02);
     close(rate_of(Hypervisor::Xen, true), bound, 0.02);
@@ -250,7 +252,7 @@ fn data_from_a_remote_device_loads_links_and_speeds_nobody_up() {
 fn every_byte_asked_for_is_moved_once() {
     let machine = amd48();
     let hops = machine.route(NodeId(6), NodeId(0)).expect("there is one").len() as f64;
-    // 10 KiB divide no other figure evenly; requests of 4 KiB go to the device several at a time.
+    // The total of 10 KiB is no multiple of any other figure here. Requests of 4 KiB go to the device several at a time.
     for (request, bytes, barrier) in [
         ("10KiB", 10240.0, BARRIER),
         ("4KiB", 4096.0, ""),
@@ -327,8 +329,8 @@ fn the_same_run_gives_the_same_bytes() {
     }
 }
 
-/// 48 threads on the bare machine: the profile's I/O overlaps with computing, and the disk is just fast enough.
-/// Returns thousand millions of instructions and bytes of the disk per second of a program on all of a machine.
+/// Returns thousand millions of instructions, and bytes of the disk, per second of a program on all of a bare machine. Its 48
+/// threads compute while the disk works, and the disk is just fast enough.
 fn on_all_of(machine: &Machine, name: &str) -> (f64, f64) {
     let mut spec = VmSpec::new("a", 48, Bytes::from_gib(64), name);
     spec.work_share = 10.0;

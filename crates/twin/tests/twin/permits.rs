@@ -78,7 +78,8 @@ fn nobody_is_punished_for_what_others_evict() {
     );
     let replayed = permit(&after(&scenario), 0);
     assert_eq!(replayed.punished_count, 0);
-    // The same VM, metered by its counters: next to lbm it misses eight times as often, and pays for that.
+    // If the host charges the misses that its counters show, the VM pays for its neighbour: next to lbm it misses eight times as
+    // often.
     scenario.attribution = Attribution::Counted;
     let counted = permit(&after(&scenario), 0);
     assert!(counted.punished_count > 10, "{counted:?}");

@@ -110,7 +110,7 @@ fn a_page_of_one_thread_shows_one_node_and_a_page_of_all_shows_many() {
             "first touch is local: {used:?}"
         );
     }
-    // 0.3 of the samples are writes.
+    // Of the samples, 0.3 are writes.
     let writes: u64 = seen
         .iter()
         .map(|used| used.pages.0 * u64::from(used.writes))
@@ -448,7 +448,7 @@ fn carrefour_evens_out_what_one_thread_initialised_as_fast_as_pages_are_sampled(
 fn carrefour_brings_private_pages_to_their_threads_where_pages_are_sampled_twice() {
     let policy = Placing::Round4k.with_carrefour();
     let local = |kind, seconds| under_carrefour(kind, policy, seconds).local_access_ratio.unwrap();
-    // 2048 pages per thread and some 250 samples at the slow rate: a dozen pages have two samples.
+    // Each thread has 2048 pages and, at the slow rate, some 250 samples, so only a dozen pages have two samples.
     let (soon, late) = (local("hot", 1), local("hot", 40));
     assert!(soon < 0.2, "{soon}");
     assert!(late > 0.7, "{late}");
@@ -618,7 +618,7 @@ fn released_pages_go_to_their_threads_once_first_touch_is_told_of_them() {
         assert_conserved(&mut twin);
         twin.report().vms[0].local_access_ratio.unwrap()
     };
-    // 100 pages per million instructions: each of a thread's 65 536 pages is released many times.
+    // The program releases 100 pages per million instructions, so each of a thread's 65 536 pages is released many times.
     let first_touch = Placing::FirstTouch.alone();
     assert!(local(ReleaseCalls::Batched, first_touch) > 0.9);
     assert!(

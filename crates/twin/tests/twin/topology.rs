@@ -60,7 +60,7 @@ fn vcpus_change_places_as_often_as_the_scenario_says() {
         ))
     };
     assert_eq!(changes(0.0).node_changes, 0, "every vCPU has a CPU to itself");
-    // 100 exchanges of two vCPUs each; three standard deviations of a Poisson count.
+    // 100 exchanges of two vCPUs each are expected, within three standard deviations of a Poisson count.
     let changed = changes(100.0).node_changes;
     assert!((140..=260).contains(&changed), "{changed} changes");
 }

@@ -31,7 +31,8 @@ fn runtime_on(machine: &Machine, hypervisor: Hypervisor, workload: &Workload) ->
 
 #[test]
 fn who_releases_sleepers_pays_an_interrupt_for_each() {
-    // 20 001 barriers (one before the first interval), each with five sleepers: 0.9 us natively, 10.9 us under a hypervisor.
+    // The program has 20 001 barriers (one before the first interval), each with five sleepers. Waking one takes 0.9 us natively,
+    // and 10.9 us under a hypervisor.
     let (spin, _) = runtime(Hypervisor::Native, &meeting(Waiting::Spin));
     for (hypervisor, ipi_s) in [(Hypervisor::Native, 0.9e-6), (Hypervisor::Kvm, 10.9e-6)] {
         let (sleep, _) = runtime(hypervisor, &meeting(Waiting::Sleep));
@@ -53,7 +54,7 @@ fn who_halted_pays_for_its_way_back_under_a_hypervisor() {
     let more = |hypervisor, workload: &Workload| {
         runtime_on(&slow, hypervisor, workload).0 - runtime(hypervisor, workload).0
     };
-    // 20 001 barriers. The vCPU woken last sets the pace and is 5 us late at each.
+    // The program has 20 001 barriers. The vCPU woken last sets the pace and is 5 us late at each.
     let meeting = meeting(Waiting::Sleep);
     let (got, expected) = (more(Hypervisor::Kvm, &meeting), 20_001.0 * 5e-6);
     assert!(
@@ -61,7 +62,7 @@ fn who_halted_pays_for_its_way_back_under_a_hypervisor() {
         "{got} s, expected {expected}"
     );
     assert_eq!(more(Hypervisor::Native, &meeting), 0.0);
-    // 80 000 wake-ups other than at barriers.
+    // The program has 80 000 wake-ups other than at barriers.
     let mut waking = program("waking", 0.01, 0.02, 4.0, "private");
     waking.program.as_mut().unwrap().wakeups_per_m_instructions = 20.0;
     let (got, expected) = (more(Hypervisor::Xen, &waking), 80_000.0 * 5e-6);
@@ -131,7 +132,7 @@ fn other_wake_ups_cost_an_interrupt_each_unless_the_program_spins() {
         let (quiet, _) = runtime(hypervisor, &with(0.0, Waiting::Sleep));
         let (waking, _) = runtime(hypervisor, &with(20.0, Waiting::Sleep));
         let (spinning, _) = runtime(hypervisor, &with(20.0, Waiting::Spin));
-        // 4 G instructions with 20 wake-ups per million each: 80 000 interrupts.
+        // The program has 4 G instructions with 20 wake-ups per million, so it causes 80 000 interrupts.
         let expected = 80_000.0 * ipi_s;
         assert!(
             ((waking - quiet) / expected - 1.0).abs() < 0.05,

@@ -205,7 +205,8 @@ mod tests {
 
     #[test]
     fn two_urns_mix_as_the_module_says() {
-        // 40000 and 10000 pages: after n flips 1/5 * (1 - exp(-n * (1/40000 + 1/10000))) of the guest's are remote.
+        // The guest has 40000 pages and the driver domain 10000. After n flips, 1/5 * (1 - exp(-n * (1/40000 + 1/10000))) of the
+        // guest's pages are remote.
         for flips in [1_000_u64, 8_000, 30_000] {
             let mut chance = Chance::new(flips);
             let (mut guest, mut driver) = (vm(0, 40_000, None), vm(1, 10_000, None));

@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn pieces_of_any_size_come_to_the_share_and_lie_evenly() {
-        // 0.3 of 1000 pages are 300: 100 on each of nodes 0, 2 and 3, however they are touched.
+        // A share of 0.3 of 1000 pages is 300 pages: 100 on each of nodes 0, 2 and 3, however they are touched.
         for piece in [1, 7, 40, 1000] {
             let (mut scattered, mut wanted, mut left) = (Scattered::new(0.3), [0; 4], 1000);
             while left > 0 {
