@@ -84,7 +84,7 @@ pub fn take_over(root: &Path, state_dir: &Path) -> Result<(Journal, Locks), Take
 /// As [`take_over`], with other waiting times.
 ///
 /// # Errors
-/// As [`take_over`].
+/// When another agent has the right to act, or the directory cannot be used.
 pub fn take_over_within(
     root: &Path,
     state_dir: &Path,
@@ -169,7 +169,7 @@ impl RightToAct {
         if is_ignored {
             return Some("its operator opted it out; the agent only watches it");
         }
-        // Whether what is in force is still the agent's is looked at when the VM is read.
+        // The host checks whether a setting is still the agent's when it reads the VM.
         if vm.is_some_and(|vm| vm.is_unread) {
             return Some("it could not be read for the last sample");
         }

@@ -138,7 +138,7 @@ pub fn spawn(exe: &Path, args: &[OsString], heartbeat: &Heartbeat) -> Result<Gua
 /// there is no unit. The host's own files are below `root`.
 ///
 /// # Errors
-/// As [`spawn`].
+/// When the guard cannot be started, or ends before it is ready.
 pub fn spawn_apart(
     root: &Path,
     exe: &Path,

@@ -19,9 +19,9 @@ pub const TOPOLOGY_SOCKET: &str = "/run/homenode/topology.sock";
 /// Whether the host carries out plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acting {
-    /// It carries out plans.
+    /// The host carries out plans.
     Live,
-    /// It checks plans and answers [`Outcome::DryRun`]; it takes no lock and writes no journal.
+    /// The host checks plans and answers [`Outcome::DryRun`]; it takes no lock and writes no journal.
     DryRun,
 }
 

@@ -1,4 +1,6 @@
-//! What the levers of every host have in common: leases, the backoff after refusals, and the order in which they are called.
+//! A *lever* is one kind of setting that the agent changes on a VM and can undo, such as the CPUs that the VM may use. This
+//! module holds what the levers of every host have in common: leases, the backoff after refusals, and the order in which they are
+//! called.
 //!
 //! ```text
 //!               journal, set            lease over, or Lift
@@ -35,10 +37,10 @@ pub trait HostKind: Sized + 'static {
 
 /// One lever of one VM, and the agent's setting in force on it.
 pub trait LeverState<K: HostKind> {
-    /// Which lever it is.
+    /// Returns which lever this is.
     fn lever(&self) -> Lever;
 
-    /// The name of this act in errors.
+    /// Returns the name of this act in errors.
     fn what(&self, act: &Act) -> &'static str;
 
     /// Whether the act is in force already, so that only its lease must be renewed.
@@ -120,7 +122,7 @@ struct Refused<E> {
 
 /// How many times the same act may fail on a VM before it is retried less often.
 const TRIES: u32 = 3;
-/// Shortest and longest pause of that backoff.
+/// Shortest and longest pause before a failed act is tried again.
 const PAUSES: (Ns, Ns) = (Ns::from_secs(10), Ns::from_secs(600));
 
 impl<E> Refused<E> {
@@ -221,7 +223,7 @@ impl<K: HostKind> Levers<K> {
         self.all.iter().flatten()
     }
 
-    /// The name of this act in errors; `None` if the host has no such lever.
+    /// Returns the name of this act in errors; `None` if the host has no such lever.
     pub fn what(&self, act: &Act) -> Option<&'static str> {
         let lever = self.in_place().find(|leased| leased.state.lever() == act.lever());
         lever.map(|leased| leased.state.what(act))

@@ -86,7 +86,7 @@ impl StateDir {
     /// Opens the state directory itself, for files that other users may look for. Creates it if it is missing.
     ///
     /// # Errors
-    /// As [`StateDir::open`].
+    /// When a directory cannot be created, belongs to another user, or can be changed by another user.
     pub fn open_public(state: &Path) -> Result<StateDir, StateError> {
         StateDir::open(state)?;
         Ok(StateDir {
@@ -116,7 +116,7 @@ impl StateDir {
     /// Reads a file; `None` if there is none.
     ///
     /// # Errors
-    /// When it is larger than `bytes_max`, not ours, or cannot be read.
+    /// When the file is larger than `bytes_max`, not the agent's own, or cannot be read.
     pub fn read(&self, name: &str, bytes_max: u64) -> Result<Option<Vec<u8>>, StateError> {
         let Some(file) = self.open_file(name, OFlags::RDONLY)? else {
             return Ok(None);
@@ -133,7 +133,7 @@ impl StateDir {
     /// Opens a file to read; `None` if there is none.
     ///
     /// # Errors
-    /// When it is not ours or cannot be opened.
+    /// When the file is not the agent's own or cannot be opened.
     pub fn open_to_read(&self, name: &str) -> Result<Option<File>, StateError> {
         self.open_file(name, OFlags::RDONLY)
     }
@@ -141,7 +141,7 @@ impl StateDir {
     /// Opens a file to read and write; creates it if it is missing.
     ///
     /// # Errors
-    /// When it is not ours, or can be neither opened nor created.
+    /// When the file is not the agent's own, or can be neither opened nor created.
     pub fn open_to_write(&self, name: &str) -> Result<File, StateError> {
         self.create(name, OFlags::RDWR)
     }
@@ -149,7 +149,7 @@ impl StateDir {
     /// Opens a file to append to; creates it if it is missing.
     ///
     /// # Errors
-    /// When it is not ours, or can be neither opened nor created.
+    /// When the file is not the agent's own, or can be neither opened nor created.
     pub fn open_to_append(&self, name: &str) -> Result<File, StateError> {
         self.create(name, OFlags::WRONLY | OFlags::APPEND)
     }
@@ -191,7 +191,7 @@ impl StateDir {
     /// Renames a file, replacing any file of the new name.
     ///
     /// # Errors
-    /// When it cannot be renamed.
+    /// When the file cannot be renamed.
     pub fn rename(&self, from: &str, to: &str) -> Result<(), StateError> {
         rustix::fs::renameat(&self.dir, from, &self.dir, to).map_err(|e| self.failed("rename", from, e))
     }
@@ -199,7 +199,7 @@ impl StateDir {
     /// Removes a file, if there is one.
     ///
     /// # Errors
-    /// When it cannot be removed.
+    /// When the file cannot be removed.
     pub fn remove(&self, name: &str) -> Result<(), StateError> {
         match rustix::fs::unlinkat(&self.dir, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),

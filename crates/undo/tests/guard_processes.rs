@@ -185,7 +185,7 @@ fn agent_with(dir: &Path, markers: &Path, how: &str) -> Child {
         .args(["play-agent", &dir.display().to_string(), how])
         .env(MARKERS, markers)
         .stdin(Stdio::piped());
-    // Its own process group, like a shell job's.
+    // The agent has its own process group, like a shell's job.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let child = command.spawn().expect("an agent");
     eventually(&format!("agent {how} is up"), || {

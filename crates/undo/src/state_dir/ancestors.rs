@@ -272,7 +272,7 @@ mod tests {
                 .is_none()
         );
         if rustix::process::geteuid().is_root() {
-            // The link's owner can point it elsewhere.
+            // The owner of a link can point the link elsewhere.
             lchown(path("fine"), Some(12345), None).unwrap();
             let said = refusal(&path("fine/new/state"));
             assert!(said.contains("fine above it belongs to user 12345"), "{said}");
