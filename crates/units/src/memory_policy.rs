@@ -71,7 +71,7 @@ impl Placing {
         }
     }
 
-    /// Returns this placing without later moves.
+    /// Returns the placing without later moves.
     pub const fn alone(self) -> MemoryPolicy {
         MemoryPolicy {
             placing: self,
@@ -79,7 +79,7 @@ impl Placing {
         }
     }
 
-    /// Returns this placing with Carrefour.
+    /// Returns the placing with Carrefour.
     pub const fn with_carrefour(self) -> MemoryPolicy {
         MemoryPolicy {
             placing: self,

@@ -100,7 +100,7 @@ fn per_slice(permit: Permit) -> &'static str {
 impl std::error::Error for PermitError {}
 
 impl Permit {
-    /// The slice of wall-clock time that pollution permits refer to. It is Xen's [Kyoto, section 3.1.2.5].
+    /// The slice of wall-clock time that pollution permits refer to. The slice is as long as Xen's [Kyoto, section 3.1.2.5].
     pub const SLICE: Ns = Ns::from_millis(30);
 
     /// Returns a permit for LLC pollution, in misses per slice.

@@ -18,7 +18,7 @@ pub struct BadSetting {
 /// The problem with a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wrong {
-    /// The value is out of its range.
+    /// The setting's value is out of its range.
     Range {
         /// The smallest and the largest valid value.
         from_to: [String; 2],
