@@ -99,7 +99,7 @@ pub struct OperatorSettings {
     pub bandwidth: Option<BytesPerSec>,
     /// The permit that the VM booked.
     pub permit: Option<Permit>,
-    /// How its memory is placed and moved.
+    /// How the VM's memory is placed and moved.
     pub memory_policy: Option<MemoryPolicy>,
     /// The least memory that the VM must be left with.
     pub memory_floor: Option<Bytes>,
