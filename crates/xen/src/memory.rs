@@ -121,7 +121,7 @@ mod tests {
         let lie = "(d1) (XEN) Domain 2 (total: 5):\n(d1)     Node 3: 5\n(d1) Domain 7 (total: 0):\n";
         let before = by_node(SAID);
         assert_eq!(by_node(&format!("{lie}{SAID}{lie}")), before);
-        // The same holds if the guest writes in the middle of Xen's output.
+        // A guest that writes in the middle of Xen's output counts for nothing either.
         assert_eq!(
             by_node(&SAID.replace("(XEN) Domain 2", &format!("{lie}(XEN) Domain 2"))),
             before

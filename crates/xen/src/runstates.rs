@@ -213,7 +213,7 @@ impl Runstates {
     pub fn forget(&mut self) {
         self.pending.clear();
         for vcpu in self.vcpus.values_mut() {
-            // Sums so far are kept.
+            // Sums so far are kept, although the states are unknown.
             *vcpu = vcpu.until(self.taken);
             (vcpu.state, vcpu.since, vcpu.is_broken) = (None, 0, true);
         }
@@ -245,7 +245,7 @@ impl Runstates {
             }
             return;
         };
-        // Sums so far are kept.
+        // The vCPU's sums so far are kept.
         let taken = self.taken;
         let fits = vcpu.state == Some(change.from) && vcpu.since.max(taken) <= change.cycles;
         *vcpu = match fits {
