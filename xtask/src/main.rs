@@ -64,9 +64,10 @@ enum Command {
     Miri,
     /// Regenerate the schemas of scenario and workload files
     Schema,
-    /// Compare the twin with the access-level reference, and write docs/VALIDATION.md (about 2 minutes on an idle core)
+    /// Compare the simulator with a reference model of single memory accesses, and write docs/VALIDATION.md (about 2 minutes on
+    /// an idle core)
     Validate,
-    /// Check that docs/REPRODUCTION.md matches the twin's results
+    /// Check that docs/REPRODUCTION.md matches the simulated results
     Reproduction(ReproductionArgs),
     /// Score the decisions of all policies, and write docs/DECISIONS.md (about half an hour on two idle cores)
     Decisions(DecisionsArgs),
@@ -76,12 +77,12 @@ enum Command {
     Faults(FaultsArgs),
     /// Build the Python package as a wheel, install it in a new environment and test it
     Wheel,
-    /// Query an agent on the twin with Prometheus and schemathesis; scripts/http-setup.sh fetches both
+    /// Query an agent on a simulated host with Prometheus and schemathesis; scripts/http-setup.sh fetches both
     Http,
-    /// Query agents on twins with Nova, Kubernetes' client of scheduler extenders and Incus' interpreter;
+    /// Query agents on simulated hosts with Nova, Kubernetes' client of scheduler extenders and Incus' interpreter;
     /// scripts/integrations-setup.sh fetches them
     Integrations,
-    /// Open the page of an agent on the twin in Chromium, and click through it; scripts/page-setup.sh installs it
+    /// Open the page of an agent on a simulated host in Chromium, and click through it; scripts/page-setup.sh installs it
     Page,
     /// Run a sweep on a private Slurm, with a part cancelled in the middle; scripts/sweeps-setup.sh installs it
     Sweeps,

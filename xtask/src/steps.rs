@@ -23,10 +23,11 @@ pub(crate) struct DecisionsArgs {
     /// Number of seeds of each case, counted from 1
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
-    /// Sweep one machine only, without lone VMs: for a quick look, not to commit
+    /// Sweep one machine only, without VMs that run alone: for a quick look, not to commit
     #[arg(long)]
     quick: bool,
-    /// Run held-out cases first, drawn from the last commit that touched the policies, and add the result to the list
+    /// Run held-out cases first, which follow from the id of the last commit that changed the policies, and add the result to the
+    /// list
     #[arg(long)]
     held_out: bool,
 }

@@ -341,7 +341,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 37] = [
             "homenode-units",
         ],
     ),
-    // All of it is a test.
+    // The whole crate is a test.
     ("homenode-faults", &[]),
     ("homenode-testbed-guest", &[]),
     ("homenode-guest", &[]),

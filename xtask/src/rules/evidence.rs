@@ -11,7 +11,7 @@ use super::tree::{SourceFile, Workspace};
 /// The reports' folder, and its list of them.
 const FOLDER: &str = "data/evidence/";
 const INDEX: &str = "data/evidence/index.toml";
-/// Where the table stands.
+/// The document that has the table.
 const TABLE: &str = "docs/EVIDENCE.md";
 const BEGIN: &str = "<!-- reports -->";
 const END: &str = "<!-- /reports -->";
@@ -46,7 +46,7 @@ struct Index {
 /// A report in the index.
 #[derive(Deserialize)]
 struct Entry {
-    /// Its folder.
+    /// The report's folder.
     folder: String,
     /// What the machine is, in words.
     what: String,
@@ -238,7 +238,7 @@ fn table(found: &[(&Entry, Report)]) -> String {
     format!("| report | machine | measured | not measured there |\n|---|---|---|---|\n{rows}")
 }
 
-/// Says what was seen on silicon, and what was not.
+/// Writes the README's sentence: what was measured on real hardware, and what was not.
 fn sentence(found: &[(&Entry, Report)]) -> String {
     let on = |hardware: &str| -> BTreeSet<&str> {
         let there = found
@@ -338,7 +338,7 @@ mod tests {
                 "{said:?}"
             );
         }
-        // In another paragraph it does not count.
+        // A figure in another paragraph does not count.
         let later = readme.replace("It runs. ", "It runs.\n\n");
         assert_eq!(found(LISTED, REPORT, &table, &later).len(), 1);
         assert_eq!(found(LISTED, REPORT, "# T\n", &readme).len(), 1);
