@@ -308,7 +308,7 @@ fn set_floor(
     let found = named(&status.vms, &vm)?;
     let note = match (floor_bytes, found.memory.maximum_bytes) {
         (None, _) => None,
-        (Some(_), None) => Some("it has no balloon, so nothing can be taken from it".to_owned()),
+        (Some(_), None) => Some("the VM has no balloon, so nothing can be taken from it".to_owned()),
         (Some(floor), Some(most)) if floor >= most => {
             Some("the floor is all of its memory, so nothing is taken from it".to_owned())
         }
