@@ -87,7 +87,7 @@ pub struct Vm {
     pub name: String,
     /// The VM's recorded counts.
     pub life: Life,
-    /// Time of its arrival in the scenario.
+    /// Time of the VM's arrival in the scenario.
     pub arrival: Ns,
     /// Time at which the VM leaves the scenario.
     pub left: Ns,
@@ -110,7 +110,7 @@ pub enum RecordedError {
     NoVms,
     /// The machine lacks figures that the twin needs.
     #[error(
-        "machine {0} was recorded without timing figures, which the twin needs: run 'homenode calibrate' on that host and name \
+        "machine {0} was recorded without timing figures, which a simulation needs: run 'homenode calibrate' on that host and name \
          its file with --machine, or name a preset of a similar machine"
     )]
     NoHardware(String),

@@ -50,7 +50,7 @@ pub enum ValidateError {
     Incomplete { machine: String, what: &'static str },
     #[error("a worker process failed: {0}")]
     Worker(#[from] io::Error),
-    #[error("the twin cannot run what this host ran: {0}")]
+    #[error("the simulator cannot run what this host ran: {0}")]
     Twin(#[from] TwinError),
 }
 
@@ -147,7 +147,7 @@ pub fn validate(
 /// Like [`validate`], with this many repetitions of each pair.
 ///
 /// # Errors
-/// As for [`validate`].
+/// A host with one CPU; workers that cannot run; a machine that the twin rejects.
 pub fn validate_with(
     machine: &Machine,
     quick: bool,
