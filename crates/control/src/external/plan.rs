@@ -48,13 +48,13 @@ pub struct PlannedAction {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoPlan {
     /// The text has too many bytes.
-    #[error("its answer has more than {PLAN_BYTES_MAX} bytes")]
+    #[error("the planner's answer has more than {PLAN_BYTES_MAX} bytes")]
     TooLarge,
     /// The text cannot be parsed; gives the reason and the place in the text.
-    #[error("its answer is not a plan: {0}")]
+    #[error("the planner's answer is not a plan: {0}")]
     Malformed(String),
     /// The plan has too many actions.
-    #[error("its plan has {0} actions, more than the {ACTIONS_MAX} allowed")]
+    #[error("the plan has {0} actions, more than the {ACTIONS_MAX} allowed")]
     TooMany(usize),
 }
 

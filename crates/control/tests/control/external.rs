@@ -472,7 +472,7 @@ proptest! {
         prop_assert_eq!(PlanDocument::from_json(&text), Ok(plan));
         if let Err(why) = PlanDocument::from_json(&garbage) {
             let why = why.to_string();
-            prop_assert!(why.starts_with("its answer is not a plan: ") && why.len() < 400, "{}", why);
+            prop_assert!(why.starts_with("the planner's answer is not a plan: ") && why.len() < 400, "{}", why);
         }
     }
 }
