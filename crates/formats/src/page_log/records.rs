@@ -95,7 +95,7 @@ fn window(head: &[u8], rows: &[u8], frames: u64) -> Result<Window, &'static str>
     for row in rows.chunks_exact(Row::BYTES) {
         let (frame, word) = (u32_at(row, 0), u32_at(row, 4));
         if u64::from(frame) < least {
-            return Err("its frames are not in ascending order");
+            return Err("the window's frames are not in ascending order");
         }
         if u64::from(frame) >= frames {
             return Err("a frame is beyond the guest's last");
@@ -113,13 +113,13 @@ fn window(head: &[u8], rows: &[u8], frames: u64) -> Result<Window, &'static str>
     }
     let (begin_ns, end_ns) = (u64_at(head, 16), u64_at(head, 24));
     if begin_ns >= end_ns {
-        return Err("it ends before it begins");
+        return Err("the window ends before it begins");
     }
     Ok(Window {
         number: u64_at(head, 8),
         begin_ns,
         end_ns,
-        label: text(&head[32..48]).ok_or("its label is not text")?,
+        label: text(&head[32..48]).ok_or("the window's label is not text")?,
         walks: u64_at(head, 48),
         logged: u64_at(head, 56),
         lost: u64_at(head, 64),
