@@ -113,7 +113,7 @@ impl KernelSettings {
         self.numa_balancing.is_some_and(NumaBalancing::is_on)
     }
 
-    /// Returns what changed since an earlier look: each setting's sysctl or sysfs name, with its old and new value.
+    /// Returns what changed since an earlier reading: each setting's sysctl or sysfs name, with its old and new value.
     pub fn changes(&self, before: &KernelSettings) -> Vec<String> {
         fn told<T: PartialEq>(
             what: &str,

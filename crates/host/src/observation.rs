@@ -138,11 +138,11 @@ pub enum UsedRef<'a> {
     /// Guest frames in any order. A frame appears as many times as it was logged; a tracker that only knows *that* a page was
     /// used names it once.
     Frames(&'a [u64]),
-    /// Stretches of memory, each with the number of looks in which it was found used.
+    /// Stretches of memory, each with the number of readings in which it was found used.
     Regions {
         /// The stretches, which do not overlap.
         regions: &'a [Region],
-        /// Number of looks in this interval, at least one.
+        /// Number of readings in this interval, at least one.
         looks: u32,
     },
     /// A number of pages, from a tracker that does not identify them.

@@ -63,7 +63,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Returns the failure to change an operator's settings.
+    /// Returns the error that says why the host could not change the operator's settings of a VM.
     pub fn to_set(settings: &[Setting], cause: String) -> Failure {
         let names: Vec<&str> = settings.iter().map(|setting| setting.name()).collect();
         Failure::Host {
@@ -137,7 +137,7 @@ pub enum Refusal {
 #[serde(tag = "why", rename_all = "kebab-case")]
 pub enum Impossible {
     /// No online vCPU has this index.
-    #[error("it has no online vCPU {index}")]
+    #[error("no online vCPU has index {index}")]
     UnknownVcpu {
         /// The requested index.
         index: u16,
@@ -159,7 +159,7 @@ pub enum Impossible {
         usable: NodeSet,
     },
     /// Some nodes are both source and target of the move.
-    #[error("its pages cannot move from nodes {{{from}}} to nodes {{{to}}}: some nodes are in both sets")]
+    #[error("pages cannot move from nodes {{{from}}} to nodes {{{to}}}: some nodes are in both sets")]
     SameNodes {
         /// Nodes that pages should leave.
         from: NodeSet,
@@ -167,7 +167,7 @@ pub enum Impossible {
         to: NodeSet,
     },
     /// The VM has no such virtual node.
-    #[error("it has no virtual node {virtual_node}: its guest sees {count} virtual nodes")]
+    #[error("there is no virtual node {virtual_node}: the guest sees {count} virtual nodes")]
     UnknownVirtualNode {
         /// The requested virtual node.
         virtual_node: u16,
@@ -176,7 +176,7 @@ pub enum Impossible {
     },
     /// The topology has no memory, the wrong number of virtual nodes, or nodes that the host lacks.
     #[error(
-        "its guest cannot be told of {vcpus} vCPUs and {memory} virtual nodes: a topology needs at least one vCPU, {count} virtual nodes, memory in at least one of them, and only nodes of this host"
+        "the guest cannot be told of {vcpus} vCPUs and {memory} virtual nodes: a topology needs at least one vCPU, {count} virtual nodes, memory in at least one of them, and only nodes of this host"
     )]
     Topology {
         /// Number of vCPUs in the topology.
@@ -188,7 +188,7 @@ pub enum Impossible {
     },
     /// The quota is below the least that kernels accept, or its period is too long.
     #[error(
-        "its vCPUs cannot be held to {quota}: the minimum is {} in a period of at most {}",
+        "the vCPUs cannot be held to {quota}: the minimum is {} in a period of at most {}",
         CpuQuota::MIN,
         CpuQuota::PERIOD_MAX
     )]
@@ -197,13 +197,13 @@ pub enum Impossible {
         quota: CpuQuota,
     },
     /// A percentage outside 1 to 100.
-    #[error("it cannot be held to {percent} percent: the limit must be 1 to 100 percent")]
+    #[error("the VM cannot be held to {percent} percent: the limit must be 1 to 100 percent")]
     Part {
         /// The requested percentage.
         percent: u8,
     },
     /// The requested memory is zero or more than the VM's maximum, or the VM has no balloon.
-    #[error("it cannot be held to {memory} of memory: {}", why_not(.maximum))]
+    #[error("the VM cannot be held to {memory} of memory: {}", why_not(.maximum))]
     Memory {
         /// The requested memory.
         memory: Bytes,
@@ -215,7 +215,7 @@ pub enum Impossible {
     NoLease,
     /// The window is too short to see anything, or too long to wait for.
     #[error(
-        "its memory cannot be watched in windows of {window_ns}: they must last {} to {}",
+        "the memory cannot be watched in windows of {window_ns}: they must last {} to {}",
         WINDOW_MIN,
         WINDOW_MAX
     )]
@@ -233,7 +233,7 @@ pub enum Impossible {
 
 fn why_not(maximum: &Option<Bytes>) -> String {
     maximum.map_or_else(
-        || "it has no balloon".to_owned(),
+        || "the VM has no balloon".to_owned(),
         |maximum| format!("the limit must be above 0 and at most {maximum}"),
     )
 }

@@ -27,7 +27,7 @@ const UNKNOWN: &str = "the host does not know where the VM's pages are";
 /// Pages to name in each MiB if the host does not locate single pages.
 const PROBED: Pages = Pages(16);
 const PAGES_PER_MIB: usize = 256;
-/// The most named pages to move, and how many looks to take until the host has sampled some.
+/// The most named pages to move, and how many readings to take until the host has sampled some.
 const NAMED_MAX: usize = 64;
 const LOOKS: usize = 10;
 
