@@ -218,7 +218,7 @@ impl Attribution {
         match (&mut vm.accesses, sampler.tag(vm.tag)) {
             (Some(accesses), Some(since)) => samples::add(accesses, since),
             (Some(_), None) => {}
-            // At the first look some samples are from another VM, which used the frames before they got this tag.
+            // At the first reading some samples are from another VM, which used the frames before they got this tag.
             (none, _) => *none = Some(sampler.nothing()),
         }
         vm.accesses.clone()

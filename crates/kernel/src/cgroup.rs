@@ -406,15 +406,15 @@ pub enum GroupError {
     /// The kernel does not list the group's processes.
     #[error(transparent)]
     Unreadable(#[from] ReadError),
-    /// The VM's process has left it.
-    #[error("it is no longer in its cgroup {}", .group.display())]
+    /// The VM's process has left the cgroup.
+    #[error("the VM is no longer in cgroup {}", .group.display())]
     Left {
         /// The cgroup.
         group: PathBuf,
     },
     /// Other processes are in it.
     #[error(
-        "its cgroup {} also contains other processes; start it in a scope of its own (systemd-run --scope)",
+        "the VM's cgroup {} also contains other processes; start the VM in a scope of its own (systemd-run --scope)",
         .group.display()
     )]
     Shared {
@@ -422,7 +422,7 @@ pub enum GroupError {
         group: PathBuf,
     },
     /// The cgroup has no quota.
-    #[error("its cgroup {} has no cpu.max: a quota needs cgroup v2 with the cpu controller", .group.display())]
+    #[error("the VM's cgroup {} has no cpu.max: a quota needs cgroup v2 with the cpu controller", .group.display())]
     NoQuota {
         /// The cgroup.
         group: PathBuf,

@@ -214,7 +214,7 @@ impl Ibs {
         self.absence.as_deref()
     }
 
-    /// Reads the samples since the last look, and adapts the period.
+    /// Reads the samples since the last reading, and adapts the period.
     pub fn look(&mut self) -> Looked {
         self.samples.clear();
         let (begin, count) = (now(), self.rings.len());
@@ -261,7 +261,7 @@ impl Ibs {
         }
     }
 
-    /// Returns which nodes used which pages of a VM between the last two looks; `None` if the VM's process is gone, or samples
+    /// Returns which nodes used which pages of a VM between the last two readings; `None` if the VM's process is gone, or samples
     /// are absent. Starts sampling if this VM is the first. Pages that were not read yet are not returned.
     ///
     /// # Errors
@@ -341,7 +341,7 @@ impl Ibs {
     }
 }
 
-/// Returns the period to use after a look in which the fullest ring had this many bytes.
+/// Returns the period to use after a reading in which the fullest ring had this many bytes.
 fn next_period(period: u64, period_min: u64, fullest: u64, lost: u64) -> u64 {
     let next = match fullest {
         _ if lost > 0 => period * 2,

@@ -42,7 +42,7 @@ pub const TRIES: u32 = 3;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
     /// The process ended.
-    #[error("the process is gone")]
+    #[error("the process has ended")]
     Gone,
     /// The agent may not move another process's pages.
     #[error(
@@ -50,7 +50,7 @@ pub enum MoveError {
     )]
     NotPermitted,
     /// The process's cpuset does not allow the target.
-    #[error("its cpuset does not allow memory on node {node}")]
+    #[error("the VM's cpuset does not allow memory on node {node}")]
     NodeNotAllowed {
         /// The target node.
         node: NodeId,
@@ -62,7 +62,7 @@ pub enum MoveError {
         nodes: NodeSet,
     },
     /// One huge page is larger than the budget, so no huge page can ever move.
-    #[error("one huge page has {needed}, the budget is {budget}")]
+    #[error("one huge page has {needed}, but the budget for moving pages is {budget}")]
     BudgetBelowHugePage {
         /// Number of base pages in a huge page.
         needed: Pages,
@@ -454,7 +454,7 @@ impl Mover {
     /// the same source and destination move together, up to a window's number.
     ///
     /// # Errors
-    /// As for [`Mover::advance`].
+    /// Only if no page moved; otherwise an error ends the call, which reports the pages moved so far.
     pub fn move_frames(
         &self,
         kernel: &mut dyn Kernel,

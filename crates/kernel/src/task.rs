@@ -176,7 +176,7 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Prepares to read the process that has this number at the first look.
+    /// Prepares to read the process that has this number at the first reading.
     pub fn new(root: &Path, pid: i32) -> Tasks {
         Tasks {
             pid,

@@ -32,7 +32,7 @@ const PAGES_PER_LARGE: u64 = 512;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TrackerError {
     /// The process ended.
-    #[error("its QEMU has ended")]
+    #[error("the VM's QEMU has ended")]
     Gone,
     /// The tracker does not work for this VM, or not now.
     #[error("{0}")]
@@ -149,14 +149,14 @@ pub trait Track: Send {
     /// Ends a window.
     ///
     /// # Errors
-    /// As for [`Track::begin`].
+    /// If the VM is gone or the kernel refuses.
     fn end(&mut self) -> Result<Tracked, TrackerError>;
 }
 
 /// Starts a tracker.
 ///
 /// # Errors
-/// If it does not work for this VM.
+/// If the tracker does not work for this VM.
 pub fn look(
     root: &Path,
     tracker: Tracker,

@@ -23,9 +23,9 @@ const CLOCK_HZ: u64 = 1_000_000_000;
 pub struct Pulse {
     page: Page<'static>,
     clock_hz: u64,
-    /// Instructions of all CPUs at the last look, and their busy time then.
+    /// Instructions of all CPUs at the last reading, and their busy time then.
     instructions: Option<(u64, Ns)>,
-    /// Instructions per nanosecond of CPU busy time between the last two looks.
+    /// Instructions per nanosecond of CPU busy time between the last two readings.
     rate: f64,
     state: State,
 }
@@ -37,7 +37,7 @@ pub enum State {
     Unknown,
     /// The model counts.
     Counting,
-    /// No CPU has executed an instruction since the last look.
+    /// No CPU has executed an instruction since the last reading.
     Silent,
 }
 
@@ -71,7 +71,7 @@ impl Pulse {
         };
     }
 
-    /// Returns the state at the last look.
+    /// Returns the state at the last reading.
     pub fn state(&self) -> State {
         self.state
     }
@@ -131,7 +131,7 @@ struct Share {
 }
 
 impl Dealt {
-    /// Leaves out whatever is counted before the next look.
+    /// Leaves out whatever is counted before the next reading.
     pub fn interrupt(&mut self) {
         self.since = None;
     }

@@ -1,4 +1,4 @@
-//! Which nodes use which frames: samples of one look, from any source, and the sampler of a modelled PMU.
+//! Which nodes use which frames: samples of one reading, from any source, and the sampler of a modelled PMU.
 
 use std::collections::BTreeMap;
 
@@ -15,9 +15,9 @@ const PERIOD: u64 = 61;
 /// Number of bits that say which frames may have samples: 128 KiB, which a core's cache holds.
 const MARKS: u64 = 1 << 20;
 
-/// Samples between two looks, by frame.
+/// Samples between two readings, by frame.
 ///
-/// A VM has millions of pages and a look has thousands of samples. So each page is first looked up in a bitmap, and only then
+/// A VM has millions of pages and a reading has thousands of samples. So each page is first looked up in a bitmap, and only then
 /// among the samples.
 #[derive(Debug)]
 pub(crate) struct Samples {
@@ -71,7 +71,7 @@ impl Samples {
         });
     }
 
-    /// Call this once all samples of a look are noted.
+    /// Call this once all samples of a reading are noted.
     pub(crate) fn settle(&mut self) {
         self.all.sort_unstable();
     }
@@ -127,7 +127,7 @@ pub struct Sampler {
     line_bytes: u64,
     /// Bytes that each node's controllers moved since the start.
     traffic: NodeMap<u64>,
-    /// Samples between the last two looks.
+    /// Samples between the last two readings.
     samples: Samples,
     tags: BTreeMap<u8, Accesses>,
 }
@@ -160,7 +160,7 @@ impl Sampler {
         }
     }
 
-    /// Reads the samples that were taken since the last look, and asks for more.
+    /// Reads the samples that were taken since the last reading, and asks for more.
     pub(super) fn look(&mut self) {
         self.page.sample_every(PERIOD);
         self.samples.clear();
@@ -214,12 +214,12 @@ impl Sampler {
         }
     }
 
-    /// Returns the samples between the last two looks.
+    /// Returns the samples between the last two readings.
     pub(super) fn samples(&self) -> &Samples {
         &self.samples
     }
 
-    /// Returns the accesses of all CPUs to frames with this tag between the last two looks.
+    /// Returns the accesses of all CPUs to frames with this tag between the last two readings.
     pub(super) fn tag(&self, tag: u8) -> Option<&Accesses> {
         self.tags.get(&tag)
     }

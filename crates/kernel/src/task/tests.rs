@@ -231,7 +231,7 @@ fn this_process_reads() {
     );
 }
 
-/// Returns the result of one look.
+/// Returns the result of one reading.
 fn look(tasks: &mut Tasks, depth: Depth) -> Result<Vec<Thread>, ReadError> {
     let mut seen = Vec::new();
     tasks.look(depth, &mut seen)?;
