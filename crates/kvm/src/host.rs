@@ -222,7 +222,7 @@ impl KvmHost {
         why.map(str::to_owned)
     }
 
-    /// Reads the samples of pages since the last look.
+    /// Reads the samples of pages since the last reading.
     fn sample_pages(&mut self) {
         if let Ok(ibs) = &mut self.ibs {
             let looked = ibs.look();
@@ -334,7 +334,7 @@ impl KvmHost {
     }
 
     /// Returns the settings of what the kernel does on its own, such as AutoNUMA. Adds a notice about changes since the last
-    /// look.
+    /// reading.
     fn kernel_settings(&mut self, at: Ns) -> KernelSettings {
         if at < self.kernel_due {
             return self.last.kernel;

@@ -37,7 +37,7 @@ pub(crate) use fake::FakeLibvirt;
 
 /// libvirt's library is missing, or lacks a function.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("its library cannot be used ({0})")]
+#[error("libvirt's library cannot be used ({0})")]
 pub struct LibraryError(String);
 
 /// Loads libvirt's library, which is not loaded at program start. For callers that use `virt` before any host is connected.
@@ -154,7 +154,7 @@ impl Libvirt {
         SILENT.to_owned()
     }
 
-    /// Returns an error during that pause.
+    /// Returns an error while calls are paused.
     fn not_resting(&self) -> Result<(), CallError> {
         match self.rests_until.is_some_and(|until| now() < until) {
             true => Err(CallError::Lost(SILENT.to_owned())),

@@ -57,7 +57,7 @@ const COMMANDS_MAX: Ns = Ns(100_000_000);
 const RESTORING_MAX: Ns = Ns::from_secs(2);
 /// Time in which all monitors must answer one question (`doctor`).
 const EXAMINING_MAX: Duration = Duration::from_secs(1);
-const ENDED: &str = "its QEMU has ended";
+const ENDED: &str = "the VM's QEMU has ended";
 
 /// The VMs of a host, found by their processes.
 #[derive(Debug)]
@@ -290,7 +290,7 @@ impl Qemu {
         let groups = self.groups.as_ref();
         let groups = groups.ok_or_else(|| no("cannot tell where cgroups are mounted"))?;
         let group = groups.group_of(pid, pid).map_err(GroupError::from)?;
-        let group = group.ok_or_else(|| no("its cgroup is not visible from here"))?;
+        let group = group.ok_or_else(|| no("the VM's cgroup is not visible from here"))?;
         group.check_own(&self.root, pid)?;
         Ok(group)
     }
@@ -489,7 +489,9 @@ impl Manager for Qemu {
         let said = self.command(vm, ("query-balloon", json!({})))?;
         let actual = said.get("actual").and_then(Value::as_u64);
         let unclear = || {
-            CallError::Unclear("its monitor does not say how much memory its balloon leaves it".to_owned())
+            CallError::Unclear(
+                "the VM's monitor does not say how much memory the balloon leaves the VM".to_owned(),
+            )
         };
         actual.map(Bytes).ok_or_else(unclear)
     }

@@ -23,7 +23,7 @@ use homenode_units::CpuSet;
 
 use crate::domain::Domain;
 
-/// The bounds of one VM as of the last look, except affinities.
+/// The bounds of one VM as of the last reading, except affinities.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reach {
     /// The cpuset, which the kernel applies to every affinity of the VM's threads.

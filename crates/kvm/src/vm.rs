@@ -34,7 +34,7 @@ const RAM_RETRY: Ns = Ns::from_secs(10);
 /// One run of one VM.
 pub(crate) struct Vm {
     pub run: Run,
-    /// The manager's description as of the last look.
+    /// The manager's description as of the last reading.
     pub described: Arc<Domain>,
     /// That description, updated with what the agent set since.
     pub domain: Domain,

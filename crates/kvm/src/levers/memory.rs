@@ -56,12 +56,12 @@ struct Shrunk {
     shrink: Shrink,
     /// Whether the balloon has reached its target.
     is_there: bool,
-    /// All memory that the VM had at the last look, DIMMs included.
+    /// All memory that the VM had at the last reading, DIMMs included.
     memory_kib: Option<u64>,
 }
 
 /// When the guest's reports arrived. Their stamps are wall-clock times, and a step of that clock makes old reports look fresh and
-/// fresh ones old. So only the change of a stamp counts: it shows that a report arrived since the last look, and the monotonic
+/// fresh ones old. So only the change of a stamp counts: it shows that a report arrived since the last reading, and the monotonic
 /// clock tells when that look was.
 #[derive(Clone, Copy, Debug, Default)]
 struct Heard {

@@ -189,7 +189,9 @@ impl Asker {
             },
         ));
         let answer = answer.recv_timeout(Duration::from_nanos(most.0));
-        answer.unwrap_or(Err(MonitorError::NoTime("its monitor did not answer in time")))
+        answer.unwrap_or(Err(MonitorError::NoTime(
+            "the VM's monitor did not answer in time",
+        )))
     }
 
     /// Waits until each of these VMs was visited, for at most `most`.

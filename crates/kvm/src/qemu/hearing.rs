@@ -41,7 +41,7 @@ impl Vm {
         match &said.trouble {
             _ if self.told.monitors.is_empty() => Some(NO_MONITOR.to_owned()),
             Some((error, _)) => Some(error.to_string()),
-            None if said.visits_count == 0 => Some("its monitor has not answered yet".to_owned()),
+            None if said.visits_count == 0 => Some("the VM's monitor has not answered yet".to_owned()),
             None => None,
         }
     }
@@ -236,7 +236,7 @@ impl Qemu {
                 return Ok(path);
             }
         }
-        Err(CallError::Refused("it has no balloon".to_owned()))
+        Err(CallError::Refused("the VM has no balloon".to_owned()))
     }
 }
 

@@ -22,13 +22,13 @@ const TURN_BYTES: usize = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum MonitorError {
     /// The monitor sends no greeting.
-    #[error("its monitor {path} sends no greeting: another program is connected to it, or its QEMU hangs")]
+    #[error("the VM's monitor {path} sends no greeting: another program is connected to it, or QEMU hangs")]
     Busy {
         /// Path of the monitor's socket.
         path: String,
     },
     /// The monitor belongs to another process.
-    #[error("its monitor {path} belongs to another process: {pid} listens there")]
+    #[error("the VM's monitor {path} belongs to another process: process {pid} listens on it")]
     Foreign {
         /// Path of the monitor's socket.
         path: String,
@@ -36,7 +36,7 @@ pub(super) enum MonitorError {
         pid: i32,
     },
     /// The monitor cannot be reached, or the connection broke.
-    #[error("its monitor {path}: {cause}")]
+    #[error("the VM's monitor {path}: {cause}")]
     Broken {
         /// Path of the monitor's socket.
         path: String,

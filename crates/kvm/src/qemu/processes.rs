@@ -36,11 +36,11 @@ fn may_run_vms(user: u32) -> bool {
 enum LeftOut {
     #[error(transparent)]
     Unreadable(#[from] ReadError),
-    #[error("its options in {path} cannot be read: {cause}")]
+    #[error("the VM's options in {path} cannot be read: {cause}")]
     Options { path: String, cause: std::io::Error },
-    #[error("its name (-name) cannot be a file name; start it with another")]
+    #[error("the VM's name (-name) cannot be a file name; start the VM with another")]
     Name,
-    #[error("its UUID `{0}` is not a valid UUID")]
+    #[error("the VM's UUID `{0}` is not valid")]
     Uuid(String),
     #[error("libvirt runs VM {0} and changes it itself; manage it with `--host libvirt`")]
     OfLibvirt(String),

@@ -136,7 +136,7 @@ struct Visited {
     next: Option<Ns>,
     next_vcpus: Ns,
     failures_count: u32,
-    /// The opening that hangs, if one does.
+    /// The attempt to open a socket that hangs, if one does.
     hanging: Option<u64>,
     said: Said,
 }
@@ -236,7 +236,7 @@ impl Visits {
     /// Adds commands, which are carried out before any questions.
     pub(super) fn command(&mut self, vm: VmId, job: Job, at: Ns) {
         let Some(visited) = self.vms.get_mut(&vm) else {
-            return job.end(Err(MonitorError::NoTime("its QEMU has ended")));
+            return job.end(Err(MonitorError::NoTime("the VM's QEMU has ended")));
         };
         visited.jobs.push_back(job);
         visited.begin(vm, at, &mut self.outcome);
@@ -332,7 +332,7 @@ impl Visits {
 
 const HANGS: &str =
     "opening it takes longer than a quarter of a second: the file system that it is on does not answer";
-const LATE: &str = "its monitor did not answer in time";
+const LATE: &str = "the VM's monitor did not answer in time";
 
 impl Visited {
     /// Begins a visit, unless one is under way.

@@ -39,7 +39,7 @@ pub(crate) type Levers = homenode_undo::levers::Levers<Kvm>;
 pub(crate) enum UndoError {
     #[error("{}", join(.0))]
     Steps(Vec<Step>),
-    #[error("its QEMU is running, but the list of VMs does not contain it")]
+    #[error("the VM's QEMU is running, but the list of VMs does not contain the VM")]
     NotListed,
     #[error("{0}")]
     Call(String),
@@ -49,7 +49,7 @@ pub(crate) enum UndoError {
     Confine(#[from] ConfineError),
     #[error(transparent)]
     Unreadable(#[from] Unreadable),
-    #[error("its mark: {0}")]
+    #[error("the VM's own mark: {0}")]
     Mark(String),
     #[error("{}", join(.0))]
     Several(Vec<UndoError>),
