@@ -158,7 +158,7 @@ impl Account {
         self.punished_count
     }
 
-    /// Returns how long the VM will be OVER if it causes no more units; zero if it is not.
+    /// Returns how long the VM will exceed its permit if it causes no more units; zero if it does not.
     pub fn over_ns(&self) -> Ns {
         let owed = u128::from(self.balance.min(0).unsigned_abs()) * u128::from(Permit::SLICE.0);
         let missing = owed.saturating_sub(u128::from(self.residual));
@@ -357,8 +357,8 @@ mod tests {
     }
 
     proptest! {
-        /// An enforcer stops a VM within a tick once it is OVER. So the VM never causes more than its earnings, its initial
-        /// balance, and the one debit that took it below zero.
+        /// An enforcer stops a VM within a tick once it exceeds its permit. So the VM never causes more than its earnings, its
+        /// initial balance, and the one debit that took it below zero.
         #[test]
         fn a_vm_that_stops_when_over_stays_within_its_permit(
             misses in 1_000u64..1_000_000,

@@ -1,9 +1,10 @@
 //! Holds live VMs to their permits: in each period it settles the ledger, and sets, changes or lifts CPU quotas.
 //!
 //! # Problem
-//! The paper's scheduler looks in every tick and stops a VM that is OVER. An agent looks once a second, which is 33 slices:
-//! stopping and starting VMs at that pace would stall guests for seconds, and a burst would be over before it is seen. So the
-//! agent limits a VM to the share of its CPUs with which it keeps its permit, and leaves the limit in force while the VM rests.
+//! The paper's scheduler looks in every tick and stops a VM that exceeds its permit. An agent looks once a second, which is 33
+//! slices: stopping and starting VMs at that pace would stall guests for seconds, and a burst would be over before it is seen. So
+//! the agent limits a VM to the share of its CPUs with which it keeps its permit, and leaves the limit in force while the VM
+//! rests.
 //!
 //! # Terms
 //! - *Intensity*: pollution per time run. A quota hardly changes it (equation 3.1), so pollution is proportional to the time run.
@@ -19,16 +20,16 @@
 //!    cut is the share of a CPU that each vCPU may use, on average. If the budget covers all demands, this needs no limit.
 //! 3. In a slice in which the VM runs throughout, each vCPU may use the target over what the burst causes in a slice. If that is
 //!    a whole CPU, this needs no limit. If the VM keeps its permit on average, no vCPU gets less than its demand for this.
-//! 4. Limit a VM that is OVER, or has a burst, to the lower of these shares, but never below [`Config::share_min`]. The quota is
-//!    over a tick of 10 ms, or over a slice if the kernel's shortest quota is too long for a tick.
+//! 4. Limit a VM that exceeds its permit, or has a burst, to the lower of these shares, but never below [`Config::share_min`].
+//!   The quota is over a tick of 10 ms, or over a slice if the kernel's shortest quota is too long for a tick.
 //! 5. Lift the quota once the VM needs none, with a tenth to spare ([`Config::spare`]). A burst is forgotten after
 //!    [`Config::calm_cycles`] periods in which the VM ran. Leave the share as it is if it would change by less than a twentieth
 //!    ([`Config::change_min`]).
 //! 6. Give every quota a lease, and renew it in each period.
 //!
-//! If the operator chose so and the hardware supports it ([`Enforcer`]), a VM that is OVER is instead confined to a part of
-//! the cache's ways or of memory bandwidth until it is UNDER. Fewer ways do not reduce its misses, so it stays confined while
-//! it breaks its permit, but meanwhile it harms no other VM. Less bandwidth does reduce its misses.
+//! If the operator chose so and the hardware supports it ([`Enforcer`]), a VM that exceeds its permit is instead confined to a
+//! part of the cache's ways or of memory bandwidth until it is UNDER. Fewer ways do not reduce its misses, so it stays confined
+//! while it breaks its permit, but meanwhile it harms no other VM. Less bandwidth does reduce its misses.
 //!
 //! # Properties (tests of the same name)
 //! - `a_polluter_is_held_to_its_permit_on_average`
@@ -50,8 +51,8 @@
 //! - `the_level_cuts_the_highest_demands_to_the_budget`
 //!
 //! # Departures from the source, and why
-//! - A VM that is OVER is slowed down, not stopped: a guest without any processor time for seconds loses its timers and its
-//!   peers.
+//! - A VM that exceeds its permit is slowed down, not stopped: a guest without any processor time for seconds loses its timers
+//!   and its peers.
 //! - The first burst gets through, for up to a period, because the agent sees nothing faster. So does the part of a burst that a
 //!   VM hides by computing without misses for the rest of each second: it looks like a slower burst all the time.
 //! - A quota saves nothing: a VM that rested for a slice may not use that slice's permit in the next.
@@ -89,16 +90,16 @@ const LINE_BYTES: u32 = 64;
 /// Period of a quota: the tick of the paper's scheduler, a third of a slice.
 const QUOTA_PERIOD: Ns = Ns(Permit::SLICE.0 / 3);
 
-/// How a VM that is OVER is limited.
+/// How a VM that exceeds its permit is limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Enforcer {
     /// A quota of CPU time, which works everywhere.
     #[default]
     CpuQuota,
-    /// [`Config::confined_percent`] of last-level cache ways (resctrl, CAT).
+    /// A part ([`Config::confined_percent`]) of the ways of the last-level cache (resctrl, CAT).
     CacheWays,
-    /// [`Config::confined_percent`] of memory bandwidth (resctrl, MBA).
+    /// A part ([`Config::confined_percent`]) of memory bandwidth (resctrl, MBA).
     MemoryBandwidth,
 }
 
@@ -106,9 +107,9 @@ pub enum Enforcer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// How a VM that is OVER is limited.
+    /// How a VM that exceeds its permit is limited.
     pub enforcer: Enforcer,
-    /// Part of the ways or bandwidth that a VM may use while it is OVER, in percent from 1 to 100.
+    /// Part of the ways or bandwidth that a VM may use while it exceeds its permit, in percent from 1 to 100.
     pub confined_percent: Percent,
     /// Measure of pollution.
     pub indicator: Indicator,
@@ -537,7 +538,7 @@ fn quota_of(share: f64) -> CpuQuota {
     CpuQuota::of(share, if is_too_short { Permit::SLICE } else { QUOTA_PERIOD })
 }
 
-/// Returns the verdict if limits are on caches or memory bandwidth; they last while the VM is OVER.
+/// Returns the verdict if limits are on caches or memory bandwidth; they last while the VM exceeds its permit.
 fn confine(
     permit: Permit,
     account: &Account,

@@ -1,7 +1,8 @@
 //! Computes for how long a VM may run in a coming period if it is to be within its permit at the end of it.
 //!
-//! This is for a scheduler that cannot stop a VM the moment that it is OVER, and so takes processor time from it in advance. The
-//! VM may run for what its account holds plus what it earns until the end of the period, divided by its units per time run.
+//! This is for a scheduler that cannot stop a VM the moment that it exceeds its permit, and so takes processor time from it in
+//! advance. The VM may run for what its account holds plus what it earns until the end of the period, divided by its units per
+//! time run.
 
 use homenode_units::{Ns, Permit};
 

@@ -1,9 +1,9 @@
 //! Estimates from observations that do not name pages: regions sampled by a tracker, or only an amount.
 //!
 //! # Algorithm
-//! A region that is found used in at least half of the interval's looks is hot, and one found used at all is warm. The
-//! working set is both. An amount is all hot. For regions the interval covers only this window, and its lower end is what is
-//! hot: a region that is rarely found used may be one used page among many unused ones.
+//! A region that is found used in at least half of the interval's readings is hot, and one found used at all is warm. The working
+//! set is both. An amount is all hot. For regions the interval covers only this window, and its lower end is what is hot: a
+//! region that is rarely found used may be one used page among many unused ones.
 //!
 //! For an amount, least and most are those of the last eight windows, with two corrections. A larger page (2 MiB) counts as a
 //! whole but may hold only one used page, so the least counts one page for it. The most includes the tracker's blind spot.

@@ -252,7 +252,7 @@ fn who_is_missing_from_a_sample_returns_all_the_same() {
         assert_eq!(host.affinity(HOMED), "0-3", "after {periods}");
         assert!(host.state.away(vm_id(HOMED)) > Ns::ZERO && host.state.leftovers.is_empty());
     }
-    // What is known of the VM with the permit is kept as well.
+    // A VM with a permit that is missing from a sample is remembered as well.
     let mut host = Host::new(2);
     host.steps(8);
     let missing = host.scene.vms.remove(0);

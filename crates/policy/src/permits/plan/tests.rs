@@ -509,7 +509,7 @@ fn usage_and_behaviour_are_remembered() {
     let usage = host.state.take_usage()[&vm_id(1)];
     assert_eq!(usage.time_ns, Ns::from_secs(10));
     assert_eq!(usage.booked_units, 333_333_333);
-    // At the first look there is no earlier reading.
+    // At the first reading there is no earlier reading.
     assert_eq!(usage.used_units, host.misses() - 100_000_000);
     assert_eq!(host.state.take_usage(), BTreeMap::new());
     // A permit is suggested from how the VM behaves without a quota.
