@@ -66,8 +66,8 @@ def test_what_a_policy_raises_ends_the_run_and_is_the_cause(case):
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ([{"vm": "x"}], "its answer is not a plan"),
-        ([{"vm": 1, "action": "fly", "why": ""}], "its answer is not a plan"),
+        ([{"vm": "x"}], "the planner's answer is not a plan"),
+        ([{"vm": 1, "action": "fly", "why": ""}], "the planner's answer is not a plan"),
         ([object()], "JSON"),
         (7, "not iterable"),
     ],
