@@ -238,10 +238,7 @@ impl Array {
         own.map_or(&Cell::Absent, |own| self.at(&own))
     }
 
-    /// Combines two arrays, label by label.
-    ///
-    /// # Errors
-    /// Those of the function.
+    /// The errors that the function returns.
     pub(crate) fn zip(&self, other: &Array, of: impl Fn(&Cell, &Cell) -> Result<Cell>) -> Result<Array> {
         let mut axes = self.axes.clone();
         for axis in &other.axes {
@@ -263,7 +260,7 @@ impl Array {
     pub(crate) fn keep(&self, name: &str, labels: &[String]) -> Result<Array> {
         let (at, axis) = self
             .axis(name)
-            .with_context(|| format!("it has no axis `{name}`"))?;
+            .with_context(|| format!("the value has no axis `{name}`"))?;
         if let Some(unknown) = labels.iter().find(|label| axis.position(label).is_none()) {
             let known = Candidates::of(unknown, axis.labels.iter().cloned());
             bail!("`{name}` has no label `{unknown}`{known}");
@@ -288,7 +285,7 @@ impl Array {
     pub(crate) fn picked(&self, name: &str, which: &Array) -> Result<Array> {
         let (at, axis) = self
             .axis(name)
-            .with_context(|| format!("it has no axis `{name}`"))?;
+            .with_context(|| format!("the value has no axis `{name}`"))?;
         let rest: Vec<Axis> = self
             .axes
             .iter()
@@ -325,7 +322,7 @@ impl Array {
         if let Some(unknown) = names.iter().find(|name| first.axis(name).is_none()) {
             let own = first.axes.iter().map(|axis| axis.name.clone());
             let known = Candidates::of(unknown, own);
-            bail!("it has no axis `{unknown}`{known}");
+            bail!("the value has no axis `{unknown}`{known}");
         }
         let (gone, left): (Vec<Axis>, Vec<Axis>) = first
             .axes

@@ -155,7 +155,7 @@ impl<'a> Scope<'a> {
         self.depth.set(self.depth.get() + 1);
         let found = match self.depth.get() {
             0..50 => self.found(grid, name),
-            _ => Err(anyhow!("value `{name}` is defined by itself")),
+            _ => Err(anyhow!("value `{name}` refers to itself")),
         };
         self.depth.set(self.depth.get() - 1);
         let found = found?;

@@ -414,7 +414,7 @@ impl<'a> Words<'a> {
         depth.set(depth.get() + 1);
         all.set(all.get() + 1);
         let found = if depth.get() > WITHIN_MAX {
-            Err(anyhow!("word `{name}` is defined by itself"))
+            Err(anyhow!("word `{name}` refers to itself"))
         } else if all.get() > FILLED_MAX {
             Err(anyhow!(
                 "one run would have more than {FILLED_MAX} words filled in"

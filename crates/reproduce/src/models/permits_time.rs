@@ -58,7 +58,7 @@ fn period_ns(vms: usize) -> f64 {
         }
         least = least.min(1e9 * (cpu_s() - begin) / periods as f64);
     }
-    // The counts must have been charged.
+    // Checks that the counts were charged to the accounts.
     assert!(ledger.accounts().any(|(_, account)| account.used_units() > 0));
     least
 }
