@@ -34,7 +34,7 @@ pub struct Board {
     pub sweep: Vec<(Cell, Vec<Work>)>,
     /// The cells with a single VM.
     pub lone: Vec<(Cell, Vec<Work>)>,
-    /// Results of all cases on twins with wrong parameters.
+    /// Results of all cases on simulated hosts with wrong parameters.
     pub disturbed: Vec<Disturbed>,
     /// Results of held-out runs.
     pub held_out: HeldOut,

@@ -61,23 +61,23 @@ pub struct NoProgram(String);
 /// Why a program gave no plan; each message continues a sentence that begins with the program's name.
 #[derive(Debug, thiserror::Error)]
 enum NoAnswer {
-    #[error("it answered a view with more than one line")]
+    #[error("the program answered a view with more than one line")]
     MoreThanALine,
-    #[error("it did not answer within {0}")]
+    #[error("the program did not answer within {0}")]
     TooLate(Ns),
-    #[error("it has no pipes")]
+    #[error("the program has no pipes")]
     NoPipes,
-    #[error("it cannot be waited for: {0}")]
+    #[error("the program cannot be waited for: {0}")]
     Wait(rustix::io::Errno),
-    #[error("it cannot be written to: {0}")]
+    #[error("the program cannot be written to: {0}")]
     Write(std::io::Error),
-    #[error("it cannot be read from: {0}")]
+    #[error("the program cannot be read from: {0}")]
     Read(std::io::Error),
-    #[error("it ended before it answered ({0})")]
+    #[error("the program ended before it answered ({0})")]
     Ended(std::process::ExitStatus),
-    #[error("it closed its input or output before it answered")]
+    #[error("the program closed its input or output before it answered")]
     Closed,
-    #[error("its view cannot be written: {0}")]
+    #[error("the view for the program cannot be written: {0}")]
     View(serde_json::Error),
     #[error(transparent)]
     NoPlan(#[from] NoPlan),
