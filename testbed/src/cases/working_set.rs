@@ -84,8 +84,8 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Runs a tracker of this host on a guest for some windows. Returns, for the last window, the bytes found used in at least
-/// half of the looks, and in any look (twice).
+/// Runs a tracker of this host on a guest for some windows. Returns, for the last window, the bytes found used in at least half
+/// of the readings, and in any reading (twice).
 fn watch(
     inside: &Inside,
     guest: &Guest,

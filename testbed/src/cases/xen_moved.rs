@@ -317,7 +317,7 @@ pub(super) fn moved(inside: &mut Inside) -> anyhow::Result<()> {
         expect_one(inside, domu, id)?;
     }
     expect_refused(inside, &mut agent, &crowded, "no-memory")?;
-    expect_refused(inside, &mut agent, &theirs, "it was not created by xl")?;
+    expect_refused(inside, &mut agent, &theirs, "the domain was not created by xl")?;
     watched.end(inside)?;
     expect_as_before(&pvh, TO)?;
     for domu in [theirs, crowded, filler, pvh] {
