@@ -103,7 +103,9 @@ fn encode(topology: &Topology, bytes: &mut Bytes) {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// No complete version was read in [`READ_TRIES`] tries.
-    #[error("the topology page is being written all the time, or its writer died while writing")]
+    #[error(
+        "the topology page changed during every try to read it, or the agent died while writing it: try again"
+    )]
     Torn,
     /// The page does not begin with [`MAGIC`].
     #[error("not a topology page: it begins with {0:#018x}, not {MAGIC:#018x}")]
