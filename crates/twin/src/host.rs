@@ -78,7 +78,7 @@ impl Twin {
             .map(|(at, _)| at)
     }
 
-    /// Returns how a VM's pages were used since the last look.
+    /// Returns how a VM's pages were used since the last reading.
     fn page_uses(&mut self, vm: &Vm, at: VmIx) -> Option<Vec<PageUse>> {
         let sampling = vm.host.sampling.as_ref()?;
         let looked = &mut self.looked[at];

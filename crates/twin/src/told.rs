@@ -1,7 +1,7 @@
 //! What an agent sees of a disturbed twin ([`crate::scenario::Disturbance`]): counters with noise, or none.
 //!
-//! Each increment of a counter since the last look is multiplied by `1 + d * z` before it is reported. `d` is the stated noise;
-//! `z` is normal and within three standard deviations. Misses never exceed references.
+//! Each increment of a counter since the last reading is multiplied by `1 + d * z` before it is reported. `d` is the stated
+//! noise; `z` is normal and within three standard deviations. Misses never exceed references.
 
 use std::collections::BTreeMap;
 

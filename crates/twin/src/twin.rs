@@ -26,7 +26,7 @@ pub struct Twin {
     pub(crate) settings: IxVec<VmIx, VmSettings>,
     /// Counts up to the mark, which reports subtract.
     pub(crate) mark: Counts,
-    /// What each VM's sampling had counted at the last look, and the random stream of looks. The stream is separate from the
+    /// What each VM's sampling had counted at the last reading, and the random stream of looks. The stream is separate from the
     /// engine's, so that looking changes nothing.
     pub(crate) looked: IxVec<VmIx, Looked>,
     pub(crate) look_chance: Chance,
@@ -47,7 +47,7 @@ pub(crate) struct Before {
     pub(crate) home: Option<Vec<usize>>,
 }
 
-/// The counts of a VM's sampling at the last look.
+/// The counts of a VM's sampling at the last reading.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Looked {
     /// Number of the sampling that the counts belong to.

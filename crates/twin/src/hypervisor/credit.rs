@@ -89,7 +89,7 @@ struct Vcpu {
     /// Whether the vCPU takes part in accounting.
     active: bool,
     parked: bool,
-    /// Whether the vCPU's VM is OVER its permit.
+    /// Whether the vCPU's VM exceeds its permit.
     over: bool,
     /// Soft affinity; `None` if the vCPU has no preference.
     preferred: Option<CpuIxSet>,

@@ -213,8 +213,8 @@ impl Scheduler {
         }
     }
 
-    /// Sets a VM's standing according to its permit: the vCPUs of a VM that is OVER do not run. The fair scheduler has no such
-    /// state and uses a quota of zero.
+    /// Sets a VM's standing according to its permit: the vCPUs of a VM that exceeds its permit do not run. The fair scheduler has
+    /// no such state and uses a quota of zero.
     pub(crate) fn set_standing(
         &mut self,
         vcpus: impl ExactSizeIterator<Item = TaskIx>,

@@ -19,10 +19,10 @@ pub enum TwinError {
     #[error(transparent)]
     Workload(#[from] workload::WorkloadError),
     #[error(
-        "machine {machine} has no timing figures, and the twin needs them; run it on a preset, or add [hardware] to its file"
+        "machine {machine} has no timing figures, which a simulation needs; run it on a preset, or add [hardware] to its file"
     )]
     NoHardware { machine: String },
-    #[error("machine {machine}: {what} is missing, and the twin needs it; add it to the machine's file")]
+    #[error("machine {machine}: {what} is missing, which a simulation needs; add it to the machine's file")]
     MissingFigure { machine: String, what: String },
     #[error("scenario {scenario}: `{key}`: {message}")]
     Key {
@@ -97,7 +97,7 @@ pub enum TwinError {
         footprint: Bytes,
     },
     #[error(
-        "the VMs need {footprint} in total, but machine {machine} has {host}, and the twin has no swap; run fewer VMs"
+        "the VMs need {footprint} in total, but machine {machine} has {host}, and a simulated host has no swap; run fewer VMs"
     )]
     FootprintBeyondHost {
         footprint: Bytes,

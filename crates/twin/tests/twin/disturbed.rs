@@ -1,4 +1,4 @@
-//! Twins that differ from what an agent sees of them.
+//! Simulated hosts that differ from what an agent sees of them.
 
 use homenode_host::{Host, Sample};
 use homenode_machine::Replacement;
