@@ -79,7 +79,7 @@ pub trait LeverState<K: HostKind> {
         false
     }
 
-    /// Updates the state to what other programs changed since the last look.
+    /// Updates the state to what other programs changed since the last reading.
     fn reconcile(&mut self, _context: &mut K::Context, _vm: &mut K::Vm, _is_first: bool) {}
 
     /// Adds what is in force to a sample.
@@ -274,7 +274,7 @@ impl<K: HostKind> Levers<K> {
         })
     }
 
-    /// Updates each lever to what other programs changed since the last look.
+    /// Updates each lever to what other programs changed since the last reading.
     pub fn reconcile(context: &mut K::Context, vm: &mut K::Vm, is_first: bool) {
         Self::for_each(context, vm, |leased, context, vm| {
             leased.state.reconcile(context, vm, is_first);
