@@ -215,7 +215,7 @@ impl Stored {
             }
         }
         if found.is_empty() {
-            // Another program may have renamed the file between the two looks.
+            // Another program may have renamed the file between the two readings.
             found.extend(Read::of(&own)?);
         }
         let mut found = found.into_iter();
