@@ -8,7 +8,7 @@ use homenode_units::{CpuId, Ns};
 /// Sums of busy time; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Busy {
-    /// Time of the last look, and each CPU's idle time then, by number.
+    /// Time of the last reading, and each CPU's idle time then, by number.
     last: Option<(Ns, Vec<Ns>)>,
     busy: BTreeMap<CpuId, Ns>,
 }
@@ -30,12 +30,12 @@ impl Busy {
         self.last = Some((at, idle));
     }
 
-    /// Returns the busy time of all CPUs together since the first look.
+    /// Returns the busy time of all CPUs together since the first reading.
     pub(crate) fn of_all(&self) -> Ns {
         self.busy.values().copied().sum()
     }
 
-    /// Returns a CPU's busy time since the first look.
+    /// Returns a CPU's busy time since the first reading.
     pub(crate) fn of(&self, cpu: CpuId) -> Ns {
         self.busy.get(&cpu).copied().unwrap_or_default()
     }

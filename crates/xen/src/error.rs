@@ -85,9 +85,9 @@ pub enum ResumeError {
 /// Why xenstore was not read or written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    #[error("it does not answer")]
+    #[error("xenstored does not answer")]
     Silent,
-    #[error("the thread that asks it has ended")]
+    #[error("the thread that asks xenstored has ended")]
     NotAsked,
     #[error(transparent)]
     Call(#[from] CallError),
@@ -95,7 +95,7 @@ pub enum StoreError {
 
 /// Why the target of a balloon is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("xenstored does not report its memory target: {0}")]
+#[error("xenstored does not report the domain's memory target: {0}")]
 pub struct NoTarget(pub StoreError);
 
 /// Why something on a domain could not be set or restored.
@@ -115,9 +115,9 @@ pub enum LeverError {
     Xl(#[from] XlError),
     #[error("the domain is still being created, and may yet get the cap that its earlier run had")]
     BeingBuilt,
-    #[error("it has ended")]
+    #[error("the domain has ended")]
     Ended,
-    #[error("it has no balloon")]
+    #[error("the domain has no balloon")]
     NoBalloon,
     #[error("vCPU {index} may run on CPUs {seen}, not on {wanted}")]
     Vcpu {
@@ -125,11 +125,11 @@ pub enum LeverError {
         seen: CpuSet,
         wanted: CpuSet,
     },
-    #[error("its memory comes from nodes {seen}, not from {wanted}")]
+    #[error("the domain's memory comes from nodes {seen}, not from {wanted}")]
     Nodes { seen: NodeSet, wanted: NodeSet },
-    #[error("its cap is {seen} percent, not {wanted}")]
+    #[error("the domain's cap is {seen} percent, not {wanted}")]
     Cap { seen: u16, wanted: u16 },
-    #[error("its memory target is {seen} KiB, not {wanted} KiB")]
+    #[error("the domain's memory target is {seen} KiB, not {wanted} KiB")]
     Memory { seen: u64, wanted: u64 },
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Several(Vec<LeverError>),

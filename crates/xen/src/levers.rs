@@ -232,7 +232,7 @@ impl XenHost {
             .map_or(u32::MAX, |domain| domain.run.runtime_id)
     }
 
-    /// Reads where the domain's vCPUs may run, just before a change: the agent may have pinned them since the last look.
+    /// Reads where the domain's vCPUs may run, just before a change: the agent may have pinned them since the last reading.
     fn look_at_pins(&mut self, vm: VmId) -> Result<(), LeverError> {
         let Some(domain) = self.domains.get_mut(&vm) else {
             return Ok(());

@@ -16,8 +16,8 @@
 //!
 //! # What the figures are
 //! They are as in [`homenode_kernel::attribution`], except that no misses are sampled: local memory is assumed to serve all of
-//! them. Under point 2, Xen's own work on a CPU counts for the domain too, and a vCPU that changed its CPU since the last look is
-//! assumed to have been on the new CPU all the time.
+//! them. Under point 2, Xen's own work on a CPU counts for the domain too, and a vCPU that changed its CPU since the last reading
+//! is assumed to have been on the new CPU all the time.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,7 +66,7 @@ pub(crate) struct Model {
     domains: BTreeMap<VmId, Known>,
     /// dom0's frames, tagged as soon as there is a domain whose frames Xen does not report.
     dom0: Option<Frames>,
-    /// Untagged counts of each CPU at the last look.
+    /// Untagged counts of each CPU at the last reading.
     untagged: BTreeMap<CpuId, Counts>,
 }
 
@@ -83,7 +83,7 @@ struct Known {
 #[derive(Debug)]
 enum By {
     Frames(Frames),
-    /// From running time: the domain's counts so far, and how long its vCPUs had run at the last look.
+    /// From running time: the domain's counts so far, and how long its vCPUs had run at the last reading.
     Running(Counts, BTreeMap<u16, Ns>),
 }
 
@@ -202,7 +202,7 @@ impl Model {
             let since = before.and_then(|before| dealing::grown(before, now));
             grown.insert(cpu, since.unwrap_or_default());
         }
-        // For each CPU: the domains that have run on it since the last look, and for how long.
+        // For each CPU: the domains that have run on it since the last reading, and for how long.
         let mut ran: BTreeMap<CpuId, Vec<(VmId, Ns)>> = BTreeMap::new();
         for (vm, known) in &mut self.domains {
             let (By::Running(_, before), Some(domain)) = (&mut known.by, domains.get(vm)) else {

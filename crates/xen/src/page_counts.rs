@@ -41,7 +41,7 @@ impl PageCounts {
         self.pages.clear();
     }
 
-    /// Makes the next look count, because a domain's memory has moved.
+    /// Makes the next reading count, because a domain's memory has moved.
     pub fn ask_again(&mut self) {
         self.at = None;
     }

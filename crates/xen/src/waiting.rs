@@ -49,7 +49,7 @@ impl Waiting {
     }
 }
 
-/// For each domain's number and vCPU: how long it had been kept off at the last look, and for how much of that by a cap.
+/// For each domain's number and vCPU: how long it had been kept off at the last reading, and for how much of that by a cap.
 #[derive(Debug, Default)]
 struct Sums(BTreeMap<(u16, u16), (Ns, Ns)>);
 

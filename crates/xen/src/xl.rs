@@ -41,7 +41,7 @@ enum XlFailure {
     #[error("{0}")]
     System(String),
     /// The command exceeded its time limit, and was killed.
-    #[error("it did not end within {} s", .0.as_secs())]
+    #[error("the command did not end within {} s", .0.as_secs())]
     TooLong(Duration),
     /// The command failed with this output.
     #[error("{0}")]

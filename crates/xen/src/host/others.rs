@@ -103,7 +103,7 @@ impl XenHost {
         // hypervisor.
         let follows = nodes == all && all == preferred && self.hypervisor.can_follow_cpus(domid);
         Ok(Before {
-            // Include offline vCPUs, which may come online between two looks.
+            // Include offline vCPUs, which may come online between two readings.
             vcpus: (0..domain.listed.vcpu_count)
                 .filter_map(|index| Some((index, self.hypervisor.affinity(domid, index).ok()?)))
                 .collect(),

@@ -141,7 +141,7 @@ fn a_cap_that_the_next_run_has_is_lifted_and_its_operators_is_in_force() {
     bench.runs_again(2, capped("web", 30));
     let sample = host.sample().unwrap();
     assert_eq!(bench.cap(2), 80);
-    // From the first look on, the agent treats the restored cap as the operator's.
+    // From the first reading on, the agent treats the restored cap as the operator's.
     let quota = sample.vms[0].settings.quota.unwrap();
     assert!((quota.share() - 0.4).abs() < 0.01, "{quota:?}");
     // A cap that the agent did not set stays.

@@ -10,13 +10,13 @@ use crate::xl::XlError;
 /// Why a configuration cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigurationError {
-    #[error("it has {bytes} bytes, more than {}", BYTES_MAX)]
+    #[error("the configuration has {bytes} bytes, more than {}", BYTES_MAX)]
     TooLong { bytes: usize },
     #[error("{0}")]
     NoJson(String),
-    #[error("it has a number that is not a 64-bit integer")]
+    #[error("the configuration has a number that is not a 64-bit integer")]
     Inexact,
-    #[error("it has no `{0}`")]
+    #[error("the configuration has no `{0}`")]
     Lacks(&'static str),
 }
 
@@ -25,46 +25,46 @@ pub enum ConfigurationError {
 pub enum Unmovable {
     #[error("an HVM domain's device model would have to move with it")]
     Hvm,
-    #[error("its configuration does not say what kind of domain it is")]
+    #[error("the domain's configuration does not say of what kind the domain is")]
     UnknownKind,
-    #[error("its configuration says `nomigrate`")]
+    #[error("the domain's configuration says `nomigrate`")]
     NoMigrate,
-    #[error("it is a driver domain: other domains use its devices")]
+    #[error("this is a driver domain: other domains use its devices")]
     DriverDomain,
-    #[error("it has virtual nodes")]
+    #[error("the domain has virtual nodes")]
     VirtualNodes,
-    #[error("it has hardware passed through (`{0}`)")]
+    #[error("hardware is passed through to the domain (`{0}`)")]
     Hardware(&'static str),
-    #[error("its configuration puts it into a CPU pool other than pool 0")]
+    #[error("the configuration puts the domain into a CPU pool other than pool 0")]
     ConfiguredPool,
     #[error(
-        "its configuration has `{0}`, whose backend would have to serve two copies of the domain at once (not tested)"
+        "the domain's configuration has `{0}`, whose backend would have to serve two copies of the domain at once (not tested)"
     )]
     Parts(String),
-    #[error("`{0}` in its configuration is not a list")]
+    #[error("`{0}` in the domain's configuration is not a list")]
     NoList(&'static str),
-    #[error("its configuration has `{key}` = {value} for one of its `{devices}`: {which}")]
+    #[error("the domain's configuration has `{key}` = {value} for one of its `{devices}`: {which}")]
     Configured {
         devices: &'static str,
         key: String,
         value: String,
         which: &'static str,
     },
-    #[error("xenstored does not report its devices: {0}")]
+    #[error("xenstored does not report the domain's devices: {0}")]
     DevicesUnknown(StoreError),
     #[error("xenstore has no {0}")]
     NoPath(String),
     #[error(
-        "it has a device `{0}`, whose backend would have to serve two copies of the domain at once (not tested)"
+        "the domain has a device `{0}`, whose backend would have to serve two copies of the domain at once (not tested)"
     )]
     Device(String),
-    #[error("its device `{name}` {number} is not served by dom0's kernel: {which}")]
+    #[error("the domain's device `{name}` {number} is not served by dom0's kernel: {which}")]
     ServedByAnother {
         name: String,
         number: String,
         which: &'static str,
     },
-    #[error("its device `{name}` {number} is served with `{key}` = `{value}`: {which}")]
+    #[error("the domain's device `{name}` {number} is served with `{key}` = `{value}`: {which}")]
     ServedWith {
         name: String,
         number: String,
@@ -72,7 +72,9 @@ pub enum Unmovable {
         value: String,
         which: &'static str,
     },
-    #[error("its device `{name}` {number} has `{key}` = `{value}`, but after a move it would have `{new}`")]
+    #[error(
+        "the domain's device `{name}` {number} has `{key}` = `{value}`, but after a move it would have `{new}`"
+    )]
     Changed {
         name: String,
         number: String,
@@ -83,18 +85,18 @@ pub enum Unmovable {
     #[error("{0}")]
     NotAllowed(&'static str),
     #[error(
-        "it was not created by xl, and its toolstack, which keeps data about it (`{0}`), would lose track of it"
+        "the domain was not created by xl, and its toolstack, which keeps data about it (`{0}`), would lose track of it"
     )]
     Notes(String),
-    #[error("it runs in a CPU pool other than pool 0, and a move would put it into pool 0")]
+    #[error("the domain runs in a CPU pool other than pool 0, and a move would put it into pool 0")]
     Pool,
-    #[error("its name begins with `-`, so xl would take it for an option")]
+    #[error("the domain's name begins with `-`, so xl would take it for an option")]
     Name,
-    #[error("xenstored does not report which domains depend on it: {0}")]
+    #[error("xenstored does not report which domains depend on this one: {0}")]
     UsersUnknown(StoreError),
-    #[error("other domains use its devices")]
+    #[error("other domains use this domain's devices")]
     Serves,
-    #[error("its guest does not report that it can be suspended")]
+    #[error("the guest does not report that it can be suspended")]
     NotSuspendable,
     #[error(
         "this Xen has no shadow paging, so a PV domain must be paused while it is copied: allow that with \
@@ -116,7 +118,7 @@ pub enum FileError {
     At { path: String, cause: String },
     #[error("{path}: {cause}")]
     Configuration { path: String, cause: ConfigurationError },
-    #[error("libxl keeps no data about it")]
+    #[error("libxl keeps no data about the domain")]
     NotKept,
     #[error("{0}")]
     System(String),
@@ -140,19 +142,19 @@ pub enum StreamError {
     #[error("this is not a stream from xl")]
     NotXl,
     /// The stream's byte order is not this machine's.
-    #[error("its byte order is not this machine's")]
+    #[error("the stream's byte order is not this machine's")]
     Order,
     /// The flags are unknown.
-    #[error("its flags {0:#x} are not those of Xen 4.17")]
+    #[error("the stream's flags {0:#x} are not those of Xen 4.17")]
     Flags(u32),
     /// The configuration's length is invalid.
-    #[error("it gives its configuration an impossible length, {0} bytes")]
+    #[error("the stream gives the configuration an impossible length, {0} bytes")]
     ConfigurationBytes(usize),
     /// Something besides the configuration follows the header.
-    #[error("its header has something else besides the configuration")]
+    #[error("the stream's header has something else besides the configuration")]
     SomethingElse,
     /// The configuration cannot be read.
-    #[error("its configuration cannot be read: {0}")]
+    #[error("the configuration in the stream cannot be read: {0}")]
     Configuration(ConfigurationError),
     /// A part's header is unknown.
     #[error("{0} does not begin as in Xen 4.17")]
@@ -244,10 +246,10 @@ pub enum MoveError {
     #[error("the new domain has ended")]
     NewEnded,
     /// Both domains have ended.
-    #[error("it has ended")]
+    #[error("the domain has ended")]
     Ended,
     /// The old domain is suspended.
-    #[error("it is suspended and could not be resumed: {0}")]
+    #[error("the domain is suspended and could not be resumed: {0}")]
     Suspended(ResumeError),
     /// It is unknown which of the two domains is the old one.
     #[error(

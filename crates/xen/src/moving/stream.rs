@@ -22,7 +22,7 @@ const ORDER: u32 = 0x0102_0304;
 /// Flags: the configuration is JSON, and libxl's records are of version 2.
 const MUST: u32 = 3;
 const LIBXL: &[u8; 16] = b"LibxlFmt\0\0\0\x02\0\0\0\0";
-/// libxc's header up to its version. Flags for the byte order follow.
+/// The start of libxc's header, up to its version. After it, the header has flags for the byte order.
 const LIBXC: &[u8; 16] = b"\xff\xff\xff\xff\xff\xff\xff\xffXENF\0\0\0\x03";
 /// Number of bytes in libxc's header and its description of the domain.
 const LIBXC_BYTES: usize = 24 + 16;
