@@ -1,7 +1,7 @@
 //! How long `homenode why` takes, and how often its answer is right, over a recorded day.
 //!
-//! The benchmark records a day of the twin at one-second periods, with 32 VMs. Twenty times, another VM slows the VM `web` down
-//! for five minutes: alternately one that fills its cache, and one that competes for its CPUs. Then `why` is run for each
+//! The benchmark records a day of the simulator at one-second periods, with 32 VMs. Twenty times, another VM slows the VM `web`
+//! down for five minutes: alternately one that fills its cache, and one that competes for its CPUs. Then `why` is run for each
 //! slowdown. The goal is 200 ms per answer.
 //!
 //! The day takes a few minutes to simulate. If `HOMENODE_DAY=FILE` is set, its history is kept there, and reused in later runs.

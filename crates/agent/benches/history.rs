@@ -1,7 +1,7 @@
 //! What recording costs: CPU time and disk space.
 //!
-//! Compares an hour that is recorded with the same hour unrecorded, for 32 VMs on four nodes of the twin, with a period of one
-//! second. All threads are included. Measured on two busy CPUs of an EPYC server; the goal was .10 percent of a CPU:
+//! Compares an hour that is recorded with the same hour unrecorded, for 32 VMs on four nodes of the simulator, with a period of
+//! one second. All threads are included. Measured on two busy CPUs of an EPYC server; the goal was .10 percent of a CPU:
 //!
 //! | | |
 //! |---|---|

@@ -9,7 +9,7 @@
 //! | none | .22 ms | 8.4 ms | 102.6 ms | 131 ms |
 //! | 1000 | .49 ms | 31 ms | 103.6 ms | 141 ms |
 //!
-//! The period is set to 100 ms; three other programs used the CPUs. The mean includes the time that the twin's cycle takes.
+//! The period is set to 100 ms; three other programs used the CPUs. The mean includes the time that the simulator's cycle takes.
 
 #![allow(clippy::print_stdout)] // figures
 

@@ -1,4 +1,4 @@
-//! Runs the agent on a real host: the same loop as on the twin, made crash-safe.
+//! Runs the agent on a real host: the same loop as on the simulated host, made crash-safe.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

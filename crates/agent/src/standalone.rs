@@ -54,7 +54,10 @@ pub fn reserve(state: &Path, asked: Asked) -> (NodeSet, Option<anyhow::Error>) {
             let why = reserved.unplaceable.filter(|_| asked.huge_page_bytes.is_some());
             (reserved.nodes, why.map(anyhow::Error::from))
         }
-        Err(error) => (machine.home_nodes(), Some(error.context("advising all nodes"))),
+        Err(error) => (
+            machine.home_nodes(),
+            Some(error.context("cannot choose nodes for the VM, so all nodes are advised")),
+        ),
     }
 }
 

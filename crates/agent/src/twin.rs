@@ -1,4 +1,4 @@
-//! Runs the agent on the twin.
+//! Runs the agent on the simulated host.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -28,7 +28,7 @@ use crate::trace::Tracer;
 use crate::usage_file::{Clock, UsageFile};
 use crate::wall_clock::WallClock;
 
-/// Returns the nodes where a VM would be placed on an idle machine of the twin, as its first VM.
+/// Returns the nodes where a VM would be placed on an idle machine of the simulator, as its first VM.
 ///
 /// # Errors
 /// If the machine cannot be simulated.
@@ -85,8 +85,8 @@ impl Served {
     }
 }
 
-/// Runs the agent on the twin until it is stopped, its time is up, or every program has ended. The servers answer until the
-/// result is dropped.
+/// Runs the agent on the simulated host until it is stopped, its time is up, or every program has ended. The servers answer until
+/// the result is dropped.
 ///
 /// # Errors
 /// If the machine cannot run the scenario, or the state directory cannot hold the agent's socket.

@@ -7,7 +7,7 @@ use homenode_units::Ns;
 
 use crate::usage_file::Clock;
 
-/// The wall clock of a run: this machine's clock, or on the twin, the start of the run plus simulated time.
+/// The wall clock of a run: this machine's clock, or on the simulated host, the start of the run plus simulated time.
 #[derive(Clone, Copy, Debug)]
 pub struct WallClock {
     clock: Clock,
