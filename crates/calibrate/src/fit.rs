@@ -2,8 +2,8 @@
 //!
 //! # Model
 //!
-//! - Latency under load is `g(u) = 1 + alpha u + beta u^1.5 / (1 - u)` with `u = min(load / (1.02 capacity), 0.985)`. Curve
-//!   and `u` are the twin's, so that the fit matches the twin's computation.
+//! - Latency under load is `g(u) = 1 + alpha u + beta u^1.5 / (1 - u)` with `u = min(load / (1.02 capacity), 0.985)`. Curve and
+//!   `u` are the simulator's, so that the fit matches the simulator's computation.
 //! - A chase visits `w` bytes in the order in which they were written, the oldest line first. In a cache of `c` bytes with
 //!   random replacement, the last `w - c` bytes that were written have evicted other lines, so a line is still cached with
 //!   probability `exp(-(w - c) / c)`. Hence `L(w) = L_memory - (L_memory - L_cache) * min(1, exp(-(w - c) / c))`. With LRU

@@ -1,4 +1,4 @@
-//! Measures the host it runs on, writes the result as a machine file, and validates the twin against it. Also measures how
+//! Measures the host it runs on, writes the result as a machine file, and validates the simulator against it. Also measures how
 //! much memory a guest kernel takes ([`footprint`]) and how large a pool of pages for I/O must be ([`pool`]), profiles programs
 //! as workloads ([`profile`]), estimates working sets from logs ([`page_log`]), and turns recorded runs into scenarios
 //! ([`recorded`]).

@@ -6,9 +6,9 @@
 //! the memory flipping. Then, we can use the highest number of needed pages".
 //!
 //! # Algorithm
-//! For each program a twin runs the scenario's VM alone with its driver domain, for at most [`Options::limit`]. The pages that a
-//! program needs are the most that were posted in the ring or under way at once, looked at each second, when the twin settles
-//! exchanges. The pool's size is the greatest need.
+//! For each program a simulated host runs the scenario's VM alone with its driver domain, for at most [`Options::limit`]. The
+//! pages that a program needs are the most that were posted in the ring or under way at once, looked at each second, when the
+//! simulator settles exchanges. The pool's size is the greatest need.
 //!
 //! # Properties (tests of the same name)
 //! - `a_pool_of_this_size_never_copies_and_a_smaller_one_does`
@@ -31,12 +31,12 @@ use serde::Serialize;
 /// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Workloads of the scenario or of the twin; empty for those that the VM runs, and all that come with the twin and fit.
-    /// Workloads that exchange no pages, such as those whose device the machine lacks, are left out.
+    /// Workloads of the scenario or of the simulator; empty for those that the VM runs, and all that come with the simulator and
+    /// fit. Workloads that exchange no pages, such as those whose device the machine lacks, are left out.
     pub programs: Vec<String>,
-    /// The longest time for which a program runs, in the twin's time; more than a second.
+    /// The longest time for which a program runs, in the simulator's time; more than a second.
     pub limit: Ns,
-    /// Seed of the twin's randomness.
+    /// Seed of the simulator's randomness.
     pub seed: u64,
 }
 
@@ -63,7 +63,7 @@ pub enum PoolError {
         /// The nearest known names.
         known: Candidates,
     },
-    /// The twin cannot run a program in this VM.
+    /// The simulator cannot run a program in this VM.
     #[error(transparent)]
     Twin(#[from] TwinError),
 }
@@ -173,7 +173,7 @@ fn programs(
             continue;
         };
         let memory = program.footprint(vm.vcpus) + boot_footprint(vm.memory) + Bytes(PAGE_BYTES);
-        // The twin refuses a program that was named and does not fit, and says how much memory it needs.
+        // The simulator refuses a program that was named and does not fit, and says how much memory it needs.
         match memory > vm.memory && options.programs.is_empty() {
             true => left_out.push(name),
             false => fit.push(name),

@@ -230,7 +230,7 @@ fn llcs(c: &Calibration, machine: &mut Machine, comments: &mut Comments) {
         format!("the kernel says {size}")
     });
     if machine.llcs.is_empty() {
-        // The twin needs an LLC, so each node with CPUs gets one, as on most hosts.
+        // The simulator needs an LLC, so each node with CPUs gets one, as on most hosts.
         let size_bytes = Bytes(
             c.llc_effective_bytes
                 .map_or(32 << 20, |spread| spread.median as u64),
@@ -384,7 +384,7 @@ fn memory_curve(c: &Calibration, comments: &mut Comments) -> LoadCurve {
         },
     );
     comments.set("hardware.memory_curve.alpha", words);
-    // The twin's machine limits these values, and a fit through noise can exceed the limits.
+    // The simulator's machine limits these values, and a fit through noise can exceed the limits.
     let bounded = |value: f64| round(value.clamp(0.0, 100.0), 4);
     LoadCurve {
         alpha: bounded(fitted.curve.alpha),

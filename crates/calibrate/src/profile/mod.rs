@@ -1,5 +1,5 @@
-//! Profiles a program: finds the emulator and the plugin, checks the program, and turns the plugin's log into a workload for
-//! the twin.
+//! Profiles a program: finds the emulator and the plugin, checks the program, and turns the plugin's log into a workload for the
+//! simulator.
 
 pub mod emulator;
 mod ended;

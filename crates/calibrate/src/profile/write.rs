@@ -87,7 +87,7 @@ fn prefetch_arguments(prefetcher: Prefetcher) -> String {
     )
 }
 
-/// Fits the twin's family of curves to the measured points from the private cache's capacity up. Points for a smaller LLC
+/// Fits the simulator's family of curves to the measured points from the private cache's capacity up. Points for a smaller LLC
 /// carry no information.
 pub fn fit(log: &Log) -> FittedCurve {
     let points: Vec<(f64, f64)> = log

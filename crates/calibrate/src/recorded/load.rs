@@ -1,4 +1,4 @@
-//! Turns the counts of a VM into a program for the twin, and corrects the program according to the twin's own counts.
+//! Turns the counts of a VM into a program for the simulator, and corrects the program according to the simulator's own counts.
 
 use homenode_machine::Hardware;
 use homenode_twin::workload::MissRatioCurve;
@@ -299,7 +299,7 @@ impl Load {
         }
     }
 
-    /// Corrects the program by a part of the difference between the recorded counts and the twin's. Only a part, because all
+    /// Corrects the program by a part of the difference between the recorded counts and the simulator's. Only a part, because all
     /// VMs are corrected at once and affect each other.
     pub fn correct(&mut self, hardware: &Hardware, vcpus: u16, wanted: &Counted, came: &Counted) {
         self.correct_cache(wanted, came);

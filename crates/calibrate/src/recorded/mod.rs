@@ -1,15 +1,14 @@
-//! Turns a stretch of a recorded run into a scenario for the twin, to simulate what could have happened instead.
+//! Turns a stretch of a recorded run into a scenario for the simulator, to simulate what could have happened instead.
 //!
 //! # Problem
-//! A history has counts for each VM. But the twin needs programs: instructions, their core cycles, LLC accesses, a curve of
+//! A history has counts for each VM. But the simulator needs programs: instructions, their core cycles, LLC accesses, a curve of
 //! miss ratios, rests, and memory with its owners.
 //!
 //! # Approach
-//! Samples are added up ([`Seen`]), and each VM's counts become a program ([`Load`]). Work, LLC accesses, phases and rests
-//! are those counted. The core's own cycles are all cycles less the waits for memory. The curve goes through the one
-//! observed miss ratio. Then the scenario runs on the twin under the recorded policies, and the same code adds up the twin's
-//! samples. Each program is corrected by the difference between the two sums. This is repeated, and the closest round is
-//! kept.
+//! Samples are added up ([`Seen`]), and each VM's counts become a program ([`Load`]). Work, LLC accesses, phases and rests are
+//! those counted. The core's own cycles are all cycles less the waits for memory. The curve goes through the one observed miss
+//! ratio. Then the scenario runs on the simulated host under the recorded policies, and the same code adds up the simulator's
+//! samples. Each program is corrected by the difference between the two sums. This is repeated, and the closest round is kept.
 //!
 //! # What is assumed
 //! Figures missing from samples get a usual value, and are reported in comments of the file and by the command. A program
@@ -108,7 +107,7 @@ pub enum RecordedError {
     /// The stretch has no VM.
     #[error("no VM ran in that time: choose another with --from and --to")]
     NoVms,
-    /// The machine lacks figures that the twin needs.
+    /// The machine lacks figures that the simulator needs.
     #[error(
         "machine {0} was recorded without timing figures, which a simulation needs: run 'homenode calibrate' on that host and name \
          its file with --machine, or name a preset of a similar machine"
@@ -120,7 +119,7 @@ impl Recorded {
     /// Turns recorded counts into a scenario, without corrections.
     ///
     /// # Errors
-    /// Nothing was recorded, or the twin cannot model the machine.
+    /// Nothing was recorded, or the simulator cannot model the machine.
     pub fn of(machine: &Machine, seen: &Seen) -> Result<Recorded, RecordedError> {
         let hardware = machine.hardware.as_ref();
         let hardware = hardware.ok_or_else(|| RecordedError::NoHardware(machine.name.clone()))?;
@@ -186,7 +185,7 @@ impl Recorded {
     }
 
     /// Corrects the programs for a number of rounds, and keeps the closest round. In each round, `simulate` runs the scenario and
-    /// returns the twin's counts of the stretch. Returns each VM's figures in the round that is kept.
+    /// returns the simulator's counts of the stretch. Returns each VM's figures in the round that is kept.
     ///
     /// # Errors
     /// The errors of `simulate`.
@@ -269,13 +268,13 @@ impl Vm {
         assumed.into_iter()
     }
 
-    /// Returns the twin's counts of this VM.
+    /// Returns the simulator's counts of this VM.
     fn came(&self, seen: &Seen) -> Option<Counted> {
         let mut lives = seen.lives.iter().filter(|life| life.last.name == self.name);
         lives.next().map(Life::whole)
     }
 
-    /// Returns the sum of the twin's errors for this VM: relative errors of CPU use and memory traffic, and absolute errors
+    /// Returns the sum of the simulator's errors for this VM: relative errors of CPU use and memory traffic, and absolute errors
     /// of ratios.
     fn off(&self, came: Option<&Figures>) -> f64 {
         let Some(came) = came else { return 4.0 };

@@ -1,11 +1,12 @@
-//! Validates the twin against this machine: compares how much two real processes slow each other with the twin's prediction.
+//! Validates the simulator against this machine: compares how much two real processes slow each other with the simulator's
+//! prediction.
 //!
 //! # Approach
 //!
 //! Two worker processes ([`homenode_load::worker`]) run memory kernels on two CPUs that share the last-level cache. They
-//! alternate between running alone and together, so that slow changes of the host affect both equally. The twin runs the same
-//! pair on the measured machine, with profiles made from solo times ([`profile`]). The compared figure is the slow-down: time
-//! per line together over time per line alone.
+//! alternate between running alone and together, so that slow changes of the host affect both equally. The simulator runs the
+//! same pair on the measured machine, with profiles made from solo times ([`profile`]). The compared figure is the slow-down:
+//! time per line together over time per line alone.
 //!
 //! # Left out
 //!
@@ -40,7 +41,7 @@ const FILL_NS: f64 = 30.0;
 /// Returns the command that starts a worker with a kernel, on a CPU, with memory on a node.
 pub type Spawn<'a> = &'a dyn Fn(Kernel, CpuId, Option<NodeId>) -> Command;
 
-/// Why the twin was not validated.
+/// Why the simulator was not validated.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the messages say it
 pub enum ValidateError {
@@ -63,11 +64,11 @@ pub struct Side {
     pub solo_ns: Spread,
     /// The slow-down of each repetition, in order.
     pub slowdowns: Vec<f64>,
-    /// The twin's prediction of `solo_ns`.
+    /// The simulator's prediction of `solo_ns`.
     pub solo_predicted_ns: f64,
     /// Slow-down: time per line together over time per line alone.
     pub slowdown: Spread,
-    /// The twin's prediction of the slow-down.
+    /// The simulator's prediction of the slow-down.
     pub predicted: f64,
     /// Predicted slow-down over the measured median, less 1.
     pub error: f64,
@@ -82,7 +83,7 @@ pub struct Case {
     pub sides: [Side; 2],
 }
 
-/// The fit of the twin's family of curves to a kernel.
+/// The fit of the simulator's family of curves to a kernel.
 #[derive(Clone, Debug, Serialize)]
 pub struct CurveFit {
     /// The kernel.
@@ -130,10 +131,10 @@ struct Run<'a> {
     repeats: usize,
 }
 
-/// Validates the twin against the host, with this machine, which [`crate::machine_file`] made.
+/// Validates the simulator against the host, with this machine, which [`crate::machine_file`] made.
 ///
 /// # Errors
-/// A host with one CPU; workers that cannot run; a machine that the twin rejects.
+/// A host with one CPU; workers that cannot run; a machine that the simulator rejects.
 pub fn validate(
     machine: &Machine,
     quick: bool,
@@ -147,7 +148,7 @@ pub fn validate(
 /// Like [`validate`], with this many repetitions of each pair.
 ///
 /// # Errors
-/// A host with one CPU; workers that cannot run; a machine that the twin rejects.
+/// A host with one CPU; workers that cannot run; a machine that the simulator rejects.
 pub fn validate_with(
     machine: &Machine,
     quick: bool,
@@ -362,7 +363,7 @@ impl Run<'_> {
         })
     }
 
-    /// Returns the nanoseconds per line that the twin predicts for these profiles, each on its worker's CPU.
+    /// Returns the nanoseconds per line that the simulator predicts for these profiles, each on its worker's CPU.
     fn predict(&self, running: &[(usize, &Workload)]) -> Result<Vec<f64>, ValidateError> {
         let vm = |(side, workload): &(usize, &Workload)| {
             let touched = workload

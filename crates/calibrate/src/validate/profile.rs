@@ -1,8 +1,8 @@
-//! Makes profiles of the memory kernels for the twin, only from their solo behaviour.
+//! Makes profiles of the memory kernels for the simulator, only from their solo behaviour.
 //!
 //! # Terms
 //!
-//! - A *line* is one access of a kernel; to the twin it is `INSTRUCTIONS_PER_LINE` instructions.
+//! - A *line* is one access of a kernel; to the simulator it is `INSTRUCTIONS_PER_LINE` instructions.
 //! - `uniform` over `w` bytes: an access misses L2 with probability `a = 1 - l2 / w`. It misses a cache that holds `c` of
 //!   these bytes with probability `m(c) = 1 - c / w`.
 //! - A mix keeps only as much of its uniform part in the cache as survives its own stream. With random replacement this is
@@ -11,10 +11,10 @@
 //!
 //! # Approach
 //!
-//! The twin's family of curves is fitted to both by least squares, over the capacities that this machine offers, and the
-//! remaining error is reported. Five solo times yield the other parameters: for `uniform` the work per line (data in L1),
-//! hits in flight (data in the LLC) and misses in flight (data far larger than the LLC); for `stream` work and misses in
-//! flight. No measurement of kernels that run together is used.
+//! The simulator's family of curves is fitted to both by least squares, over the capacities that this machine offers, and the
+//! remaining error is reported. Five solo times yield the other parameters: for `uniform` the work per line (data in L1), hits in
+//! flight (data in the LLC) and misses in flight (data far larger than the LLC); for `stream` work and misses in flight. No
+//! measurement of kernels that run together is used.
 
 use homenode_load::Kernel;
 use homenode_machine::{Hardware, LoadCurve};
@@ -109,7 +109,7 @@ impl Facts {
 }
 
 impl Parameters {
-    /// Solves the twin's equation of a core for the parameters, given the solo times.
+    /// Solves the simulator's equation of a core for the parameters, given the solo times.
     pub fn of(solo: &SoloTimes, facts: &Facts) -> Parameters {
         // Noise can make the farther level seem faster. Then its latency was almost fully hidden, so much is in flight.
         let waited = |far: f64, near: f64| (far - near).max(0.02 * near);
@@ -133,7 +133,7 @@ impl Parameters {
     }
 }
 
-/// Fits the twin's family of curves to `wanted`, a function of capacity over `bytes`, in the range from 0 to `reach`.
+/// Fits the simulator's family of curves to `wanted`, a function of capacity over `bytes`, in the range from 0 to `reach`.
 pub fn fit(wanted: impl Fn(f64) -> f64, bytes: f64, reach: f64) -> FittedCurve {
     const POINTS: usize = 64;
     let at = |point: usize| reach * (point + 1) as f64 / POINTS as f64;
