@@ -1,4 +1,4 @@
-//! CPU time that policies take in one control step. Target: 200 microseconds for 32 VMs on the twin.
+//! CPU time that policies take in one control step. Target: 200 microseconds for 32 VMs on the simulated host.
 
 #![allow(missing_docs)] // criterion's macros define undocumented functions
 

@@ -1,4 +1,4 @@
-//! How long a cycle's decisions take, and whether the agent's memory grows, over days of the twin's time:
+//! How long a cycle's decisions take, and whether the agent's memory grows, over days of the simulator's time:
 //!
 //! ```text
 //! cargo run --release -p homenode-control --example soak [32x7d] [1000x1h]
@@ -6,10 +6,10 @@
 //!
 //! Each host is full of different VMs that start, stop and change behaviour all the time, so policies always have something to
 //! remember and to forget. The timed part is what the loop does besides acting: [`Control::begin`] and [`Control::finish`]. The
-//! time is the thread's CPU time, which leaves out other work of this machine. Memory is the process's RAM, the twin included;
-//! the mean of the last tenth of the run is compared with the mean of the first tenth. For advice on permits, the agent remembers
-//! ten minutes (8 KiB for each VM), which the [`WARM_UP`] fills. A counting allocator would report less, since it does not see
-//! fragmentation, for which operators pay as well.
+//! time is the thread's CPU time, which leaves out other work of this machine. Memory is the process's RAM, the simulator
+//! included; the mean of the last tenth of the run is compared with the mean of the first tenth. For advice on permits, the agent
+//! remembers ten minutes (8 KiB for each VM), which the [`WARM_UP`] fills. A counting allocator would report less, since it does
+//! not see fragmentation, for which operators pay as well.
 //!
 //! Results on two CPUs of an EPYC server, shared with others:
 //!
@@ -37,8 +37,8 @@ const GROWTH_MAX: u64 = 1 << 20;
 const PROGRAMS: [&str; 8] = [
     "idle", "povray", "soplex", "ep.B", "milc", "idle", "cg.B", "astar",
 ];
-/// Time between two events of the twin. It is longer if there would be more events than this maximum, since the twin keeps an
-/// account of each.
+/// Time between two events of the simulator. It is longer if there would be more events than this maximum, since the simulator
+/// keeps an account of each.
 const EVENT_EVERY: Ns = Ns::from_secs(20);
 const EVENTS_MAX: u64 = 2000;
 

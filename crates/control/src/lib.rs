@@ -1,4 +1,4 @@
-//! The control loop: sample, derive rates, plan, commit. The same code drives the twin and a real host.
+//! The control loop: sample, derive rates, plan, commit. The same code drives the simulator and a real host.
 //!
 //! ```text
 //!   host.sample() ─▶ Rates::between ─▶ View ─▶ observe ─▶ the stages' plans ─▶ levers::merge ─▶ host.commit() ─▶ Receipt
@@ -22,8 +22,8 @@
 //! | `status`, `event`, `recent`, `hourly_usage` | what the loop shows and reports |
 //! | `quiet` | a log of events in which repeats are counted |
 //!
-//! [`Control`] is a plain struct without threads or clock. [`run()`] steps it over a host, the twin or a real one, and hands each
-//! [`Cycle`] to its caller.
+//! [`Control`] is a plain struct without threads or clock. [`run()`] steps it over a host, the simulator or a real one, and hands
+//! each [`Cycle`] to its caller.
 
 mod answers;
 mod config;

@@ -54,7 +54,7 @@ fn every_lever_of_a_row_is_set_by_its_stage() {
     (eager.arrange.worst_max, eager.arrange.harm_weight) = (10.0, 0.0);
     eager.arrange.moving_loss = 0.0;
     run(&crowded(), eager, Mode::Act, &mut seen);
-    // A dry run also plans what the twin cannot do: limits by resctrl, and notices to guests.
+    // A dry run also plans what the simulator cannot do: limits by resctrl, and notices to guests.
     let mut by_resctrl = config(PolicySet::Homenode);
     by_resctrl.permits.enforcer = permits::Enforcer::CacheWays;
     run(&various(), by_resctrl, Mode::Observe, &mut seen);
@@ -146,7 +146,7 @@ fn run(scenario: &Scenario, config: Config, mode: Mode, seen: &mut Levers) {
     }
 }
 
-/// Makes it look as if a guest can be notified. The twin's guests have no device for that, but a dry run does not use it.
+/// Makes it look as if a guest can be notified. The simulator's guests have no device for that, but a dry run does not use it.
 fn let_be_told(vm: &mut VmSample) {
     vm.no_topology_device = None;
     vm.virtual_nodes = vec![VirtualNode {

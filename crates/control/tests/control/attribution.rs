@@ -1,4 +1,4 @@
-//! Own misses are counted on the twin, by the same code as on a real host: VMs leave a cache for seconds, and return.
+//! Own misses are counted on the simulated host, by the same code as on a real host: VMs leave a cache for seconds, and return.
 
 use homenode_control::{Config, Control, Cycle, Event, Mode};
 use homenode_host::{
@@ -109,7 +109,7 @@ fn a_thrasher_still_pays_for_its_own_misses() {
     assert!(charged.contains("percent of its misses"), "{charged}");
 }
 
-/// A twin that fails some of the acts on vCPUs and homes.
+/// A simulated host that fails some of the acts on vCPUs and homes.
 struct Faulty {
     twin: Twin,
     chance: Chance,

@@ -1,4 +1,4 @@
-//! Nodes that are being drained, and a loop that is paused, on the twin.
+//! Nodes that are being drained, and a loop that is paused, on the simulated host.
 
 use homenode_control::recommendations::State;
 use homenode_control::{Config, Control, Cycle, Event, Mode, NotDrained, PolicySet, Recommendation};

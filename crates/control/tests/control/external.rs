@@ -1,4 +1,4 @@
-//! External planners on the twin: plans carried out and refused, reports to the planner, and the state left behind.
+//! External planners on the simulated host: plans carried out and refused, reports to the planner, and the state left behind.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -113,7 +113,7 @@ fn decided(cycle: &Cycle) -> usize {
     cycle.events.iter().filter(is_decision).count()
 }
 
-/// Returns the twin's state that a plan may change: versions, affinities, quotas, nodes of pages, memory policies.
+/// Returns the simulator's state that a plan may change: versions, affinities, quotas, nodes of pages, memory policies.
 fn state(twin: &mut Twin) -> Value {
     serde_json::to_value(twin.sample().unwrap()).unwrap()
 }
@@ -363,7 +363,7 @@ fn what_operators_said_holds_for_planners_from_outside() {
     assert_eq!(state(&mut twin), before);
 }
 
-/// Runs the twin under a planner that does something else in each cycle.
+/// Runs the simulator under a planner that does something else in each cycle.
 fn run(seed: u64) -> (Vec<Value>, Value) {
     let (mut twin, mut control, seen) = start(move |view| {
         let turn = view["at_ns"].as_u64().unwrap() / 1_000_000_000 + seed;

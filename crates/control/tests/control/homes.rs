@@ -13,7 +13,7 @@ use homenode_units::{Bytes, CpuSet, NodeId, NodeSet, Ns, VmId};
 
 const PERIOD: Ns = Ns::from_secs(1);
 
-/// The twin, some of whose VMs are left out of samples, as a real host leaves out what it cannot read.
+/// The simulator, some of whose VMs are left out of samples, as a real host leaves out what it cannot read.
 struct Gappy {
     twin: Twin,
     left_out: BTreeSet<VmId>,

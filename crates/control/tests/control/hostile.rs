@@ -32,7 +32,7 @@ const BEGINS: Ns = Ns::from_secs(60);
 const ENDS: Ns = Ns::from_secs(300);
 /// Largest loss allowed to a neighbour.
 const LOSS_MAX: f64 = 0.01;
-/// Coarser than the twin's own epoch, since the tests take 240 runs of five minutes.
+/// Coarser than the simulator's own epoch, since the tests take 240 runs of five minutes.
 const EPOCH: Ns = Ns::from_millis(5);
 const TENANT: &str = "tenant";
 

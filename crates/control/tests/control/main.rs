@@ -1,4 +1,4 @@
-//! The loop as a whole, on the twin.
+//! The loop as a whole, on the simulated host.
 
 mod attribution;
 mod defaults;

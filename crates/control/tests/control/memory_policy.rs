@@ -1,4 +1,5 @@
-//! A memory policy that the advisor tries on the twin, and what becomes of it when the agent may not follow the advisor any more.
+//! A memory policy that the advisor tries on the simulated host, and what becomes of it when the agent may not follow the advisor
+//! any more.
 
 use homenode_control::{Config, Control, Cycle, Event, Mode, PolicySet};
 use homenode_host::{Host, Setting};
@@ -31,7 +32,7 @@ fn run(control: &mut Control, twin: &mut Twin, cycles: usize) -> Vec<Event> {
     (0..cycles).flat_map(|_| step(control, twin).events).collect()
 }
 
-/// Returns a twin on which the advisor tries another memory policy on a VM, with the policy before.
+/// Returns a simulated host on which the advisor tries another memory policy on a VM, with the policy before.
 fn with_a_policy_on_trial(control: &mut Control) -> (Twin, VmId, MemoryPolicy) {
     let machine = homenode_machine_files::preset("amd48").unwrap();
     let wide = VmSpec::new("wide", 48, Bytes::from_gib(120), "streamcluster");

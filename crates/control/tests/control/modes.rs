@@ -1,4 +1,4 @@
-//! On the twin: how far decisions go, which decisions wait for the operator, and which need no approval.
+//! On the simulated host: how far decisions go, which decisions wait for the operator, and which need no approval.
 
 use std::collections::BTreeSet;
 

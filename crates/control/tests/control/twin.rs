@@ -1,4 +1,4 @@
-//! The whole loop on the twin, as an operator would see it.
+//! The whole loop on the simulated host, as an operator would see it.
 
 use homenode_control::{Config, Control, Cycle, Event, Hour, Mode, PolicySet};
 use homenode_host::{Act, CpuQuota, Host, Limit, Outcome, Plan, Setting};
@@ -373,7 +373,7 @@ fn who_asks_learns_how_much_memory_a_vm_uses() {
     run(&mut control, &mut twin, 4);
     control.want_working_set(asked, Some(Ns::from_secs(5)), Ns::from_secs(8));
     let cycles = run(&mut control, &mut twin, 12);
-    // The VM runs four copies of a program of 7 MiB each, on a kernel of 80 MiB that the twin does not watch, and has 8 GiB.
+    // The VM runs four copies of a program of 7 MiB each, on a kernel of 80 MiB that the simulator does not watch, and has 8 GiB.
     let estimate = control.working_set().estimate(asked).expect("a window is over");
     assert_eq!(
         (estimate.kernel, estimate.size, estimate.hot),
