@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A host reports its state as a [`Sample`] (cumulative counters and states, nothing derived) and carries out a [`Plan`]. Only
-//! [`Rates::between`], a pure function, derives rates. A policy reads a [`View`]. Both the twin and the live host pass
+//! [`Rates::between`], a pure function, derives rates. A policy reads a [`View`]. Both the simulator and the live host pass
 //! [`conformance`]. *Trackers* report a VM's memory use, in separate observations ([`observation`]).
 
 mod action;
@@ -54,13 +54,13 @@ use homenode_units::{Ns, VmId};
 /// A condition on a VM's stored settings: returns true if they allow a change.
 pub type Holds<'a> = &'a dyn Fn(&VmSettings) -> bool;
 
-/// A host that runs VMs: the twin, or a real one.
+/// A host that runs VMs: a simulated host, or a real one.
 pub trait Host {
     /// Returns the host's hardware, which does not change while the host value lives.
     fn machine(&self) -> &Machine;
 
-    /// Lets `period` pass: a real host sleeps, and the twin simulates that time. Returns the time that passed, which is less if
-    /// the host was woken.
+    /// Lets `period` pass: a real host sleeps, and the simulator simulates that time. Returns the time that passed, which is less
+    /// if the host was woken.
     fn wait(&mut self, period: Ns) -> Ns;
 
     /// Returns the host's present state.

@@ -1,5 +1,5 @@
-//! A tracker's observations of a VM's memory: the input of `policy::working_set`. The live host, the twin and models all report
-//! them in the same form.
+//! A tracker's observations of a VM's memory: the input of `policy::working_set`. The live host, the simulator and models all
+//! report them in the same form.
 //!
 //! A *tracker* is a mechanism that reports which guest memory is used: a log of page walks, accessed bits, DAMON, faults on pages
 //! that were made invalid. Each tracker sees different things, so an [`ObservationRef`] names its tracker, the time that it

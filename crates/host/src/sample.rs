@@ -256,7 +256,7 @@ pub struct Accesses {
     pub on: NodeMap<u64>,
 }
 
-/// How some pages are used from each node, found by memory sampling (IBS, PEBS). A real host reports single pages. The twin
+/// How some pages are used from each node, found by memory sampling (IBS, PEBS). A real host reports single pages. The simulator
 /// combines all pages of one kind that are on one node and have the same samples. Pages without samples are left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageUse {

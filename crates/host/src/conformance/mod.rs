@@ -1,5 +1,5 @@
-//! Properties that every host must have, whatever its kind. The twin runs these checks in its tests; the live host runs them in
-//! the testbed, on a real kernel. Each lever has a file, and one more file holds general properties.
+//! Properties that every host must have, whatever its kind. The simulator runs these checks in its tests; the live host runs them
+//! in the testbed, on a real kernel. Each lever has a file, and one more file holds general properties.
 //!
 //! Every [`Act`] has a check ([`of`]). If a host cannot do an act, the check requires that the host reports this and leaves the
 //! VM unchanged. The verdict is then [`Verdict::Skipped`] with the host's reason, which the suite's caller shows.
