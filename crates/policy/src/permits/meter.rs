@@ -39,7 +39,8 @@ pub struct Meter {
 }
 
 /// Least share of a vCPU's running time for which its counters must have counted. Below this, the kernel's scaled-up value is a
-/// guess. It is not a setting: on a host samples are counted all the time, and only the twin's readings may have a lower share.
+/// guess. It is not a setting: on a host samples are counted all the time, and only the simulator's readings may have a lower
+/// share.
 pub const COUNTED_SHARE_MIN: f64 = 0.5;
 /// If a vCPU ran for less than this, the sample is too short to call its counters wrong. This is a limit of the counters, not
 /// a setting.
