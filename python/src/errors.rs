@@ -41,8 +41,8 @@ pub(crate) fn bad_input(error: impl Display) -> PyErr {
     BadInput::new_err(error.to_string())
 }
 
-/// Converts an error to an exception. Python's own exceptions stay as they are, the twin's refusals become bad input, and every
-/// other error becomes a failure.
+/// Converts an error to an exception. Python's own exceptions stay as they are, the simulator's refusals become bad input, and
+/// every other error becomes a failure.
 pub(crate) fn raised(error: anyhow::Error) -> PyErr {
     match error.downcast::<PyErr>() {
         Ok(own) => own,

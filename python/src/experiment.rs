@@ -1,4 +1,4 @@
-//! Runs experiments from files, and compares published claims with the twin.
+//! Runs experiments from files, and compares published claims with the simulator.
 
 use std::path::Path;
 
@@ -304,7 +304,7 @@ impl Decided {
     }
 }
 
-/// Compares claims with results of the twin. See `homenode.reproduce`.
+/// Compares claims with results of the simulator. See `homenode.reproduce`.
 #[pyfunction]
 #[pyo3(signature = (words, jobs, progress))]
 pub(crate) fn reproduce(

@@ -35,7 +35,7 @@ impl Machine {
         Ok(Machine { inner })
     }
 
-    /// The current machine, as described by `/sys`. It has no speeds, so the twin cannot simulate it.
+    /// The current machine, as described by `/sys`. It has no speeds, so the simulator cannot simulate it.
     #[staticmethod]
     fn here() -> PyResult<Machine> {
         let inner = sysfs::read(Path::new("/")).map_err(|error| Failed::new_err(error.to_string()))?;
