@@ -1,4 +1,4 @@
-//! The only engine that runs scenarios on the twin. `sim`, `search`, `sweep`, `whatif`, experiments and claims use it.
+//! The only engine that runs scenarios on the simulated host. `sim`, `search`, `sweep`, `whatif`, experiments and claims use it.
 
 use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! Runs scenarios on the twin ([`engine`], [`jobs`]), and reproduces published claims with it.
+//! Runs scenarios on the simulated host ([`engine`], [`jobs`]), and reproduces published claims with it.
 //!
 //! ```text
 //!   claims.toml ─▶ claims ─▶ experiment.runs ─▶ work (jobs, cache) ─▶ experiment.decide ─▶ verdict ─▶ scoreboard, table,

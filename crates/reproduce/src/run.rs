@@ -1,4 +1,4 @@
-//! A run of the twin: its inputs and its recorded outcome.
+//! A run of the simulator: its inputs and its recorded outcome.
 
 use anyhow::Result;
 use homenode_control::{Config, Control, Cycle, Mode};
@@ -236,7 +236,7 @@ fn window(twin: &Twin, report: &TwinReport, begin: Option<&Sample>, end: &Sample
         let node = sample.nodes.get(node);
         node.and_then(|node| node.memory_traffic_bytes).unwrap_or(0)
     };
-    // The twin counts at the LLC. A figure that the twin does not report is not counted in a run.
+    // The simulator counts at the LLC. A figure that the simulator does not report is not counted in a run.
     let grown = |before: Option<u64>, now: Option<u64>| now.unwrap_or(0) - before.unwrap_or(0);
     let vcpus = end
         .vms

@@ -324,7 +324,7 @@ fn labels(function: &str, of: &Array, axes: &[String]) -> Result<Array> {
     })?;
     if function == "place" {
         let axis = of.axes.iter().find(|axis| axes.contains(&axis.name)).cloned();
-        let axis = axis.context("place takes an axis")?;
+        let axis = axis.context("the function `place` takes an axis")?;
         let place = |list: &Vec<Cell>, label: &String| {
             let at = list.iter().position(|own| *own == Cell::Text(label.clone()));
             Cell::from(at.map(|at| 1.0 + at as f64))

@@ -68,7 +68,7 @@ struct File {
     orders: BTreeMap<String, String>,
     /// The cost of choosing according to a ranking: names along an axis, as in rankings, and the cost of each name.
     order_cost: Option<(String, String)>,
-    /// Code that provides further values, which no run of the twin yields.
+    /// Code that provides further values, which no run of the simulator yields.
     model: Option<String>,
     /// Whether the model measures time on the machine on which the model runs.
     measured_here: bool,

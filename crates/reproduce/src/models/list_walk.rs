@@ -1,4 +1,4 @@
-//! Simulates, access by access, what an array walk loses by alternating with another on one CPU; independent of the twin.
+//! Simulates, access by access, what an array walk loses by alternating with another on one CPU; independent of `homenode-twin`.
 
 use anyhow::Result;
 use homenode_machine::Replacement;

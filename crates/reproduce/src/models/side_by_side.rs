@@ -67,7 +67,7 @@ struct Streaming {
 }
 
 impl Streaming {
-    /// Creates a program. Its pace is that of its run alone on the twin, less its waits for memory, which the simulator
+    /// Creates a program. Its pace is that of its run alone on the simulated host, less its waits for memory, which the simulator
     /// adds.
     fn new(name: &str, machine: &Machine, value: Values<'_>) -> Result<Streaming> {
         let program = profile(name)?;

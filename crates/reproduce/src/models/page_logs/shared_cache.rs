@@ -1,9 +1,8 @@
 //! Divides the ways of a cache between two programs.
 //!
 //! The cache is that of machine i7_pml. Each program has its own ways and its own core. The ways are divided equally, in
-//! proportion to the working sets (the memory that the profiles touch), or in the best way for both according to their
-//! miss-ratio curves. A program's loss is its time with its ways relative to its time with all ways, at the twin's cost of
-//! an access.
+//! proportion to the working sets (the memory that the profiles touch), or in the best way for both according to their miss-ratio
+//! curves. A program's loss is its time with its ways relative to its time with all ways, at the simulator's cost of an access.
 
 use anyhow::{Context as _, Result};
 use homenode_machine_files::preset;
@@ -19,7 +18,10 @@ pub(crate) fn shared(value: Values<'_>) -> Result<Named> {
     let pairs = value("pair")?;
     let machine = preset("i7_pml")?;
     let hw = hardware(&machine)?;
-    let llc = machine.llcs.first().context("the machine has no cache")?;
+    let llc = machine
+        .llcs
+        .first()
+        .context("the machine file describes no last-level cache")?;
     let ways = llc
         .ways
         .context("the machine file does not state the ways of the cache")?;
