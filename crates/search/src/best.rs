@@ -78,7 +78,7 @@ impl Best {
         }
     }
 
-    /// Returns the number of runs on the twin, without `default`.
+    /// Returns the number of runs on the simulated host, without `default`.
     pub fn evaluations(&self) -> usize {
         self.policies.len() + self.found.evaluations
     }

@@ -40,17 +40,17 @@ pub struct Board {
     pub held_out: HeldOut,
 }
 
-/// Results of all cases, and of the load sweep, on twins that are wrong in one way.
+/// Results of all cases, and of the load sweep, on simulated hosts that are wrong in one way.
 pub struct Disturbed {
     /// Name of the disturbance.
     pub name: &'static str,
     /// Description of the disturbance.
     pub about: String,
-    /// The product's score relative to `default` on the same twins.
+    /// The product's score relative to `default` on the same simulated hosts.
     pub ours: Total,
-    /// The score, on these twins, of the decisions that are best on the undisturbed twin.
+    /// The score, on these simulated hosts, of the decisions that are best on the undisturbed host.
     pub best: Total,
-    /// The load sweep on these twins.
+    /// The load sweep on these simulated hosts.
     pub sweep: Vec<(Cell, Vec<Work>)>,
 }
 

@@ -39,7 +39,7 @@ pub struct OfSeed {
     pub found_by: String,
     /// Total evaluations of all searches so far.
     pub evaluations: usize,
-    /// Commit of the twin with which the result was found; empty if unknown.
+    /// Commit of the simulator with which the result was found; empty if unknown.
     pub commit: String,
     /// Ratio of each VM, in the scenario's order; -1 if the VM has no ratio.
     pub vms: Vec<f64>,

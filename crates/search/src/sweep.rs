@@ -45,7 +45,7 @@ pub struct Cell {
     pub vcpus: u16,
     /// Seconds that the program takes alone; a run lasts at most five times as long.
     pub solo_s: f64,
-    /// The way in which the twin's parameters are wrong.
+    /// The way in which the simulator's parameters are wrong.
     pub disturbance: Disturbance,
 }
 

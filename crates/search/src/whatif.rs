@@ -27,7 +27,7 @@ pub enum WhatIfError {
 /// Runs the agent on a scenario up to a time, and then asks it. `look` receives the progress; if it fails, the run ends.
 ///
 /// # Errors
-/// A time outside the scenario, or a refusal by the twin or the agent.
+/// A time outside the scenario, or a refusal by the simulator or the agent.
 pub fn ask(
     setup: &Setup,
     at: Ns,

@@ -1,4 +1,4 @@
-//! Searches for the best known decisions, made before and during a run, by trying them on the twin.
+//! Searches for the best known decisions, made before and during a run, by trying them on the simulated host.
 //!
 //! # Problem
 //! If a policy beats `default`, that says little unless we know what was possible. There are too many schedules (where each
@@ -7,8 +7,8 @@
 //! # Terms
 //! - *Schedule*: decisions with their times ([`Schedule`]). An empty schedule is `default` with monitoring.
 //! - *Static schedule*: one that decides once about each VM, at the agent's first sample that contains the VM.
-//! - *Evaluation*: a run on the twin under one schedule, from time 0 or rolled out from a point of another run. Both give
-//!   the same result, because the twin is deterministic and can be copied.
+//! - *Evaluation*: a run on the simulated host under one schedule, from time 0 or rolled out from a point of another run. Both
+//!   give the same result, because the simulator is deterministic and can be copied.
 //! - *Value*: mean over VMs of the ratio to `default` with the same seed ([`crate::score`]); lower is better.
 //!
 //! # Algorithm

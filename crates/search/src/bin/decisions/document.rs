@@ -207,8 +207,8 @@ fn lone(machines: &[Machine], seeds: &[u64], jobs: usize) -> anyhow::Result<Vec<
     swept::run(cells.collect(), &[Contender::OURS], seeds, jobs)
 }
 
-/// Runs `default`, the product and the best known decisions in all cases on twins that are wrong in one way. Also runs the
-/// load sweep on these twins with the first seed.
+/// Runs `default`, the product and the best known decisions in all cases on simulated hosts that are wrong in one way. Also runs
+/// the load sweep on these simulated hosts with the first seed.
 fn disturbed(
     name: &'static str,
     setups: &[Setup],
