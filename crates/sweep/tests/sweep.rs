@@ -1,4 +1,4 @@
-//! Tests sweeps on the twin: what affects the bytes of the results, and what is refused before anything runs.
+//! Tests sweeps on the simulated host: what affects the bytes of the results, and what is refused before anything runs.
 
 use std::fs;
 use std::path::Path;
