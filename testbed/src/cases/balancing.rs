@@ -1,5 +1,5 @@
 //! Records what the kernel's automatic balancing (`kernel.numa_balancing`) does with VMs on two nodes of two CPUs. The records
-//! are data for the twin's model, which `crates/twin/src/engine/autonuma/measured.rs` compares with them.
+//! are data for the simulator's model, which `crates/twin/src/engine/autonuma/measured.rs` compares with them.
 //!
 //! To the host's kernel a VM is a process whose threads are its vCPUs. Each VM here has two vCPUs at work on separate memory:
 //! one reads it line by line, the other writes a byte of each page. Balancing is off until a VM is in the state that the

@@ -1,4 +1,4 @@
-//! Runs the suite of checks that the twin passes as well on the live host, and measures the agent's own cost.
+//! Runs the suite of checks that the simulator passes as well on the live host, and measures the agent's own cost.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -370,7 +370,9 @@ pub(super) fn estimates(
 }
 
 pub(super) fn of<'a>(said: &'a Value, estimator: &str) -> anyhow::Result<&'a Value> {
-    let all = said["estimates"].as_array().context("no estimates")?;
+    let all = said["estimates"]
+        .as_array()
+        .context("the output has no estimates")?;
     let found = all.iter().find(|estimate| estimate["estimator"] == estimator);
     found.with_context(|| format!("the output has no estimate by {estimator}: {said}"))
 }
