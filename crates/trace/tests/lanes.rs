@@ -1,4 +1,4 @@
-//! A trace of the twin, read back: every slice ends, time goes forward, and arrows lead from decisions to their effects.
+//! A trace of the simulator, read back: every slice ends, time goes forward, and arrows lead from decisions to their effects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
