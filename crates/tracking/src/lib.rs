@@ -1,7 +1,7 @@
-//! Models a machine's memory access by access, to validate the twin's epoch model.
+//! Models a machine's memory access by access, to validate the epoch model of `homenode-twin`.
 //!
-//! The twin counts populations, such as lines held and misses per second. Here, streams generated from a seed make every single
-//! access. This is four orders of magnitude slower, but does not need the twin's assumptions.
+//! `homenode-twin` counts populations, such as lines held and misses per second. Here, streams generated from a seed make every
+//! single access. This is four orders of magnitude slower, but does not need its assumptions.
 //!
 //! ```text
 //!   stream ──▶ paging     TLBs, nested walks, and the logs that a hypervisor has of them

@@ -15,7 +15,7 @@
 //!
 //! # Left out
 //!
-//! Requests on links (only data is modelled, as in the twin), DRAM banks and pages, directories.
+//! Requests on links (only data is modelled, as in `homenode-twin`), DRAM banks and pages, directories.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

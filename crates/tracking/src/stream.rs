@@ -29,7 +29,7 @@ pub enum Pattern {
         exponent: f64,
     },
     /// Stack distances drawn from `m(c) = m_inf + (1 - m_inf) exp(-(c / c0)^k)`: in an LRU cache of `c` lines the stream misses
-    /// with probability `m(c)`, like a workload profile of the twin.
+    /// with probability `m(c)`, like a workload profile of `homenode-twin`.
     StackDistance {
         /// Share of accesses that go to lines never used before.
         m_inf: f64,
