@@ -1,4 +1,4 @@
-//! Lists the workloads that come with the twin. They are the files below `data/workloads`, each named by its path without
+//! Lists the workloads that come with the simulator. They are the files below `data/workloads`, each named by its path without
 //! `.toml`.
 //!
 //! The result is `OUT_DIR/workloads.rs`: a slice of (name, path in the repository, text), sorted by name.

@@ -89,7 +89,7 @@ fn cache_sharing(text: &mut String) -> std::fmt::Result {
     )
 }
 
-/// Writes the mean error by number of classes, and the worst case with the twin's own number of them.
+/// Writes the mean error by number of classes, and the worst case with the simulator's own number of them.
 fn cache_row(text: &mut String, cache: &str, errors: &[sharing::Errors], own: usize) -> std::fmt::Result {
     let of = |classes: usize| errors.iter().find(|errors| errors.classes == classes);
     let mean = |classes: usize| match of(classes) {

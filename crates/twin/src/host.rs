@@ -1,4 +1,4 @@
-//! The twin as a [`Host`]: it takes samples and carries out plans.
+//! The simulator as a [`Host`]: it takes samples and carries out plans.
 
 use homenode_host::observation::{Tracker, TrackerChoice};
 use homenode_host::{
@@ -15,7 +15,7 @@ use crate::hypervisor::page_uses::{self, Used};
 use crate::index::{ThreadIx, VmIx, first};
 use crate::twin::{Looked, Twin};
 
-/// Why the agent cannot notify a guest of the twin.
+/// Why the agent cannot notify a guest of the simulator.
 pub(crate) const NO_TOPOLOGY_DEVICE: &str =
     "on the twin the hypervisor itself tells a guest with vnuma = \"live\"";
 

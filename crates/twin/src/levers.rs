@@ -1,4 +1,4 @@
-//! The twin's levers on its VMs: those that a real host has.
+//! The simulator's levers on its VMs: those that a real host has.
 
 use homenode_host::{Act, Action, Failure, FrameMove, HomeInForce, Lever, Limit, Outcome, Plan};
 use homenode_units::{CpuSet, NodeSet, Ns, Pages};
@@ -87,7 +87,7 @@ impl Twin {
                     cause: "the twin has no resctrl; limit VMs by CPU quota".into(),
                 });
             }
-            // A plan cannot name a virtual node in the twin: the hypervisor itself notifies live guests.
+            // A plan cannot name a virtual node in the simulator: the hypervisor itself notifies live guests.
             Act::MoveVirtualNode { .. } | Act::PublishTopology { .. } => {
                 return Err(Failure::NoTopologyDevice {
                     why: NO_TOPOLOGY_DEVICE.into(),
@@ -163,7 +163,7 @@ impl Twin {
             Lever::Memory => self.engine.give_back_memory(at),
             Lever::Watching => self.watches[at] = None,
             Lever::Home => self.leave_home(at),
-            // The twin has no resctrl, and plans that lift any other lever are refused.
+            // The simulator has no resctrl, and plans that lift any other lever are refused.
             _ => {}
         }
     }

@@ -1,4 +1,4 @@
-//! The twin: a simulated NUMA host on which to try a policy before it is switched on.
+//! The simulator, called *twin* in names: a simulated NUMA host on which to try a policy before it is switched on.
 //!
 //! ```text
 //!   scenario ──▶ engine ──┬── hardware     caches by occupancy, cores, controllers and links under load

@@ -1,4 +1,4 @@
-//! A run of the twin before it begins.
+//! A run of the simulator before it begins.
 
 use homenode_machine::Machine;
 use homenode_units::Ns;

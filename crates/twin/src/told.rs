@@ -1,4 +1,4 @@
-//! What an agent sees of a disturbed twin ([`crate::scenario::Disturbance`]): counters with noise, or none.
+//! What an agent sees of a disturbed simulated host ([`crate::scenario::Disturbance`]): counters with noise, or none.
 //!
 //! Each increment of a counter since the last reading is multiplied by `1 + d * z` before it is reported. `d` is the stated
 //! noise; `z` is normal and within three standard deviations. Misses never exceed references.
@@ -14,7 +14,7 @@ use homenode_units::{Chance, VmId};
 /// Number of standard deviations at which noise is cut off.
 const DEVIATIONS_MAX: f64 = 3.0;
 
-/// What an agent sees of a twin, and the counters reported to it so far.
+/// What an agent sees of a simulated host, and the counters reported to it so far.
 #[derive(Clone, Debug)]
 pub(crate) struct Told {
     /// The machine as an agent sees it.

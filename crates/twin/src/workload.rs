@@ -2,7 +2,7 @@
 //!
 //! A profile describes one *solo* run: instructions, the core's own cycles per instruction, accesses to the LLC, the miss-ratio
 //! curve, how many misses the program keeps in flight, what it writes, and which thread touches which memory. A profile never
-//! says what happens when programs share a machine, because the twin predicts that.
+//! says what happens when programs share a machine, because the simulator predicts that.
 //!
 //! # Terms
 //!
@@ -601,10 +601,10 @@ fn adds_up(list: &str, share: &'static str, shares: impl Iterator<Item = f64>) -
     Ok(())
 }
 
-/// Names, paths and texts of the workloads that come with the twin, sorted by name (`build.rs` lists them).
+/// Names, paths and texts of the workloads that come with the simulator, sorted by name (`build.rs` lists them).
 const BUILTIN: &[(&str, &str, &str)] = &include!(concat!(env!("OUT_DIR"), "/workloads.rs"));
 
-/// Returns the names of the workloads that come with the twin.
+/// Returns the names of the workloads that come with the simulator.
 pub fn names() -> impl Iterator<Item = &'static str> {
     BUILTIN.iter().map(|(name, ..)| *name)
 }

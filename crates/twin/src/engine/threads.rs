@@ -4,9 +4,9 @@
 //!
 //! A guest's daemon takes a vCPU from a program's thread. Another vCPU falls idle when its thread waits for the first one, so the
 //! guest's scheduler moves the first thread there; the other thread later gets the free vCPU (`newidle_balance` and
-//! `select_idle_sibling` of Linux's `kernel/sched/fair.c`). So two threads exchange vCPUs. In the twin this happens at random, at
-//! the rate that the scenario gives. Each pair of threads is equally likely, because a guest that sees one node has one
-//! scheduling domain. So has the guest of [XPV, section 4.3.2], even if it knows its nodes: "we only build a single domain
+//! `select_idle_sibling` of Linux's `kernel/sched/fair.c`). So two threads exchange vCPUs. In the simulator this happens at
+//! random, at the rate that the scenario gives. Each pair of threads is equally likely, because a guest that sees one node has
+//! one scheduling domain. So has the guest of [XPV, section 4.3.2], even if it knows its nodes: "we only build a single domain
 //! containing all the CPUs of the VM". The rate is that of a thread: published counts of programs with 4 to 40 threads differ by
 //! less per thread than per machine (`data/experiments/xpv.toml`).
 //!

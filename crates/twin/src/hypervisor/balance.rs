@@ -22,7 +22,7 @@
 //! A failure of such a pull does not count (commit 58b26c4c, 2.6.37). While no group has tasks that another should pull, there
 //! are no turns.
 //!
-//! Memory plays no part unless the kernel balances memory (`kernel.numa_balancing`). If it does, the twin follows a present
+//! Memory plays no part unless the kernel balances memory (`kernel.numa_balancing`). If it does, the simulator follows a present
 //! kernel:
 //! - A task on the node of its memory counts as cache-hot for other nodes, unless all tasks of its CPU are on the node of theirs.
 //!   A task that would come to its memory never counts as cache-hot (`migrate_degrades_locality`).

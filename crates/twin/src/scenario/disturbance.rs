@@ -1,4 +1,4 @@
-//! Deliberate errors of a twin. An agent's decisions must hold on a host that differs from the agent's picture of it.
+//! Deliberate errors of a simulated host. An agent's decisions must hold on a host that differs from the agent's picture of it.
 //!
 //! Waits and replacement change the simulated hardware, and the agent is not told. Noise and hidden figures change only what an
 //! agent sees.

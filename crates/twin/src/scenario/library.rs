@@ -1,4 +1,4 @@
-//! Scenarios that come with the twin, and one that is made to fit any machine.
+//! Scenarios that come with the simulator, and one that is made to fit any machine.
 
 use homenode_machine::Machine;
 use homenode_units::{Bytes, Ns};
@@ -8,7 +8,7 @@ use crate::workload::{self, Threads, Workload};
 
 macro_rules! builtin {
     ($($name:literal),* $(,)?) => {
-        /// Names and texts of the scenarios that come with the twin, sorted by name.
+        /// Names and texts of the scenarios that come with the simulator, sorted by name.
         const BUILTIN: &[(&str, &str)] = &[
             $(($name, include_str!(concat!("../../../../data/scenarios/", $name, ".toml"))),)*
         ];
@@ -32,7 +32,7 @@ builtin!(
 );
 
 impl Scenario {
-    /// Names of the scenarios that come with the twin.
+    /// Names of the scenarios that come with the simulator.
     pub fn names() -> impl Iterator<Item = &'static str> {
         BUILTIN.iter().map(|(name, _)| *name)
     }

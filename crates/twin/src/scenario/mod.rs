@@ -518,8 +518,8 @@ impl Scenario {
         Scenario::from_toml_with(path, text, &|_| None)
     }
 
-    /// Reads a scenario file. `named` returns workloads that VMs may name in addition to those of the scenario and of the twin.
-    /// The `workload` of such a VM is replaced by the name that the workload gives itself.
+    /// Reads a scenario file. `named` returns workloads that VMs may name in addition to those of the scenario and of the
+    /// simulator. The `workload` of such a VM is replaced by the name that the workload gives itself.
     ///
     /// # Errors
     /// As [`Scenario::from_toml`]. If `named` returns an error, with the place in the scenario. If two different workloads have

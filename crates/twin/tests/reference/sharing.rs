@@ -81,8 +81,8 @@ fn drop_outcome(cache: &mut Cache, at: usize, stream: &mut Stream) {
     let _ = cache.access(at, stream.next_line());
 }
 
-/// Returns what the twin knows of a stream. A measured curve levels off where more lines are of no use, so no footprint has to be
-/// stated. Stating it would count conflict misses of a cache of exactly that size.
+/// Returns what the simulator knows of a stream. A measured curve levels off where more lines are of no use, so no footprint has
+/// to be stated. Stating it would count conflict misses of a cache of exactly that size.
 pub(crate) fn sharer(curve: &Curve) -> Sharer {
     Sharer::new(LINES as f64, f64::INFINITY, |lines| curve.at(lines))
 }

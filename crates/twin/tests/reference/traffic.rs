@@ -296,8 +296,8 @@ pub(crate) fn cases() -> Vec<(&'static str, Vec<Group>)> {
     ]
 }
 
-/// Returns accesses by node of 48 threads on amd48, in the reference and in the twin. A share of the accesses goes to memory that
-/// thread 0 touched first, a share to memory that all threads touched, and the rest to the threads' own memory.
+/// Returns accesses by node of 48 threads on amd48, in the reference and in the simulator. A share of the accesses goes to memory
+/// that thread 0 touched first, a share to memory that all threads touched, and the rest to the threads' own memory.
 pub(crate) fn accesses_by_node(by_one: f64, shared: f64) -> [Vec<f64>; 2] {
     [reference_by_node(by_one, shared), twin_by_node(by_one, shared)]
 }

@@ -1,4 +1,4 @@
-//! Memory limits on the twin: which memory a balloon takes first, what that costs, and that the memory is returned.
+//! Memory limits on the simulated host: which memory a balloon takes first, what that costs, and that the memory is returned.
 
 use crate::common::{cores, r910, scenario};
 use homenode_host::{Act, Action, Balloon, Host, Lever, Limit, Outcome, Plan};

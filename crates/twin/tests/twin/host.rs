@@ -1,4 +1,4 @@
-//! The twin as a host: the contract, counts, scheduling, memory.
+//! The simulator as a host: the contract, counts, scheduling, memory.
 
 use crate::common::{bound, cores, node, r910, scenario};
 use homenode_host::conformance::{CHECKS, Verdict};
@@ -55,7 +55,7 @@ fn the_twin_conforms_to_the_contract() {
                 Err(message) => panic!("{name}: {}: {message}", check.name),
             }
         }
-        // Acts that the twin does not carry out, with the reasons.
+        // Acts that the simulator does not carry out, with the reasons.
         let expected = [
             "the host does not report the VM's virtual nodes",
             "the twin has no resctrl",
@@ -69,7 +69,7 @@ fn the_twin_conforms_to_the_contract() {
     }
 }
 
-/// A twin that reports some acts as done without carrying them out.
+/// A simulated host that reports some acts as done without carrying them out.
 struct Idle(Twin, fn(&Act) -> bool);
 
 impl Host for Idle {

@@ -1,4 +1,4 @@
-//! Permits that the twin's host itself enforces.
+//! Permits that the simulator's host itself enforces.
 
 use crate::common::inert;
 use homenode_host::Host;

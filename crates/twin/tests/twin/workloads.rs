@@ -9,7 +9,7 @@ use homenode_twin::workload::{RegionKind, RegionProfile, Threads, builtin, names
 use homenode_twin::{Hypervisor, Program, Scenario, Twin, VmSpec};
 use homenode_units::{Bytes, MemoryPolicy, Ns, Placing};
 
-/// The programs in the seeds' tables, figures and texts, by their names in the twin.
+/// The programs in the seeds' tables, figures and texts, by their names in the simulator.
 const OF_SEEDS: &str = "
     astar bzip2 gcc hmmer lbm mcf milc omnetpp povray soplex sphinx3 xalancbmk
     bt.B cg.B ep.B ft.B is.B lu.B mg.B sp.B
@@ -255,8 +255,8 @@ fn busiest_link(name: &str, policy: MemoryPolicy) -> f64 {
     100.0 * twin.report().interconnect_load.unwrap()
 }
 
-/// The script that fits the profiles of \[Policies\] repeats the twin's equations. It writes the load that it found into each
-/// file's comment: "... percent, here 42 / 16, at ...".
+/// The script that fits the profiles of \[Policies\] repeats the simulator's equations. It writes the load that it found into
+/// each file's comment: "... percent, here 42 / 16, at ...".
 #[test]
 fn links_are_loaded_as_the_script_says() {
     let files = files();

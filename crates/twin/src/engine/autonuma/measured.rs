@@ -1,5 +1,5 @@
-//! Compares the twin's NUMA balancing with Linux's. `data/measured/balancing-*.toml` holds what Linux did with VMs on an emulated
-//! host. The tests here run the same set-ups in the twin; `docs/MEMORY.md` has the table of both.
+//! Compares the simulator's NUMA balancing with Linux's. `data/measured/balancing-*.toml` holds what Linux did with VMs on an
+//! emulated host. The tests here run the same set-ups in the simulator; `docs/MEMORY.md` has the table of both.
 
 use std::fmt::Write as _;
 
@@ -75,7 +75,7 @@ struct Vm {
     vcpu_node_changes: f64,
 }
 
-/// Counts of all VMs of a set-up, from Linux or the twin.
+/// Counts of all VMs of a set-up, from Linux or the simulator.
 #[derive(Clone, Copy, Default)]
 struct Counted {
     passes: f64,
@@ -102,7 +102,7 @@ impl Counted {
         }
     }
 
-    /// Returns what the twin counted between two reports.
+    /// Returns what the simulator counted between two reports.
     fn between(before: &[VmReport], after: &[VmReport], pages: [u64; 2]) -> Counted {
         let mut counted = Counted {
             on_first: pages[0] as f64 / (pages[0] + pages[1]) as f64,
@@ -162,7 +162,7 @@ fn scenario(setup: &SetUp, measured: &Measured) -> String {
     text
 }
 
-/// Returns what the twin counts in a set-up.
+/// Returns what the simulator counts in a set-up.
 fn twin(setup: &SetUp, measured: &Measured, seed: u64) -> Counted {
     let machine = include_str!("../../../../../data/machines/r420.toml")
         .replace("cores_per_node = 6", "cores_per_node = 2")

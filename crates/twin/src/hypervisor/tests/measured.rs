@@ -11,8 +11,8 @@ use crate::documented::hold_table;
 /// Environment variable that, if set, makes the test write the table into the document.
 const WRITE: &str = "HOMENODE_WRITE_XEN";
 
-/// Largest error allowed in the twin's shares (of the traced time) and in its median turns (of their length). The real host is
-/// emulated, and stands still for tens of milliseconds now and then.
+/// Largest error allowed in the simulator's shares (of the traced time) and in its median turns (of their length). The real host
+/// is emulated, and stands still for tens of milliseconds now and then.
 const SHARE_OFF_MAX: f64 = 0.03;
 const TURN_OFF_MAX: f64 = 0.25;
 /// Number of turns that a median needs. A vCPU that is hardly ever interrupted has only a few long turns.
