@@ -24,7 +24,7 @@ const MADE: [&str; 4] = [
     "scoreboard-by-paper.svg",
     "scoreboard-by-attribution.svg",
 ];
-/// Folder in which runs of the twin are cached until the document is complete.
+/// Folder in which runs of the simulator are cached until the document is complete.
 const KEPT: &str = "runs";
 /// How long this step takes on two cores.
 const TAKES: Duration = Duration::from_secs(11 * 60);
@@ -135,7 +135,7 @@ pub(crate) fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally
         );
         ensure!(
             committed(root)? == commit,
-            "another commit came meanwhile: run this again"
+            "another commit was made during this run: run this again"
         );
         log.run.push(Entry {
             date: output(Command::new("date").arg("+%Y-%m-%d"))?,
@@ -148,7 +148,7 @@ pub(crate) fn run(args: &ReproductionArgs, rerun: Rerun) -> anyhow::Result<Tally
         });
         fs::write(root.join(LOG), format!("{LOG_HEAD}\n{}", toml::to_string(&log)?))?;
         // The document includes the log's entry of this run, so the document is made a second time, from the cached runs of the
-        // twin.
+        // simulator.
         make(&program, &made, &root.join(LOG))?;
         for name in MADE {
             fs::copy(made.join(name), root.join("docs").join(name))?;

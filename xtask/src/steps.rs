@@ -49,7 +49,7 @@ pub(crate) enum Step {
     Miri,
     /// The regenerated schemas in `data/schema`.
     Schema,
-    /// Comparison of the twin with the access-level reference.
+    /// Comparison of the simulator with the access-level reference.
     Validate,
     /// The documents of published claims.
     Reproduction(ReproductionArgs, Rerun),
