@@ -159,7 +159,7 @@ fn whole_paragraphs(text: &str) -> String {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run the agent: watch VMs, place them, move their memory home
+    /// Run the agent: watch VMs, place them, move their memory to their nodes
     Run(RunArgs),
     /// Simulate a scenario and show the results
     #[command(after_help = "Examples:
@@ -310,7 +310,7 @@ Examples:
   homenode topology web --json         the same, as JSON"
     )]
     Topology(ShowArgs),
-    /// Predict how fast VMs would be with other homes
+    /// Predict how fast VMs would be with other home nodes
     #[command(
         name = "whatif",
         after_help = "Predicts, from what the agent has counted so far, how long each VM's work would take if the named VMs had these homes and
@@ -378,7 +378,7 @@ Examples:
   homenode why web --at 20m --window 10m --json"
     )]
     Why(WhyArgs),
-    /// Compare published results with those of the twin
+    /// Compare published results with simulated ones
     #[command(after_help = "Examples:
   homenode reproduce                        every claim; finished runs are kept, so it can be interrupted
   homenode reproduce tavo policies.imbalance --figures figures

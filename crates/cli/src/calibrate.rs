@@ -1,5 +1,5 @@
-//! `homenode calibrate`: measures this host, writes it as a machine file, and checks the twin against it. With `--pool`, measures
-//! the pool of pages for I/O of a twin's VM.
+//! `homenode calibrate`: measures this host, writes it as a machine file, and checks the simulator against it. With `--pool`,
+//! measures the pool of pages for I/O of a simulated host's VM.
 
 use std::path::Path;
 use std::process::Command;
@@ -40,12 +40,12 @@ pub(crate) struct CalibrateArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub seconds: Option<u64>,
     /// Afterwards run two processes that share the last-level cache, and compare how much they slow each other down with the
-    /// twin's prediction
+    /// simulator's prediction
     #[arg(long)]
     pub validate: bool,
-    /// Measure, on the twin instead of this host, how large a static pool of pages for I/O must be for the scenario's first VM
-    /// that exchanges pages with a driver domain. Runs the VM's programs and the twin's, each for at most --seconds of simulated
-    /// time
+    /// Measure, on a simulated host instead of this one, how large a static pool of pages for I/O must be: for the scenario's
+    /// first VM that exchanges pages with a driver domain. Runs the VM's programs and the built-in ones, each for at most
+    /// --seconds of simulated time
     #[arg(long, value_name = "SCENARIO", conflicts_with_all = ["output", "node", "quick", "validate"])]
     pub pool: Option<String>,
     /// With --pool, run this program only; may be repeated
@@ -203,7 +203,7 @@ fn hold_against(file: &MachineFile, quick: bool) -> anyhow::Result<Validation> {
     let result = validate::validate(&file.machine, quick, &spawn, &mut by_step());
     result.map_err(|error| match error {
         ValidateError::NoPartners => anyhow::Error::new(error),
-        other => anyhow::Error::new(other).context("the comparison with the twin failed"),
+        other => anyhow::Error::new(other).context("the comparison with the simulator failed"),
     })
 }
 

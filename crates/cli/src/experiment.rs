@@ -1,4 +1,4 @@
-//! `homenode experiment`: runs an experiment that a file describes, on the twin.
+//! `homenode experiment`: runs an experiment that a file describes, on the simulated host.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

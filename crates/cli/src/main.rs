@@ -90,7 +90,7 @@ pub fn bad_input(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow::Error::new(BadInput(error.to_string()))
 }
 
-/// Returns true if the error is in the user's input, no matter if the command line, libvirt, the twin or the agent found it.
+/// Returns true if the error is in the user's input, no matter if the command line, libvirt, the simulator or the agent found it.
 fn is_about_input(error: &anyhow::Error) -> bool {
     error.is::<BadInput>()
         || error.is::<TwinError>()

@@ -68,10 +68,10 @@ pub(crate) struct ShownArgs {
     pub json: bool,
 }
 
-/// Memory management of the twin's kernel that works without the agent.
+/// Memory management of the simulator's kernel that works without the agent.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct TwinKernelArgs {
-    /// Turn NUMA balancing of the twin's kernel (`kernel.numa_balancing`) on or off, overriding the scenario
+    /// Turn NUMA balancing of the simulated host's kernel (`kernel.numa_balancing`) on or off, overriding the scenario
     #[arg(long, value_name = "on|off", value_parser = BoolishValueParser::new(), hide_possible_values = true)]
     pub numa_balancing: Option<bool>,
 }
@@ -289,7 +289,7 @@ impl ValueParserFactory for OutDir {
 /// A value to set, or `none` to remove it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OrNone<T> {
-    /// Set this.
+    /// Set this value.
     Some(T),
     /// Remove the current value.
     None,

@@ -25,7 +25,7 @@ use crate::print::unwritable;
 /// How output is formatted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
-    /// Events scroll, with tables below them.
+    /// Events scroll, with tables below the events.
     Terminal,
     /// Each event is a line.
     Lines,

@@ -23,7 +23,7 @@ pub(crate) struct LogArgs {
     /// Observation interval (mu) in seconds, at whose end hot frames are counted; default: one window of the log
     #[arg(long, value_name = "SECONDS", requires = "log")]
     pub mu: Option<f64>,
-    /// How many times a frame must be logged before PRL calls it hot (tau)
+    /// How many times a frame must be logged before the estimate counts it as hot (tau)
     #[arg(long, value_name = "COUNT", default_value_t = 50, requires = "log", value_parser = clap::value_parser!(u8).range(1..))]
     pub tau: u8,
     /// Follow a log that is being written: print the estimate after each interval mu, until the log ends

@@ -27,7 +27,7 @@ pub(crate) struct PermitArgs {
 /// Commands about permits.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PermitCommand {
-    /// Book a permit for a VM, or remove it
+    /// Book a permit (a budget of cache misses or memory bandwidth) for a VM, or remove it
     #[command(
         after_help = "Examples:\n  homenode permit set web 250k\n  homenode permit set web 500MB/s\n  homenode permit set web none"
     )]
@@ -46,7 +46,7 @@ pub(crate) enum PermitCommand {
 pub(crate) struct SetArgs {
     /// The VM's name
     pub vm: String,
-    /// LLC misses per slice of 30 ms (`250k`), memory bandwidth (`500MB/s`), or `none`
+    /// The permit: LLC misses per slice of 30 ms (`250k`) or memory bandwidth (`500MB/s`); `none` removes it
     #[arg(allow_hyphen_values = true)]
     pub permit: OrNone<Permit>,
     #[command(flatten)]
@@ -231,7 +231,7 @@ fn usage(args: &UsageArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Formats an hour since 1970 as a date in UTC, or, on the twin, whose clock starts at 0, as a number.
+/// Formats an hour since 1970 as a date in UTC, or, on the simulated host, whose clock starts at 0, as a number.
 fn hour_text(hour: u64) -> String {
     // An hour before 1980 comes from a simulation.
     if hour < 3652 * 24 {

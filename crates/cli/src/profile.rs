@@ -1,4 +1,4 @@
-//! `homenode profile`: runs a program under emulation and writes its cache behaviour as a workload for the twin.
+//! `homenode profile`: runs a program under emulation and writes its cache behaviour as a workload for the simulator.
 //!
 //! QEMU runs the program, and its plugin (`qemu-plugin/`) models the private caches and samples the accesses that miss them.
 //! This module finds the emulator, watches the program and turns the plugin's log into a profile.
@@ -53,7 +53,7 @@ pub(crate) struct ProfileArgs {
     /// File for the profile; default: the program's name with `.toml`, in this directory
     #[arg(long, visible_alias = "out", value_name = "FILE")]
     pub output: Option<OutFile>,
-    /// Write the miss-ratio curve point by point, not as the nearest curve of the twin's family
+    /// Write the miss-ratio curve point by point, instead of the nearest curve that three numbers describe
     #[arg(long)]
     pub table: bool,
     /// File for the program's standard output; default: this command's standard output, or nowhere with --json

@@ -60,7 +60,7 @@ pub(crate) struct PlaceArgs {
     /// Print two lines, `cpus` and `cpus_soft`, for the VM's xl configuration file: they decide where Xen allocates its memory
     #[arg(long, conflicts_with = "json")]
     pub xl: bool,
-    /// Ask about another host: `twin:MACHINE` is that machine, idle [default: this host, as the running agent knows it]
+    /// Ask about another host: `twin:MACHINE` simulates that machine, idle [default: this host, as the running agent knows it]
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,
     #[command(flatten)]

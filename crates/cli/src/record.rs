@@ -46,7 +46,7 @@ pub(crate) enum RecordCommand {
     Show(ShowArgs),
     /// Export every period as CSV, Parquet, JSON or a trace
     Export(ExportArgs),
-    /// Make a scenario for the twin from a recorded stretch of time, to simulate alternatives with `homenode sim`
+    /// Make a scenario from a recorded stretch of time, to simulate alternatives with `homenode sim`
     Scenario(ScenarioArgs),
     /// Delete old entries, or the oldest entries beyond a size
     Prune(PruneArgs),
@@ -56,7 +56,7 @@ pub(crate) enum RecordCommand {
 #[derive(Debug, clap::Args)]
 pub(crate) struct HistoryArgs {
     /// The history's file [default: /var/lib/homenode/history.sqlite, or the file in the directory of --state; if there is none,
-    /// that of a twin that is running]
+    /// that of a running simulation]
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
     /// The directory of the agent that wrote the history
@@ -230,7 +230,7 @@ impl HistoryArgs {
     }
 }
 
-/// Returns the path of this host's history or, if the host has none, of the history of a twin that runs.
+/// Returns the path of this host's history or, if the host has none, of the history of a simulated host that runs.
 fn usual_place() -> PathBuf {
     let of_host = PathBuf::from(HISTORY);
     match of_running_twin() {

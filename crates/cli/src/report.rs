@@ -11,7 +11,7 @@ use crate::print::{or_dash, percent, print_json, span, table};
 /// Options of `report`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReportArgs {
-    /// Show only trials that were judged at most this long ago, such as `1h`
+    /// Show only trials (measured changes of a VM's home) that were judged at most this long ago, such as `1h`
     #[arg(long, value_name = "TIME")]
     pub since: Option<Ns>,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `homenode reproduce`: compares published claims with results of the twin.
+//! `homenode reproduce`: compares published claims with results of the simulator.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ pub(crate) struct ReproduceArgs {
     pub runs: RunsArgs,
 }
 
-/// How runs of the twin are made and kept.
+/// How runs of the simulator are made and kept.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunsArgs {
     /// Number of runs at a time; default: the number of CPUs. Results do not depend on it

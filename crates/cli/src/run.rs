@@ -26,8 +26,8 @@ use crate::summary::{self, Ended};
 use crate::web::Web;
 use crate::{bad_input, linger, twin_fallback};
 
-/// Returns where to answer HTTP and where to keep the history. `--web` adds what the page needs; a run on the twin that a user
-/// watches gets a temporary history, so that `homenode why` has an answer.
+/// Returns where to answer HTTP and where to keep the history. `--web` adds what the page needs; a run on the simulated host that
+/// a user watches gets a temporary history, so that `homenode why` has an answer.
 fn web(args: &RunArgs, host: For, output: &mut Output) -> anyhow::Result<Web> {
     let web = Web::new(args.listen, args.history.clone());
     let web = if args.web { web.with_page(output)? } else { web };
@@ -56,24 +56,24 @@ enum For {
     KeptHost,
     /// A real host without a history, because the agent changes nothing.
     Host,
-    /// A twin.
+    /// A simulated host.
     Twin,
 }
 
 /// Options of `run`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// Host to manage: `twin[:NAME|:FILE.toml]` (a scenario or a machine), `libvirt[:URI]`, `qemu` (VMs without libvirt: Proxmox,
-    /// Incus, KubeVirt's pods, plain QEMU) or `xen` (all domains, from dom0). Default: `xen` in dom0, else libvirt if it answers,
-    /// else `qemu` if such VMs run. If there are none, a user at a terminal gets the twin; root, a service or a script gets an
-    /// error
+    /// Host to manage: `twin[:NAME|:FILE.toml]` (a simulated host, from a scenario or a machine), `libvirt[:URI]`, `qemu` (VMs
+    /// without libvirt: Proxmox, Incus, KubeVirt's pods, plain QEMU) or `xen` (all domains, from dom0). Default: `xen` in dom0,
+    /// else libvirt if it answers, else `qemu` if such VMs run. If there are none, a user at a terminal gets a simulated host;
+    /// root, a service or a script gets an error
     #[arg(long, value_name = "HOST")]
     pub host: Option<HostArg>,
     /// Plan and explain, but change nothing: the same as `--mode observe`
     #[arg(long, conflicts_with = "mode")]
     pub dry_run: bool,
     /// How far decisions go: `observe` (reported only), `recommend` (they wait for `homenode recommend apply`) or `act` (carried
-    /// out); default: the configuration file's mode, else `recommend`, or `act` on the twin
+    /// out); default: the configuration file's mode, else `recommend`, or `act` on a simulated host
     #[arg(long)]
     pub mode: Option<Mode>,
     /// On Xen, read the hypervisor's trace to learn how long vCPUs wait for a CPU; there is one trace per host, which no
@@ -85,7 +85,7 @@ pub(crate) struct RunArgs {
     pub duration: Option<Ns>,
     #[command(flatten)]
     pub shown: ShownArgs,
-    /// Configuration file (TOML); default: /etc/homenode/homenode.toml if it exists, and none on a twin
+    /// Configuration file (TOML); default: /etc/homenode/homenode.toml if it exists, and none for a simulated host
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Time between samples, such as `1s`
@@ -94,19 +94,19 @@ pub(crate) struct RunArgs {
     /// Which policies act: `default` (none), `ff-pin`, `numad`, `memory`, `tavo` or `homenode`
     #[arg(long, value_parser = of_host)]
     pub policies: Option<PolicySet>,
-    /// The twin's seed: same seed, same run
+    /// The simulation's seed: same seed, same run
     #[arg(long)]
     pub seed: Option<u64>,
     #[command(flatten)]
     pub kernel: TwinKernelArgs,
-    /// Simulate as fast as possible, without waiting between the twin's seconds
+    /// Simulate as fast as possible, without waiting between simulated seconds
     #[arg(long)]
     pub fast: bool,
-    /// Directory of the journal and the agent's socket; default: /run/homenode, or none for a twin
+    /// Directory of the journal and the agent's socket; default: /run/homenode, or none for a simulated host
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
-    /// File for the history; default: /var/lib/homenode/history.sqlite, or a file in the directory of --state. By default, a twin
-    /// and a run with --dry-run keep no history
+    /// File for the history; default: /var/lib/homenode/history.sqlite, or a file in the directory of --state. By default, a
+    /// simulated host and a run with --dry-run keep no history
     #[arg(long, value_name = "FILE")]
     pub history: Option<PathBuf>,
     /// Answer HTTP here, such as `127.0.0.1:9464` (port 0: any free port): metrics, and JSON below /v1. Addresses other than
@@ -117,7 +117,7 @@ pub(crate) struct RunArgs {
     /// run without a history then keeps a temporary one until it ends
     #[arg(long)]
     pub web: bool,
-    /// On the twin, how long the page stays after the run [default: 1min at a terminal without --json, else 0s]
+    /// For a simulated host, how long the page stays after the run [default: 1min at a terminal without --json, else 0s]
     #[arg(long, value_name = "TIME", requires = "web")]
     pub linger: Option<Ns>,
     /// TLS and passwords for --listen, in the format of Prometheus' exporters (docs/API.md)
@@ -126,7 +126,7 @@ pub(crate) struct RunArgs {
     /// Write a trace for Perfetto's viewer (docs/HISTORY.md)
     #[arg(long, value_name = "FILE")]
     pub trace: Option<OutFile>,
-    /// When the agent stops normally, leave pins and homes in force for the next agent; limits are lifted
+    /// When the agent stops normally, leave CPU pins and home nodes in force for the next agent; limits are lifted
     #[arg(long)]
     pub keep: bool,
 }
@@ -149,7 +149,7 @@ const COMMIT: &str = env!("HOMENODE_COMMIT");
 /// How long a reader may take for the remaining output, after a run on a real host has restored everything.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Runs the agent until it is stopped, its time is up, or the twin's scenario is done. Returns status 0 for a run that was
+/// Runs the agent until it is stopped, its time is up, or the simulator's scenario is done. Returns status 0 for a run that was
 /// stopped, and 128 plus the signal's number if a signal cut short the comparison after it.
 ///
 /// # Errors
@@ -209,7 +209,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             output.end_of_cycles();
             let is_read = output.drain(PATIENCE);
             match ended {
-                // The same reader may get complaints, too. Everything is restored, so do not wait for it.
+                // The reader of the run's output may get complaints, too. Everything is restored, so do not wait for it.
                 Err(error) if !is_read => Ok(complained(error, args.shown.json)),
                 ended => ended.map(|()| ExitCode::SUCCESS),
             }
@@ -217,7 +217,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Runs the twin, then the comparison.
+/// Runs the simulator, then the comparison.
 fn simulate(
     args: &RunArgs,
     what: Option<&str>,
@@ -322,14 +322,14 @@ fn complained(error: anyhow::Error, json: bool) -> ExitCode {
 }
 
 /// Returns the requested host. By default, returns this host if it is Xen's dom0, libvirt answers, QEMUs run without libvirt, or
-/// a service waits for them; otherwise the twin, but only for a user at a terminal.
+/// a service waits for them; otherwise the simulator, but only for a user at a terminal.
 fn choose_host(args: &RunArgs, output: &mut Output) -> anyhow::Result<HostArg> {
     if let Some(host) = &args.host {
         return Ok(host.clone());
     }
     let why = match Managed::here() {
         Ok(vms) => return Ok(HostArg::Live(vms)),
-        // The error means that this is a real host, which the twin must not replace.
+        // The error means that this is a real host, which the simulator must not replace.
         Err(error @ FindError::Xen(_)) => return Err(error.into()),
         // Without libvirt on this host, the agent waits for the first QEMU. If libvirt is installed but does not answer, the
         // agent must not manage its machines in parallel.

@@ -26,7 +26,7 @@ pub(crate) struct SearchArgs {
     /// A scenario file, or the name of a scenario that comes with the program (`homenode sim --list`)
     #[arg(value_name = "SCENARIO")]
     pub scenario: String,
-    /// Number of runs on the twin, including the policies' runs
+    /// Number of simulated runs, including the policies' runs
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = evaluations)]
     pub evaluations: usize,
     /// Number of runs at a time [default: the number of CPUs]

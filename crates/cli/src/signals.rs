@@ -38,7 +38,7 @@ static IS_DONE: AtomicBool = AtomicBool::new(false);
 pub(crate) struct Reached {
     /// The run.
     pub run: WakeSignal,
-    /// The comparison after the run, on the twin.
+    /// The comparison after the run, on the simulated host.
     pub comparison: Option<WakeSignal>,
     /// The settings.
     pub reload: Reload,
@@ -56,7 +56,7 @@ pub(crate) fn status() -> u8 {
     SIGNALLED.load(Ordering::Relaxed)
 }
 
-/// Says that a run on the twin and its comparison are done. A signal that ends the process from now on is no failure.
+/// Says that a run on the simulated host and its comparison are done. A signal that ends the process from now on is no failure.
 pub(crate) fn all_is_done() {
     IS_DONE.store(true, Ordering::Relaxed);
 }

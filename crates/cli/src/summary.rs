@@ -72,11 +72,11 @@ fn left_out(mode: Mode) -> String {
 /// Runs the scenario to its end under each set of policies and shows the runtimes side by side. If the wake signal requests a
 /// stop, returns at once with the results so far.
 ///
-/// The runs have their own thread, since one step of a large twin may take longer than a user wants to wait after a signal. The
-/// thread is then left behind, and ends with the process.
+/// The runs have their own thread, since one step of a large simulated host may take longer than a user wants to wait after a
+/// signal. The thread is then left behind, and ends with the process.
 ///
 /// # Errors
-/// If the twin cannot start.
+/// If the simulator cannot start.
 pub(crate) fn compare(
     spec: &Setup,
     config: &Config,

@@ -8,7 +8,7 @@ use homenode_twin::{TwinError, VmReport};
 use crate::bad_input;
 use crate::print::{millis, or_dash, percent, table};
 
-/// Turns the twin's refusals and bad policy programs into bad input; every other error stays a failure.
+/// Turns the simulator's refusals and bad policy programs into bad input; every other error stays a failure.
 pub(crate) fn about_input(error: anyhow::Error) -> anyhow::Error {
     if error.is::<TwinError>() || error.is::<NotStarted>() {
         bad_input(error)

@@ -6,7 +6,7 @@ use homenode_twin::{Scenario, Setup};
 
 use crate::bad_input;
 
-/// The twin's machine if none is named.
+/// The simulator's machine if none is named.
 pub(crate) const TWIN_MACHINE: &str = named::MACHINE;
 
 /// Reads `twin`, `twin:NAME` or `twin:FILE.toml`: a scenario or a machine.

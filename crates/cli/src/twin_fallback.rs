@@ -1,5 +1,5 @@
-//! Decides when the twin may replace a host that cannot be managed: only for a user who tries the program at a terminal
-//! and sees that it is a twin.
+//! Decides when the simulator may replace a host that cannot be managed: only for a user who tries the program at a terminal and
+//! sees that it is a simulated host.
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;

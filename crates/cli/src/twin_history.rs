@@ -1,4 +1,4 @@
-//! The temporary history of a run on the twin, which other commands of the same user find without being told its name.
+//! The temporary history of a run on the simulated host, which other commands of the same user find without being told its name.
 //!
 //! Each run has a directory `PID-…` in a directory of the user's own below the system's for temporary files. A run that was
 //! killed leaves its directory behind, which the next run removes.
@@ -69,7 +69,7 @@ impl TwinHistory {
     }
 }
 
-/// Returns the history of the user's run on a twin that began last, if one is in progress.
+/// Returns the history of the user's run on a simulated host that began last, if one is in progress.
 pub(crate) fn of_running_twin() -> Option<PathBuf> {
     of_running_twin_in(&std::env::temp_dir())
 }

@@ -16,10 +16,10 @@ use crate::{bad_input, twin};
 /// Options of `whatif`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct WhatIfArgs {
-    /// Homes, such as `web=0 db=1,2 batch=none`; VMs that are not named keep theirs
+    /// Home nodes of VMs, such as `web=0 db=1,2 batch=none`; VMs that are not named keep theirs
     #[arg(value_name = "VM=NODES")]
     pub homes: Vec<String>,
-    /// Ask about a scenario on the twin instead of the running agent: a scenario file, or the name of a built-in scenario
+    /// Ask about a simulated scenario instead of the running agent: a scenario file, or the name of a built-in scenario
     #[arg(long, value_name = "SCENARIO", conflicts_with = "state")]
     pub scenario: Option<String>,
     /// How long the agent manages the scenario before the question is asked

@@ -23,7 +23,7 @@ pub(crate) struct WhyArgs {
     /// When the VM was slow: 03:12, '2026-11-23 03:12', or how long ago, such as 15m [default: the last recorded time]
     #[arg(long, value_name = "TIME")]
     at: Option<Time>,
-    /// Length of the time to explain, around --at; it is compared with the time before it, four times as long
+    /// Length of the time to explain, around --at. The VM's speed in it is compared with that before it, over four times as long
     #[arg(long, value_name = "DURATION", default_value = "5m")]
     window: Ns,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `homenode record scenario`: turns a stretch of a recorded run into a scenario for the twin.
+//! `homenode record scenario`: turns a stretch of a recorded run into a scenario for the simulator.
 
 use std::path::{Path, PathBuf};
 
@@ -33,7 +33,7 @@ pub(crate) struct ScenarioArgs {
     /// The machine: a preset, or a file from 'homenode calibrate' [default: the machine of the recording]
     #[arg(long, value_name = "MACHINE")]
     machine: Option<String>,
-    /// How many times to correct the scenario after a run on the twin; with 0 the scenario has the recorded counts
+    /// How many times to correct the scenario after a simulated run; with 0 the scenario has the recorded counts
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(0..=100))]
     rounds: u32,
     #[command(flatten)]
@@ -125,7 +125,7 @@ pub(crate) fn scenario(args: &ScenarioArgs) -> anyhow::Result<()> {
     drop(progress);
     let simulated = simulated.map_err(trial::about_input)?;
     let text = recorded.text(&about, Purpose::File);
-    // Make sure the twin can read what is written.
+    // Make sure the simulator can read what is written.
     Scenario::from_toml(&args.output.display().to_string(), &text).map_err(bad_input)?;
     if let Some(file) = &machine_file {
         write(file, &to_toml(&machine, &Comments::default()))?;

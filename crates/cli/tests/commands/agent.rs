@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::common;
 use crate::common::{Agent, run, stderr, stdout};
 
-/// A VM that streams through memory, on a small twin.
+/// A VM that streams through memory, on a small simulated host.
 const POLLUTER: &str = "\
 name = \"polluter\"
 machine = \"r420\"
@@ -128,7 +128,7 @@ fn permits_are_booked_kept_suggested_and_counted_over_a_restart() {
     );
 }
 
-/// Starts an agent on the twin under these kernel limits, as a user to whom they apply.
+/// Starts an agent on the simulated host under these kernel limits, as a user to whom they apply.
 fn limited(dir: &tempfile::TempDir, limits: &[&str]) -> std::process::Command {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt as _;

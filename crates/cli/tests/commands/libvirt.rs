@@ -34,7 +34,7 @@ fn a_library_that_cannot_be_loaded_is_said_to_be_and_a_simulation_does_without()
     let said = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(
-        said.contains("no libvirt at test:///default: its library cannot be used")
+        said.contains("no libvirt at test:///default: libvirt's library cannot be used")
             && said.contains("libvirt.so.0"),
         "{said}"
     );

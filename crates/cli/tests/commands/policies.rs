@@ -167,35 +167,41 @@ fn bad_programs_end_the_run_with_an_error_that_names_them_and_are_gone() {
     let cases = [
         (
             "print('hello', flush=True)",
-            "its answer is not a plan: expected value at line 1 column 1",
+            "the planner's answer is not a plan: expected value at line 1 column 1",
         ),
         ("print('{\"version\": 1}', flush=True)", "missing field `actions`"),
         (
             "sys.stdout.buffer.write(bytes([255, 254, 10])); sys.stdout.flush()",
-            "its answer is not a plan: ",
+            "the planner's answer is not a plan: ",
         ),
         (
             "sys.stdout.write('x' * (3 << 20)); sys.stdout.flush()",
-            "its answer has more than 1048576 bytes",
+            "the planner's answer has more than 1048576 bytes",
         ),
-        ("print('[' * 100000, flush=True)", "its answer is not a plan: "),
-        ("sys.exit(3)", "it ended before it answered (exit status: 3)"),
+        (
+            "print('[' * 100000, flush=True)",
+            "the planner's answer is not a plan: ",
+        ),
+        (
+            "sys.exit(3)",
+            "the program ended before it answered (exit status: 3)",
+        ),
         (
             "os.kill(os.getpid(), 9)",
-            "it ended before it answered (signal: 9 (SIGKILL))",
+            "the program ended before it answered (signal: 9 (SIGKILL))",
         ),
         (
             "os.close(1)\ntime.sleep(100)",
-            "it closed its input or output before it answered",
+            "the program closed its input or output before it answered",
         ),
-        ("time.sleep(100)", "it did not answer within 700ms"),
+        ("time.sleep(100)", "the program did not answer within 700ms"),
         (
             "sys.stdout.write('{'); sys.stdout.flush()\ntime.sleep(100)",
-            "it did not answer within 700ms",
+            "the program did not answer within 700ms",
         ),
         (
             "sys.stdout.write(json.dumps({'version': json.loads(line)['version'], 'actions': []}) + '\\nmore\\n')\nsys.stdout.flush()",
-            "it answered a view with more than one line",
+            "the program answered a view with more than one line",
         ),
     ];
     for (body, why) in cases {

@@ -114,7 +114,7 @@ fn proxmox_notes_become_settings_and_nothing_else_is_touched() {
     lock.lock().unwrap();
     started("homenode%3A home=0", "db", "pre-start");
     assert!(file("db").unwrap().contains("home = \"0\""));
-    // The same holds for a directory that cannot be written.
+    // The VM also starts if the settings' directory cannot be written.
     std::fs::remove_dir_all(&vms).unwrap();
     std::fs::write(&vms, "").unwrap();
     started("homenode%3A home=1", "db", "pre-start");

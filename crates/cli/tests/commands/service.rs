@@ -22,7 +22,7 @@ workload = \"stream\"
 work_share = 100000.0
 ";
 
-/// Starts an agent on the twin with a settings file. Returns the agent and the file's path.
+/// Starts an agent on the simulated host with a settings file. Returns the agent and the file's path.
 fn site(settings: &str) -> (Site, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("homenode.toml");

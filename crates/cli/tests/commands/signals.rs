@@ -1,4 +1,4 @@
-//! Signals to commands that take long: to a run on the twin, and to the others.
+//! Signals to commands that take long: to a run on the simulated host, and to the others.
 
 use crate::common;
 use std::fs::File;
@@ -52,7 +52,7 @@ fn signal(child: &mut Child, signal: Signal) -> (Option<i32>, Duration) {
 fn a_signal_ends_the_closing_comparison_within_a_second_and_says_so() {
     let dir = tempfile::tempdir().expect("a directory");
     for (sent, status) in [(Signal::TERM, 143), (Signal::INT, 130)] {
-        // This is the longest period. A step of the twin that is this long takes time, too.
+        // This is the longest period. A step of the simulator that is this long takes time, too.
         let mut child = start(&dir, &["--duration", "1s", "--period", "30s"]);
         let mut out = BufReader::new(child.stdout.take().expect("piped"));
         let mut line = String::new();

@@ -8,7 +8,7 @@ use crate::common;
 use crate::common::{Agent, refused, run, text};
 use serde_json::Value;
 
-/// VMs on a small twin, one of them with control characters in its name.
+/// VMs on a small simulated host, one of them with control characters in its name.
 const SCENARIO: &str = "\
 name = \"three\"
 machine = \"r420\"
@@ -41,7 +41,7 @@ fn lines_of_json(output: &Output) -> Vec<Value> {
         .collect()
 }
 
-/// Records a history of two minutes on the twin, and returns its path.
+/// Records a history of two minutes on the simulated host, and returns its path.
 fn history(dir: &tempfile::TempDir) -> String {
     let path = |name: &str| dir.path().join(name).display().to_string();
     std::fs::write(path("three.toml"), SCENARIO).unwrap();

@@ -247,7 +247,7 @@ fn a_vm_that_fits_nowhere_gets_the_best_possible_place_with_its_price() {
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }
-    // No place has room for its memory.
+    // No place has room for the VM's memory.
     let output = agent.ask(&["place", "--vcpus", "1", "--memory", "4TiB"]);
     assert!(output.stdout.is_empty() && refused(&output).1.contains("short of memory"));
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// A running agent on the twin that answers HTTP; it is stopped when the value is dropped.
+/// A running agent on the simulated host that answers HTTP; it is stopped when the value is dropped.
 pub(crate) struct Site {
     child: Child,
     pub dir: tempfile::TempDir,

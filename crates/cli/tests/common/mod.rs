@@ -1,4 +1,4 @@
-//! Shared by tests of the commands: the program as a user runs it, and an agent on the twin.
+//! Shared by tests of the commands: the program as a user runs it, and an agent on the simulated host.
 
 #![allow(dead_code)] // each test file uses its part
 
@@ -105,7 +105,7 @@ workload = \"povray\"
 work_share = 1000.0
 ";
 
-/// A running agent on the twin; it is stopped when the value is dropped.
+/// A running agent on the simulated host; it is stopped when the value is dropped.
 pub(crate) struct Agent {
     pub child: Child,
     pub dir: tempfile::TempDir,

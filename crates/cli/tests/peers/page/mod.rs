@@ -342,7 +342,7 @@ fn everything_is_reached_and_done_without_a_mouse() {
                 "return document.querySelector('h1')?.textContent === 'VM batch'",
             )
             .await;
-        // Each other key opens its screen.
+        // The keys `d` and others open the screens that are named after them.
         browser.run("document.activeElement?.blur()").await;
         for (key, then) in [
             (
