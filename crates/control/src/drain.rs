@@ -54,9 +54,9 @@ pub struct DrainStatus {
 /// A VM on a node that is being drained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LeftBehind {
-    /// The VM's name.
+    /// Its name.
     pub name: String,
-    /// The VM's UUID.
+    /// UUID.
     pub id: VmId,
     /// The VM's memory on the node; `None` if the host does not know it.
     pub memory_bytes: Option<Bytes>,
