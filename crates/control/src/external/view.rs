@@ -152,7 +152,7 @@ pub struct ChosenDocument<'a> {
     pub memory_policy: Option<MemoryPolicy>,
     /// Memory bandwidth that it is declared to need.
     pub bandwidth_bytes_per_s: Option<BytesPerSec>,
-    /// The VM's permit, which is its budget of cache misses.
+    /// Its permit.
     pub permit: Option<Permit>,
     /// Memory below which the VM may not be held. Without a floor, none of its memory may be taken.
     pub memory_floor_bytes: Option<Bytes>,
