@@ -263,6 +263,12 @@ impl LeverState<Kvm> for OfVm {
         };
         let unread = |e: ReadError| failed(vm, LIFT, &e.to_string());
         let held = quotas.held_anywhere(vm.cpu_groups()).map_err(unread)?;
+        // A lease may end before the next sample shows that another program changed the quota since.
+        if held.is_empty() && !quotas.is_left_in(vm.in_force().map_err(unread)?) {
+            (self.quotas, self.asked) = (None, None);
+            context.clear::<Quotas>(vm);
+            return Ok(());
+        }
         let call = |e: CallError| failed(vm, LIFT, e.cause());
         context
             .manager

@@ -116,6 +116,24 @@ fn a_quota_that_somebody_else_changed_is_theirs() {
 }
 
 #[test]
+fn a_lease_that_ends_takes_no_quota_that_somebody_else_set_since_the_sample() {
+    for by_lease in [true, false] {
+        let tree = host_with_groups("max 100000");
+        let mut host = connect_with_quotas(&tree);
+        let lease_ns = if by_lease { Ns::from_millis(1) } else { LONG };
+        assert_eq!(commit(&mut host, hold(3, lease_ns)), Outcome::Done);
+        hold_groups(&tree, "2000 100000\n");
+        match by_lease {
+            true => drop(host.wait(Ns::from_millis(60))),
+            false => assert_eq!(host.lift_limits(), Vec::<String>::new()),
+        }
+        assert_eq!(cpu_max(&tree)[0], "2000 100000", "by its lease: {by_lease}");
+        let entries = journal::peek(&tree.root().join("state"));
+        assert_eq!(entries[&vm()].get::<Quotas>(), None, "nothing is left to undo");
+    }
+}
+
+#[test]
 fn a_quota_of_an_agent_that_died_is_lifted_by_the_guard_or_taken_over_for_a_while() {
     let tree = host_with_groups("max 100000");
     let mut first = connect_with_quotas(&tree);
