@@ -6,11 +6,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Subcommand;
 use homenode_evidence::report::HostFacts;
-use homenode_evidence::{Report, Topic, Trial};
+use homenode_evidence::{Report, Topic};
 use homenode_machine::Machine;
 use homenode_machine_files::file::read_text_file;
 use homenode_machine_files::sysfs;
-use homenode_units::{Bytes, Ns};
+use homenode_units::Bytes;
 
 use crate::bad_input;
 use crate::options::{AgentArgs, OutDir};
@@ -19,6 +19,7 @@ use self::beside::busy_vms;
 use self::files::{REPORT, read_report};
 use self::sections::{Part, Sections};
 use self::show::{ShowArgs, show};
+use self::tried::{Crossover, Tried};
 
 mod beside;
 mod files;
@@ -27,6 +28,7 @@ mod permits;
 mod sections;
 mod show;
 mod trial;
+mod tried;
 
 /// The end of the command's help.
 pub(crate) const HELP: &str =
@@ -35,7 +37,8 @@ shows them. What cannot be measured here is reported with its reason.
 
 In the crossover the agent acts on the VMs and only observes them in turn, in short blocks whose order a coin decides; speeds of
 neighbouring blocks are compared. While it observes, limits are lifted and homes released. Nothing else is changed or stored, and
-whatever ends this command, the VMs have their own modes again within a minute. The agent must be in mode `act` for them.
+whatever ends this command, the VMs have their own modes again within a minute. The agent must be in mode `act` for them. On a
+host without VMs the command starts some of its own, which end with it.
 
 DIR gets evidence.html (a page that needs nothing else), evidence.json, and to-share.tar.gz, which has both without what names
 your host and VMs. The same command with the same DIR continues a run that was interrupted.
@@ -116,22 +119,17 @@ pub(crate) fn run(args: &EvidenceArgs) -> anyhow::Result<()> {
     };
     let (machine, is_begun) = (sysfs::read_confined(Path::new("/"))?, before.is_some());
     let mut report = before.unwrap_or_else(|| Report::begun(VERSION, COMMIT, facts(&machine)));
-    let mut trial = match crossover {
-        Crossover::No => None,
-        Crossover::IfPossible | Crossover::Asked => trial_of(args, &topics, crossover, &report, directory)?,
-    };
-    let time = sections_time(args, trial.is_some());
+    let mut tried = Tried::of(args, &machine, &topics, crossover, &report, directory)?;
+    let time = sections_time(args, !matches!(tried, Tried::None));
     let sections = Sections::of(&topics, time, &report);
-    if sections.is_empty() && trial.as_ref().is_none_or(trial::Planned::is_complete) {
+    if sections.is_empty() && tried.is_complete(&report) {
         complain!(
             "homenode: {} is complete; choose another -o for another run",
             directory.join(REPORT).display()
         );
         return show(&report, args.agent.json());
     }
-    if let Some(trial) = &trial {
-        report.host.vms = trial.vms;
-    }
+    report.host.vms = tried.vms().unwrap_or(report.host.vms);
     if !sections.is_empty() {
         refuse_busy(args)?;
     }
@@ -142,25 +140,13 @@ pub(crate) fn run(args: &EvidenceArgs) -> anyhow::Result<()> {
         if !sections.is_empty() {
             sections.announce();
         }
-        trial.iter().for_each(trial::Planned::announce);
+        tried.announce();
     }
-    let measured = sections.run(args, &machine, &mut report, directory);
-    let measured = measured.and_then(|()| match &mut trial {
-        Some(trial) => trial.run(&mut report, directory),
-        None => Ok(()),
-    });
+    let measured = sections
+        .run(args, &machine, &mut report, directory)
+        .and_then(|()| tried.run(&mut report, directory));
     measured.context("finished sections and blocks are kept, and the same command continues")?;
     show(&report, args.agent.json())
-}
-
-/// Whether a run has a crossover.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Crossover {
-    No,
-    /// It has one if an agent acts here.
-    IfPossible,
-    /// The user asked for it.
-    Asked,
 }
 
 /// Returns what a run consists of.
@@ -177,28 +163,6 @@ fn parts(args: &EvidenceArgs) -> (Vec<Topic>, Crossover) {
                 false => Crossover::No,
             };
             (topics.collect(), crossover)
-        }
-    }
-}
-
-/// Plans the crossover. If the user did not ask for it and it is not possible, says why.
-fn trial_of<'a>(
-    args: &'a EvidenceArgs,
-    topics: &[Topic],
-    crossover: Crossover,
-    report: &Report,
-    directory: &Path,
-) -> anyhow::Result<Option<trial::Planned<'a>>> {
-    let minutes = args.minutes.map(|minutes| minutes as f64);
-    let share = if topics.is_empty() { 0.0 } else { SECTIONS_SHARE };
-    let length = minutes.map(|minutes| Ns((minutes * 60e9 * (1.0 - share)).round() as u64));
-    let before: Option<&Trial> = report.crossover.as_ref();
-    match trial::plan(args, length, before, directory) {
-        Ok(planned) => Ok(Some(planned)),
-        Err(error) if crossover == Crossover::Asked => Err(error),
-        Err(error) => {
-            complain!("homenode: without a crossover, the agent on and off: {error:#}");
-            Ok(None)
         }
     }
 }

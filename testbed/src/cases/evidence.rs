@@ -10,6 +10,7 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use crate::inside::Inside;
+use crate::inside::process::Ended;
 use crate::inside::wait::{Look, wait_until};
 
 /// All sections.
@@ -33,6 +34,7 @@ const GONE_WITHIN: Duration = Duration::from_secs(20);
 const WHOLE: Duration = Duration::from_secs(3000);
 /// How long the section with a permit may take, beside a model of counters.
 const PERMIT: Duration = Duration::from_secs(1500);
+const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 const CGROUPS: &str = "/sys/fs/cgroup";
 /// The agent's files about VMs without libvirt.
 const SETTINGS: &str = "/etc/homenode/vms";
@@ -84,8 +86,16 @@ pub(super) fn whole(inside: &mut Inside) -> anyhow::Result<()> {
         ensure!(settings() == before, "a VM's settings stayed: {:?}", settings());
     }
     inside.note(format!("killed after {KILLED_AFTER_S:?} seconds, nothing stayed"));
+    // The kernel balances from now on, so that the section about that is measured.
+    fs::write(BALANCING, "1").context(BALANCING)?;
     let mut whole = inside.start_homenode(&arguments)?;
-    let report = whole.wait_json("the report", WHOLE, |value| value["sections"].is_array())?;
+    let ended = whole.wait_end(WHOLE)?;
+    ensure!(
+        matches!(ended, Ended::Status(0)),
+        "the command ended with {ended:?}: {}",
+        whole.stderr_tail()
+    );
+    let report = report(&dir)?;
     let sections = report["sections"].as_array().cloned().unwrap_or_default();
     for topic in SECTIONS {
         let section = sections.iter().find(|section| section["topic"] == topic);
@@ -123,20 +133,24 @@ pub(super) fn permit(inside: &mut Inside) -> anyhow::Result<()> {
     ];
     let mut command = inside.start_homenode(&arguments)?;
     let mut throttled = String::new();
-    let report = wait_until("the report", PERMIT, || {
+    let ended = wait_until("the command to end", PERMIT, || {
         for group in groups_of_guests()? {
             let max = fs::read_to_string(group.join("cpu.max")).unwrap_or_default();
             if !max.is_empty() && !max.starts_with("max") {
                 throttled = format!("{}: {}", group.display(), max.trim());
             }
         }
-        let mut said = command.json().into_iter();
-        if let Some(report) = said.find(|value| value["sections"].is_array()) {
-            return Ok(Look::Done(report));
-        }
-        command.expect_running()?;
-        Ok(Look::NotYet(format!("throttled: {throttled:?}")))
+        Ok(match command.try_end()? {
+            Some(ended) => Look::Done(ended),
+            None => Look::NotYet(format!("throttled: {throttled:?}")),
+        })
     })?;
+    ensure!(
+        matches!(ended, Ended::Status(0)),
+        "the command ended with {ended:?}: {}",
+        command.stderr_tail()
+    );
+    let report = report(&dir)?;
     let section = &report["sections"][0];
     inside.note(said("kyoto", section)?);
     inside.note(format!("seen: {throttled}"));
@@ -155,6 +169,13 @@ pub(super) fn permit(inside: &mut Inside) -> anyhow::Result<()> {
     })?;
     ensure!(settings() == before, "a VM's settings stayed: {:?}", settings());
     Ok(())
+}
+
+/// Reads the report in the command's directory.
+fn report(dir: &Path) -> anyhow::Result<Value> {
+    let path = dir.join("evidence.json");
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    serde_json::from_str(&text).with_context(|| path.display().to_string())
 }
 
 /// Returns the host's topmost cgroups.

@@ -174,6 +174,21 @@ impl Program {
         kill_process(pid, signal).with_context(|| format!("cannot send a signal to {}", self.name))
     }
 
+    /// Returns how the program ended, if it has.
+    ///
+    /// # Errors
+    /// When its state cannot be read.
+    pub fn try_end(&mut self) -> anyhow::Result<Option<Ended>> {
+        let status = self
+            .child
+            .try_wait()
+            .context("cannot read the state of a program")?;
+        Ok(status.map(|status| match (status.code(), status.signal()) {
+            (Some(code), _) => Ended::Status(code),
+            (None, signal) => Ended::Signal(signal.unwrap_or(0)),
+        }))
+    }
+
     /// Waits until the program ends.
     ///
     /// # Errors
@@ -181,17 +196,10 @@ impl Program {
     pub fn wait_end(&mut self, limit: Duration) -> anyhow::Result<Ended> {
         let what = format!("{} to end", self.name);
         wait_until(&what, limit, || {
-            let Some(status) = self
-                .child
-                .try_wait()
-                .context("cannot read the state of a program")?
-            else {
-                return Ok(Look::NotYet("it runs".to_owned()));
-            };
-            Ok(Look::Done(match (status.code(), status.signal()) {
-                (Some(code), _) => Ended::Status(code),
-                (None, signal) => Ended::Signal(signal.unwrap_or(0)),
-            }))
+            Ok(match self.try_end()? {
+                Some(ended) => Look::Done(ended),
+                None => Look::NotYet("it runs".to_owned()),
+            })
         })
     }
 

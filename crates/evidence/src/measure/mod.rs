@@ -11,6 +11,7 @@ mod counters;
 mod guests;
 mod kyoto;
 mod machine;
+mod mix;
 mod moving;
 mod nearest;
 mod numad;
@@ -31,11 +32,14 @@ use homenode_units::{CpuId, NodeId};
 
 pub use afterwards::Afterwards;
 pub use kyoto::{Permits, THRASHER, THRASHER_UUID};
+pub use mix::Mix;
 
 use crate::section::{Outcome, Section, Topic};
 
 /// Repetitions of a measurement if time allows: the interval of nine leaves out the least and the greatest value.
 const REPETITIONS: usize = 9;
+/// Lines that a request of a server reads: some tens of microseconds of work.
+const LINES: usize = 2000;
 /// The share of the host's CPU time from which on others disturb a measurement.
 const DISTURBED: f64 = 0.05;
 
@@ -67,6 +71,17 @@ pub struct Why {
     /// What the system said.
     detail: Option<String>,
 }
+
+impl std::fmt::Display for Why {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.why)?;
+        self.detail
+            .as_ref()
+            .map_or(Ok(()), |detail| write!(f, ": {detail}"))
+    }
+}
+
+impl std::error::Error for Why {}
 
 impl Why {
     fn of(why: impl Into<String>) -> Why {

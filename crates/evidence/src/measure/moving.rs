@@ -14,7 +14,8 @@ use crate::section::{Bearing, Figure, Section, Topic, With};
 
 pub(super) const METHOD: &str = "The memory of an idle program, in base pages and in huge pages, moves between the two \
      nodes that are farthest apart: with the agent's page moves, which stop after each 16 MiB if a budget ends, and back \
-     with the kernel's call that moves a whole process. The pages that arrived are counted.";
+     with the kernel's call that moves a whole process. The pages that arrived are counted. Pages drift \
+     away only where Xen's drivers exchange them with a guest; KVM's copy.";
 
 /// Memory that moves.
 const BYTES: usize = 256 << 20;
@@ -105,7 +106,7 @@ fn on(worker: &Worker, node: NodeId) -> Result<Pages, Why> {
 
 /// Moves all of a process's pages with the kernel's own call.
 #[allow(unsafe_code)] // a system call without a wrapper
-fn migrate(pid: i32, from: NodeId, to: NodeId) -> Result<(), Why> {
+pub(super) fn migrate(pid: i32, from: NodeId, to: NodeId) -> Result<(), Why> {
     const WORDS: usize = 16;
     let mask = |node: NodeId| {
         let mut mask = [0 as libc::c_ulong; WORDS];

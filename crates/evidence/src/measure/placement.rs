@@ -79,13 +79,20 @@ fn section(speeds: &[Vec<f64>; 3], with: With) -> Section {
         Figure::of("at home, of scattered", "percent", &percent_of(scattered, home)),
         Figure::of("at home, of far", "percent", &percent_of(far, home)),
     ];
-    let gain = |at: usize| figures[at].median.unwrap_or(f64::NAN) - 100.0;
+    let than = |at: usize| {
+        let gain = figures[at].median.unwrap_or(f64::NAN) - 100.0;
+        format!(
+            "{:.0} percent {}",
+            gain.abs(),
+            if gain < 0.0 { "slower" } else { "faster" }
+        )
+    };
     let means = match with {
         With::EmulatedVms => "The VMs were emulated: every step ran, and the speeds mean nothing.".to_owned(),
         _ => format!(
-            "A VM at home is {:+.0} percent faster than scattered, and {:+.0} percent faster than with far memory.",
-            gain(3),
-            gain(4)
+            "A VM at home is {} than scattered, and {} than with far memory.",
+            than(3),
+            than(4)
         ),
     };
     let bearing = match (with, figures[3].low, figures[3].high) {

@@ -2,7 +2,7 @@
 
 use homenode_load::Kernel;
 
-use super::{Bench, REPETITIONS, Why, percent_of, spans};
+use super::{Bench, LINES, REPETITIONS, Why, percent_of, spans};
 use crate::section::{Bearing, Figure, Section, Topic, With};
 
 pub(super) const METHOD: &str = "A server, pinned to a CPU, answers requests that arrive by themselves at random moments, \
@@ -10,8 +10,6 @@ pub(super) const METHOD: &str = "A server, pinned to a CPU, answers requests tha
      request's time counts from its arrival. The server runs alone and beside a stream on another CPU of the same cache, in \
      turn.";
 
-/// Lines that a request reads: some tens of microseconds of work.
-const LINES: usize = 2000;
 /// The share of the time that the server is busy alone.
 const BUSY: f64 = 0.4;
 /// Least and most time of a repetition's half, in milliseconds.
