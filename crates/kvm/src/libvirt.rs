@@ -28,10 +28,13 @@ use crate::domain::{self, Domain as Description, NAMESPACE};
 use crate::manager::{CallError, Manager};
 use crate::mark;
 
+use quota::{First, in_force};
+
 #[cfg(test)]
 mod fake;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod loaded;
+mod quota;
 #[cfg(test)]
 pub(crate) use fake::FakeLibvirt;
 
@@ -289,6 +292,20 @@ impl Libvirt {
         self.set_element(vm, element.as_deref(), ("homenode", NAMESPACE), flags)
     }
 
+    /// Sets a quota in two calls, after a quota that may be in force now.
+    fn set_quota(&mut self, vm: VmId, now: Option<CpuQuota>, next: CpuQuota) -> Result<(), CallError> {
+        let run_us = i64::try_from(next.run_ns.0 / 1000).unwrap_or(QUOTA_MAX_US);
+        let (time, period) = ((None, Some(run_us)), (Some(next.period_ns.0 / 1000), None));
+        let calls = match First::of(now, next) {
+            First::Time => [time, period],
+            First::Period => [period, time],
+        };
+        for (period, time) in calls {
+            self.set_vcpu_bandwidth(vm, period, time)?;
+        }
+        Ok(())
+    }
+
     fn set_vcpu_bandwidth(
         &mut self,
         vm: VmId,
@@ -527,27 +544,19 @@ impl Manager for Libvirt {
         }
     }
 
-    fn hold(&mut self, vm: VmId, quota: CpuQuota, _groups: &[CpuGroup]) -> Result<(), CallError> {
-        // The quota is set before the period, so that in between the domain has less CPU time, not more: a cgroup above it may
-        // not allow more.
-        let run_us = i64::try_from(quota.run_ns.0 / 1000).unwrap_or(i64::MAX);
-        self.set_vcpu_bandwidth(vm, None, Some(run_us))?;
-        self.set_vcpu_bandwidth(vm, Some(quota.period_ns.0 / 1000), None)
+    fn hold(&mut self, vm: VmId, quota: CpuQuota, groups: &[CpuGroup]) -> Result<(), CallError> {
+        self.set_quota(vm, in_force(groups), quota)
     }
 
-    fn lift(&mut self, vm: VmId, before: Option<CpuQuota>, _held: &[CpuGroup]) -> Result<(), CallError> {
-        let period_us = before.map_or(PERIOD_DEFAULT, |quota| quota.period_ns).0 / 1000;
-        self.set_vcpu_bandwidth(vm, Some(period_us), None)?;
-        match before {
-            Some(quota) => {
-                let run_us = i64::try_from(quota.run_ns.0 / 1000).unwrap_or(QUOTA_MAX_US);
-                self.set_vcpu_bandwidth(vm, None, Some(run_us))
-            }
-            // Older libvirt writes -1 to cgroup v2, and the kernel refuses that. For `QUOTA_MAX_US`, libvirt writes `max`.
-            None => match self.set_vcpu_bandwidth(vm, None, Some(-1)) {
-                Err(CallError::Refused(_)) => self.set_vcpu_bandwidth(vm, None, Some(QUOTA_MAX_US)),
-                other => other,
-            },
+    fn lift(&mut self, vm: VmId, before: Option<CpuQuota>, held: &[CpuGroup]) -> Result<(), CallError> {
+        if let Some(before) = before {
+            return self.set_quota(vm, in_force(held), before);
+        }
+        self.set_vcpu_bandwidth(vm, Some(PERIOD_DEFAULT.0 / 1000), None)?;
+        // Older libvirt writes -1 to cgroup v2, and the kernel refuses that. For `QUOTA_MAX_US`, libvirt writes `max`.
+        match self.set_vcpu_bandwidth(vm, None, Some(-1)) {
+            Err(CallError::Refused(_)) => self.set_vcpu_bandwidth(vm, None, Some(QUOTA_MAX_US)),
+            other => other,
         }
     }
 
