@@ -159,7 +159,7 @@ fn whole_paragraphs(text: &str) -> String {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run the agent: watch and place VMs, bring their memory to them
+    /// Run the agent: place VMs, and bring their memory to them
     Run(RunArgs),
     /// Simulate a scenario and show the results
     #[command(after_help = "Examples:
