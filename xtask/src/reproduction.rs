@@ -243,9 +243,11 @@ fn values(claims: &[Value]) -> (Values, Values) {
     for claim in stated {
         let id = claim["id"].as_str().unwrap_or_default();
         for part in claim["parts"].as_array().into_iter().flatten() {
-            let (Some(name), Some(ours)) = (part["name"].as_str(), part["score"]["ours"].as_f64()) else {
+            let (Some(name), Some(score)) = (part["name"].as_str(), part["score"].as_object()) else {
                 continue;
             };
+            // JSON has no infinity. It comes out if a program that is compared with ours did not end.
+            let ours = score.get("ours").and_then(Value::as_f64).unwrap_or(f64::INFINITY);
             let counts = part["kind"] == "predicted" && part["trivial"] == false;
             let into = if counts { &mut counted } else { &mut beside };
             into.entry(id.to_owned())
