@@ -16,9 +16,9 @@
 //!    dependent if it is up to 4 KiB above a pointer in a line that missed: a word of 64 bits, or one of 32 bits, also times 8 as
 //!    in Java's compressed pointers.
 //! 3. A line that a stream prefetcher would have fetched (*foreseen*) starts when the prefetcher would have requested it. A
-//!   machine file states its `prefetcher`: which steps within a page make a stream, and how far ahead it requests. Without it,
-//!   Intel's L2 streamer: two steps of one or two lines, up to 20 lines (optimization manual, cited from memory). `amd48` has
-//!   AMD's: one step of one line, two lines ahead. 32 pages are tracked.
+//!    machine file states its `prefetcher`: which steps within a page make a stream, and how far ahead it requests. Without it,
+//!    Intel's L2 streamer: two steps of one or two lines, up to 20 lines (optimization manual, cited from memory). `amd48` has
+//!    AMD's: one step of one line, two lines ahead. 32 pages are tracked.
 //! 4. Only latencies take time; work between two misses takes none. The figure is misses over elapsed latencies.
 //!
 //! Misses to memory and hits in the LLC are two such models, and in each the other's accesses take no time. An LRU cache with one

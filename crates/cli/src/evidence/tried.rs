@@ -8,7 +8,7 @@ use homenode_api::Request;
 use homenode_api::answer::Overview;
 use homenode_control::Mode;
 use homenode_evidence::measure::Mix;
-use homenode_evidence::{Report, Topic};
+use homenode_evidence::{Report, Topic, Trial};
 use homenode_machine::Machine;
 use homenode_units::Ns;
 
@@ -87,7 +87,7 @@ impl<'a> Tried<'a> {
         match self {
             Tried::None => true,
             Tried::Here(planned) => planned.is_complete(),
-            Tried::Own(_) => report.crossover.as_ref().is_some_and(|trial| trial.is_complete()),
+            Tried::Own(_) => report.crossover.as_ref().is_some_and(Trial::is_complete),
         }
     }
 

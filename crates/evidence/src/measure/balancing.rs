@@ -127,8 +127,8 @@ impl Pair {
         })
     }
 
-    /// Has the memory of both on the first node, and runs them on a CPU of the node with this number (0 or 1), one after the other.
-    /// Returns the nanoseconds per line of each, the bound one first.
+    /// Has the memory of both on the first node, and runs them on a CPU of the node with this number (0 or 1), in
+    /// turn. Returns the nanoseconds per line of each, the bound one first.
     fn run(&mut self, number: usize, spans: Spans) -> Result<[f64; 2], Why> {
         let cpu: CpuSet = [self.cpus[number]].into_iter().collect();
         let [home, far] = self.nodes;

@@ -127,8 +127,8 @@ impl Guests {
         }
     }
 
-    /// Starts guests at the same time, and waits until their programs are ready. If KVM cannot run them, all guests from now on are
-    /// emulated.
+    /// Starts guests at the same time, and waits until their programs are ready. If KVM cannot run them, all guests from now on
+    /// are emulated.
     pub(super) fn start(&self, guests: &[Guest<'_>]) -> Result<Running, Why> {
         let started = self.try_to_start(guests);
         if started.is_ok() || !self.has_kvm.replace(false) {

@@ -15,8 +15,8 @@
 //! 1. If a chosen policy is not in force, it is set, unless there is an [`objection`], which is reported once. If the agent may
 //!    not follow the advisor any more (`changes`), the policy from before its first choice is restored.
 //! 2. The pages of a VM under round-4K with several home nodes are evened out: if a home node holds more than an even share by
-//!   over [`Config::spread_excess`], the excess moves to home nodes that hold less. The simulator deals pages out evenly from the
-//!   beginning. Linux places them by first touch, and the agent moves them afterwards.
+//!    over [`Config::spread_excess`], the excess moves to home nodes that hold less. The simulator deals pages out evenly from
+//!    the beginning. Linux places them by first touch, and the agent moves them afterwards.
 //! 3. Under [`carrefour`] single pages follow their users. If the policy is round-4K, pages are first evened out, once; after
 //!    that only Carrefour moves them.
 //!

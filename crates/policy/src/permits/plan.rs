@@ -21,7 +21,7 @@
 //! 3. In a slice in which the VM runs throughout, each vCPU may use the target over what the burst causes in a slice. If that is
 //!    a whole CPU, this needs no limit. If the VM keeps its permit on average, no vCPU gets less than its demand for this.
 //! 4. Limit a VM that exceeds its permit, or has a burst, to the lower of these shares, but never below [`Config::share_min`].
-//!   The quota is over a tick of 10 ms, or over a slice if the kernel's shortest quota is too long for a tick.
+//!    The quota is over a tick of 10 ms, or over a slice if the kernel's shortest quota is too long for a tick.
 //! 5. Lift the quota once the VM needs none, with a tenth to spare ([`Config::spare`]). A burst is forgotten after
 //!    [`Config::calm_cycles`] periods in which the VM ran. Leave the share as it is if it would change by less than a twentieth
 //!    ([`Config::change_min`]).
