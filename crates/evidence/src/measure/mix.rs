@@ -32,8 +32,8 @@ pub struct Mix {
 
 impl Mix {
     /// Starts four VMs for each node: one that streams, one that follows pointers, one whose data fit into the cache, and a
-    /// server of requests. Their vCPUs number half of the CPUs or fewer, and they run wherever the kernel or the agent puts them. They
-    /// work for this long.
+    /// server of requests. Their vCPUs number half of the CPUs or fewer, and they run wherever the kernel or the agent puts
+    /// them. They work for this long.
     ///
     /// # Errors
     /// Without KVM; QEMU or a kernel is missing; a VM does not start.
