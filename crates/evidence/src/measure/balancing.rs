@@ -117,7 +117,7 @@ impl Pair {
             guest("homenode-evidence-bound", Memory::Bound(NodeSet::one(nodes[0]))),
             guest("homenode-evidence-free", Memory::Anywhere),
         ];
-        let Running { workers, .. } = guests.start(&both)?;
+        let Running { workers, .. } = guests.start_on_kvm(&both)?;
         let [bound, free] = <[Worker; 2]>::try_from(workers).map_err(|_| Why::of("a VM is missing"))?;
         Ok(Pair {
             bound,
@@ -166,15 +166,11 @@ fn compared(bench: &mut Bench<'_>) -> Result<(With, Vec<Figure>), Why> {
     let cpus = [bench.first_cpu(nodes[0])?, bench.first_cpu(nodes[1])?];
     (bench.told)("two VMs boot", 0.1);
     let vms = Guests::find(&bench.program, bench.kernel.as_deref())
-        .ok()
-        .and_then(|guests| {
-            let pair = Pair::of_vms(&guests, nodes, cpus).ok()?;
-            // Emulated VMs say less than programs.
-            (guests.with() == With::OwnVms).then_some(pair)
-        });
+        .and_then(|guests| Pair::of_vms(&guests, nodes, cpus));
     let (with, mut pair) = match vms {
-        Some(pair) => (With::OwnVms, pair),
-        None => (With::Processes, Pair::of_programs(bench, nodes, cpus)?),
+        Ok(pair) => (With::OwnVms, pair),
+        // Programs say less, but emulated VMs nothing.
+        Err(_) => (With::Processes, Pair::of_programs(bench, nodes, cpus)?),
     };
     let measure_ms = (bench.budget.as_millis() / (4 * REPETITIONS as u128)) as u64;
     let spans = Spans {

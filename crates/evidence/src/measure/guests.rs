@@ -137,6 +137,15 @@ impl Guests {
         self.try_to_start(guests)
     }
 
+    /// Like [`Guests::start`], but emulates none: for what only guests under KVM can show.
+    pub(super) fn start_on_kvm(&self, guests: &[Guest<'_>]) -> Result<Running, Why> {
+        if !self.has_kvm.get() {
+            return Err(Why::of("there is no KVM here"));
+        }
+        self.try_to_start(guests)
+            .map_err(|why| Why::said("KVM cannot run guests here")(&why))
+    }
+
     fn try_to_start(&self, guests: &[Guest<'_>]) -> Result<Running, Why> {
         let patience = match self.has_kvm.get() {
             true => PATIENCE.0,

@@ -10,7 +10,6 @@ use homenode_units::CpuSet;
 
 use super::guests::{Guest, Guests, Memory, Running};
 use super::{LINES, Why};
-use crate::section::With;
 
 /// Names of the VMs begin with this; then follow what they do and a number.
 const NAME: &str = "homenode-evidence-";
@@ -61,12 +60,7 @@ impl Mix {
                 memory: Memory::Anywhere,
             })
             .collect();
-        let mut running = guests.start(&all)?;
-        if guests.with() != With::OwnVms {
-            return Err(Why::of(
-                "KVM cannot run guests here, and emulated ones say nothing",
-            ));
-        }
+        let mut running = guests.start_on_kvm(&all)?;
         let spans = Spans {
             warm: 0,
             measure: u64::try_from(works.as_millis()).unwrap_or(u64::MAX),

@@ -148,9 +148,6 @@ fn tracked(
 /// Tracks a VM under KVM, whose page tables are its own.
 fn of_vm(bench: &Bench<'_>, cpu: CpuId, window: Duration) -> Result<Figure, Why> {
     let guests = Guests::find(&bench.program, bench.kernel.as_deref())?;
-    if guests.with() != With::OwnVms {
-        return Err(Why::of("there is no KVM here"));
-    }
     let cpus: CpuSet = [cpu].into_iter().collect();
     let guest = Guest {
         name: "homenode-evidence-tracked",
@@ -160,14 +157,11 @@ fn of_vm(bench: &Bench<'_>, cpu: CpuId, window: Duration) -> Result<Figure, Why>
         cpus: &cpus,
         memory: Memory::Anywhere,
     };
-    let mut running = guests.start(std::slice::from_ref(&guest))?;
+    let mut running = guests.start_on_kvm(std::slice::from_ref(&guest))?;
     let worker = running
         .workers
         .first_mut()
         .ok_or_else(|| Why::of("no VM started"))?;
-    if guests.with() != With::OwnVms {
-        return Err(Why::of("KVM cannot run guests here"));
-    }
     let ranges = guest_ram(Path::new("/"), worker.pid(), &[guest.bytes()]);
     let ranges = ranges.map_err(|error| Why::said("the VM's memory cannot be found")(&error))?;
     let target = Target {

@@ -267,7 +267,7 @@ impl LeverState<Kvm> for OfVm {
                         steps.note(&what, done);
                     }
                 }
-                Err(cause) => steps.unknown("the pins of its emulator and I/O threads", cause),
+                Err(error) => steps.unknown("the pins of its emulator and I/O threads", error.to_string()),
             }
         }
         if let Some(nodes) = nodes_before(after.before, self.nodes.clone()) {
@@ -285,15 +285,19 @@ impl OfVm {
         after: &mut After<'_>,
         vm: VmId,
         reach: &Reach,
-    ) -> Result<BTreeMap<Helper, Option<CpuSet>>, String> {
+    ) -> Result<BTreeMap<Helper, Option<CpuSet>>, UndoError> {
         let Some(ours) = &self.helpers else {
             return Ok(BTreeMap::new());
         };
         let threads = match after.manager.shows_affinities() {
-            true => after.manager.threads(after.run).map_err(|e| e.to_string())?,
+            true => {
+                let threads = after.manager.threads(after.run);
+                threads.map_err(|e| UndoError::Call(e.to_string()))?
+            }
             false => Vec::new(),
         };
-        let described = after.manager.describe(vm).map_err(|e| e.cause().to_owned())?;
+        let described = after.manager.describe(vm);
+        let described = described.map_err(|e| UndoError::Call(e.cause().to_owned()))?;
         Ok(ours.of_others(after.manager, &described, (&threads, reach)))
     }
 }
